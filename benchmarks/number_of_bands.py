@@ -11,6 +11,7 @@ import sys
 
 from absl import flags
 
+from mf_aggregators import caches
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line
 from mf_aggregators.planning import band_choice
@@ -51,7 +52,7 @@ def main(values: flags.FlagValues) -> None:
                 num_rounds=rounds,
                 population=rounds * _CLIENTS_PER_ROUND // epochs,
                 clients_per_round=_CLIENTS_PER_ROUND,
-                cache_directory=factorization_cache.default_directory(),
+                cache_directory=caches.find(factorization_cache.FOLDER),
             )
             ranked = sorted(choices, key=lambda choice: choice.effective_rmse)
             second = ranked[1] if len(ranked) > 1 else None

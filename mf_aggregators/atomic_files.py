@@ -1,4 +1,8 @@
-"""Files that are written whole or not at all, and take a name only once they are on disk."""
+"""Files that are written whole or not at all, and take a name only once they are on disk.
+
+What stood under the name is replaced. Functions that write raise an OSError if they cannot, and
+leave it as it was.
+"""
 
 import contextlib
 import glob
@@ -11,91 +15,53 @@ from typing import IO
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives an empty file beside another one, whose place it takes once it is complete and on disk.
+    """Gives an empty file beside another one, whose name it takes after the block.
 
     Args:
-      path: The file; what stands there is replaced.
+      path: The other file. It stays as it was if the block raises.
 
     Yields:
-      The path of the empty file, for programs that open files themselves: it has to stay the same
-      file. If the block raises, the file at ``path`` stays as it was.
-
-    Raises:
-      OSError: If the file cannot be written.
+      The path of the empty file, for programs that open files themselves. It has to stay the same
+      file.
     """
     with _replacing(pathlib.Path(path)) as (partial, _):
         yield partial
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Opens a binary file that takes its name only once it is complete and on disk.
+def writing(path: str | os.PathLike[str], *, waits_for_disk: bool = True) -> Iterator[IO[bytes]]:
+    """Opens a binary file that takes its name after the block.
 
     Args:
-      path: The file; what stands there is replaced.
+      path: The name. What stands there stays as it was if the block raises.
+      waits_for_disk: Whether it takes its name only once it is on disk. False is for what is
+        checked before it is used and can be made again: a crash of the machine may damage it.
 
     Yields:
-      A file to write to. If the block raises, the file at ``path`` stays as it was.
-
-    Raises:
-      OSError: If the file cannot be written.
+      The file to write to.
     """
     with (
-        _replacing(pathlib.Path(path)) as (_, descriptor),
+        _replacing(pathlib.Path(path), waits_for_disk) as (_, descriptor),
         os.fdopen(descriptor, "wb", closefd=False) as file,
     ):
         yield file
 
 
-def write_bytes(path: str | os.PathLike[str], contents: bytes | memoryview) -> None:
-    """Writes a file, whole or not at all.
-
-    Args:
-      path: The file; what stands there is replaced.
-      contents: Its contents.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
-    with writing(path) as file:
-        file.write(contents)
-
-
-def write_cached_bytes(path: str | os.PathLike[str], contents: bytes | memoryview) -> None:
-    """Writes a file that takes its name once it is complete, and does not wait for the disk.
-
-    After a crash of the machine it may be damaged: for what is checked before it is used and can
-    be made again.
-
-    Args:
-      path: The file; what stands there is replaced.
-      contents: Its contents.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
-    with (
-        _replacing(pathlib.Path(path), waits_for_disk=False) as (_, descriptor),
-        os.fdopen(descriptor, "wb", closefd=False) as file,
-    ):
+def write_bytes(
+    path: str | os.PathLike[str], contents: bytes | memoryview, *, waits_for_disk: bool = True
+) -> None:
+    """Writes a file; see :func:`writing`."""
+    with writing(path, waits_for_disk=waits_for_disk) as file:
         file.write(contents)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a UTF-8 text file, whole or not at all.
-
-    Args:
-      path: The file; what stands there is replaced.
-      text: Its contents.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
+    """Writes a text file in UTF-8."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
-    """Removes what processes that were killed in :func:`writing` have left of a file.
+    """Removes what killed processes left of a file that they were writing.
 
     Args:
       path: The file; it stays itself. No other process may be writing it.
@@ -151,8 +117,7 @@ def _replacing(
         try:
             yield partial, descriptor
             os.fchmod(descriptor, usual_mode(0o666))
-            # By a descriptor that was open all the time: it is told of everything that the disk
-            # has refused.
+            # A descriptor that was open all the time reports every write that the disk refused.
             if waits_for_disk:
                 os.fsync(descriptor)
         finally:

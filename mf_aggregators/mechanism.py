@@ -20,8 +20,10 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
 from mf_aggregators.participation import (
     Participation,
     Sampler,
@@ -30,19 +32,18 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.privacy import (
-    amplification_conditions,
     client_names,
-    extensions,
     guarantees,
     ledgers,
 )
-from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.workloads import Workload
 
 _FORMAT_VERSION = 1
+# Relative tolerance for the stated noise multiplier of an extended run.
+_TOLERANCE = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,15 +176,25 @@ class Mechanism:
         """
         if self.extends is None:
             return
-        found = extensions.noise_multiplier(
-            self.factorization,
-            self.schema,
-            _first_plan(self.extends.horizons),
-            num_parameters=num_parameters,
-            largest_cohort=largest_cohort,
-            storage=storage,
+        self._check_stated(
+            _extended_noise_multiplier(
+                self.extends,
+                self.factorization,
+                self.schema,
+                num_parameters=num_parameters,
+                largest_cohort=largest_cohort,
+                storage=storage,
+            )
         )
-        extensions.check_stated(self.noise_multiplier, found)
+
+    def _check_stated(self, found: float) -> None:
+        """Raises ValueError if it is stated to have more noise than was found."""
+        if self.noise_multiplier > found * (1.0 + _TOLERANCE):
+            raise ValueError(
+                f"the whole run is stated to have the noise multiplier {self.noise_multiplier!r}, "
+                f"and its noise, which stays what it was, has {found!r} for the rounds and "
+                "participations of the whole: state that one, or less."
+            )
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
         """Returns what holds of a run that keeps to the participation.
@@ -298,10 +309,10 @@ class Mechanism:
             raise ValueError(
                 f"the factorization is for {factorization.num_rounds} rounds, not {num_rounds}."
             )
-        multiplier = extensions.noise_multiplier(
+        multiplier = _extended_noise_multiplier(
+            self,
             factorization,
             schema,
-            _first_plan(self.horizons),
             num_parameters=num_parameters,
             largest_cohort=largest_cohort,
             storage=NoiseStorage(storage),
@@ -613,8 +624,8 @@ def calibrate(
             multiplier = scheme.calibrated(
                 validation.positive_number(epsilon, "epsilon"),
                 delta,
-                amplification_conditions.columns_of(factorization, scheme),
-                certification or amplification_conditions.default_certification(),
+                guarantees.columns_of(factorization, scheme),
+                certification or guarantees.default_certification(),
                 DEFAULT_NUM_COORDINATES,
             )
     return dataclasses.replace(unknown, noise_multiplier=multiplier)
@@ -663,7 +674,7 @@ def _check_scheme(factorization: Factorization, scheme: SamplingScheme) -> None:
             f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
             f"{factorization.num_rounds}."
         )
-    amplification_conditions.check_bands(factorization, scheme)
+    guarantees.check_bands(factorization, scheme)
 
 
 def _check_extends(mechanism: Mechanism) -> None:
@@ -681,14 +692,53 @@ def _check_extends(mechanism: Mechanism) -> None:
         raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
     if not before.factorization.has_same_matrix(factorization.of_plan(before.num_rounds)):
         raise ValueError("the factorization does not extend that of the horizon before.")
-    found = extensions.noise_multiplier(factorization, mechanism.schema, _first_plan(horizons))
-    extensions.check_stated(mechanism.noise_multiplier, found)
+    mechanism._check_stated(_extended_noise_multiplier(before, factorization, mechanism.schema))
 
 
-def _first_plan(horizons: tuple[Mechanism, ...]) -> FirstPlan:
-    """What a run that is extended began with, and the schemas of its horizons since."""
-    first, *later = horizons
-    return FirstPlan(first.schema, first.noise_multiplier, tuple(each.schema for each in later))
+def _extended_noise_multiplier(
+    before: Mechanism,
+    factorization: Factorization,
+    schema: Participation,
+    *,
+    num_parameters: int | None = None,
+    largest_cohort: int | None = None,
+    storage: NoiseStorage = NoiseStorage.AUTO,
+) -> float:
+    """The noise multiplier of a whole run that goes on after its last round.
+
+    The leading part of its strategy matrix C' is the C that the run began with. So whoever released
+    the rows of C^-1 Z, and goes on with those of C'^-1 Z for the same Z, has run the mechanism of
+    C' from its first round on, and the standard deviation of Z stays what it was: sigma s, with
+    sigma the noise multiplier of the first horizon and s its sensitivity. The whole has sigma s /
+    s', with s' the sensitivity of C' under a schema that allows what every horizon before allowed
+    (``participation.check_extended``), less what the roundings of more rounds take. It is the
+    guarantee of all rounds, also where what was released had a part in the decision to go on:
+    docs/privacy-proofs.md says why.
+    """
+    earlier = {each.num_rounds: each.schema for each in before.horizons}
+    participations.check_extended(earlier, schema)
+    first = before.horizons[0]
+    multiplier = first.noise_multiplier
+    if multiplier == 0.0:
+        return 0.0
+    sensitivity = first.factorization.sensitivity(first.schema).value
+    if num_parameters is not None:
+        began_with = first.noise_recursion()
+        whole = factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        if storage is NoiseStorage.AUTO:
+            # As it was chosen for the first horizon.
+            storage = costs.choose(began_with, num_parameters).storage
+        blocks = Blocks.of(whole, factorization.plans) if storage is NoiseStorage.DISK else None
+        rounding = Rounding.of(IntegerRows.continuing(began_with, whole), blocks)
+        cohort = DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort
+        drawn = rounding.enlarged(
+            multiplier, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=cohort
+        )
+        covered = rounding.covered(
+            drawn, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=cohort
+        )
+        multiplier = min(multiplier, covered)
+    return multiplier * (sensitivity / factorization.sensitivity(schema).value)
 
 
 def _observed_draws(

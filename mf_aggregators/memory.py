@@ -1,7 +1,7 @@
-"""Memory: what is available, and what is refused before it is asked for.
+"""How much memory is available, and checks before a lot of it is allocated.
 
-A request that is too large for the machine would otherwise end in the kernel's killing this
-process or another one, because allocated memory counts only once it is used.
+Memory counts only once it is used. So without these checks, what is too large for the machine ends
+in the kernel's killing this process or another one.
 """
 
 import contextlib
@@ -21,20 +21,19 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 _STATUS = pathlib.Path("/proc/self/status")
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _KILOBYTE = 1024
-# Asking the system takes longer than allocating this.
+# So little is not worth asking the system for.
 _ALWAYS_THERE = 1 << 26
 
 
 class InsufficientMemoryError(Error, MemoryError):
-    """What is asked for needs more memory than there is; the message says how much."""
+    """More memory is needed than there is; the message says how much."""
 
 
 def available_bytes() -> float:
-    """Returns how much memory this process can still use, as far as the system says so.
+    """Returns how much memory this process can still use; infinity where that is unknown.
 
-    The least of what the machine has available, what the control group of a container leaves,
-    and what the limits of the process (``ulimit -v`` and ``ulimit -d``) leave; infinity where
-    nothing is known.
+    It is the least of what the machine has available, what the control group of a container leaves,
+    and what the limits of the process (``ulimit -v`` and ``ulimit -d``) leave.
     """
     found = [_of_machine(), _of_control_group()]
     if resource is not None:
@@ -83,10 +82,10 @@ def check_rounds(num_rounds: int, bytes_per_round: float, what: str) -> None:
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Makes what allocates more than is available fail by MemoryError, as a context.
+    """A context in which allocating more than is available raises MemoryError.
 
-    Without it, the kernel grants such memory and kills a process when it is used. Not for code
-    that starts other programs: they inherit the limit.
+    Without it, the kernel grants such memory and kills a process when it is used. Programs that are
+    started in it inherit the limit.
     """
     available = available_bytes()
     if resource is None or not math.isfinite(available):

@@ -234,7 +234,7 @@ class Workspace:
 
         Returns:
           The factorization. One that is damaged in the cache is computed again, with a
-          ``FactorizationCacheWarning``.
+          ``caches.CacheWarning``.
         """
         return factorization_cache.fetch(self.cache_directory, description, compute)
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from mf_aggregators import validation
+from mf_aggregators import caches, validation
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
@@ -157,7 +157,7 @@ def main(values: flags.FlagValues) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     workspace = Workspace(
         output_paths.cache_directory(
-            values.cache_dir, factorization_cache.default_directory(), _say
+            values.cache_dir, caches.find(factorization_cache.FOLDER), _say
         ),
         show_progress=True,
         training=TrainingPlace(
@@ -171,7 +171,7 @@ def main(values: flags.FlagValues) -> None:
     )
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("always", factorization_cache.FactorizationCacheWarning)
+        warnings.simplefilter("always", caches.CacheWarning)
         warnings.showwarning = _show_warning
         for place, experiment in enumerate(chosen, start=1):
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mf_aggregators import atomic_files, user_cache, validation
+from mf_aggregators import atomic_files, caches, validation
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
 
@@ -162,7 +162,7 @@ def default_cache_dir() -> pathlib.Path:
     Raises:
         OSError: There is no home directory.
     """
-    return user_cache.directory()
+    return caches.directory()
 
 
 def load(
@@ -188,7 +188,7 @@ def load(
             training clients. The message is one line that says what to do.
         OSError: There is neither a home directory nor a `cache_dir` to keep a data set in.
     """
-    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else user_cache.find()
+    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else caches.find()
     if dataset == DOCSTRINGS:
         directory = directory or default_cache_dir()
         path = _docstrings_file(directory, show_progress)

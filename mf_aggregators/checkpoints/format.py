@@ -1,9 +1,9 @@
 """Factorizations on disk.
 
 A checkpoint is a directory of two files: ``factorization.json`` says what it is and
-``arrays.npz`` holds what its structure needs. It is written whole or not at all, and
-read with suspicion: a file that is missing, truncated, altered or of a newer format is
-refused, and the sensitivity that it states is recomputed from the matrix.
+``arrays.npz`` holds what its structure needs. It is written whole or not at all. A file that is
+missing, truncated, altered or of a newer format is refused, and the sensitivity that it states is
+recomputed from the matrix.
 
 Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written.
 """
@@ -21,26 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, catalogue, validation, version, workloads
+from mf_aggregators import atomic_files, caches, catalogue, validation, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.errors import Error
-from mf_aggregators.factorizations import (
-    Factorization,
-)
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
 
-# The newest format that can be read, and the one that is written.
+# The format that is written, and the newest that can be read.
 FORMAT_VERSION = 1
-# What a checkpoint says of itself, in its directory.
+# The file that describes a checkpoint, in its directory.
 DESCRIPTION_FILE = "factorization.json"
-# What the mechanism needs of its matrix, in the same directory.
+# The file with the arrays of its matrix.
 ARRAYS_FILE = "arrays.npz"
-# What a mechanism says of itself beside its factorization (``mf_aggregators.mechanism``).
+# The file that describes a ``Mechanism``, beside its factorization.
 MECHANISM_FILE = "mechanism.json"
 
-# How far a recomputed sensitivity may be from the stated one: other BLAS, other sums.
+# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums.
 _SENSITIVITY_TOLERANCE = 1e-9
 
 
@@ -216,8 +214,8 @@ def load_with_description(
             f"{description_path} states a sensitivity of {stated_sensitivity}, and the matrix "
             f"has {sensitivity}: the checkpoint was altered or written by a faulty program."
         )
-    # Last, because what is wrong with a field says more than that something is. Checkpoints
-    # of the first release have no hash of their description.
+    # Last, because an error of a field says more. Checkpoints of the first release have no hash of
+    # their description.
     stated_hash = description.get("description_sha256")
     if stated_hash is not None and stated_hash != _hash_of(description):
         raise CheckpointError(
@@ -227,7 +225,7 @@ def load_with_description(
 
 
 def _is_published(path: pathlib.Path) -> bool:
-    # A checkpoint of ours says more, wherever it lies.
+    # Where both are, a checkpoint of this library says more.
     return not (path / DESCRIPTION_FILE).exists() and published_matrices.is_published(path)
 
 
@@ -308,12 +306,13 @@ def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, FloatArray]:
 
 def _hash_of(description: Mapping[str, Any]) -> str:
     """SHA-256 of everything in a description but the hash itself."""
-    rest = {name: value for name, value in description.items() if name != "description_sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return caches.digest(
+        {name: value for name, value in description.items() if name != "description_sha256"}
+    )
 
 
 def _is_replaceable(target: pathlib.Path) -> bool:
-    """A checkpoint, whole or damaged, or an empty directory."""
+    """Returns whether it is a checkpoint, whole or damaged, or an empty directory."""
     if not target.is_dir():
         return False
     files = {DESCRIPTION_FILE, ARRAYS_FILE, MECHANISM_FILE}
@@ -324,8 +323,8 @@ def _move_into_place(staging: pathlib.Path, target: pathlib.Path) -> None:
     if not target.exists():
         staging.rename(target)
         return
-    # A directory cannot be replaced in one step: the old one steps aside first, and
-    # comes back if the new one cannot take its place.
+    # A directory cannot be replaced in one step: the old one is moved aside first, and back if the
+    # new one cannot take its place.
     aside = staging.with_suffix(".replaced")
     target.rename(aside)
     try:

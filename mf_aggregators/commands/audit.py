@@ -19,9 +19,7 @@ from absl import flags
 from mf_aggregators import audit, catalogue, checkpoints, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.catalogue import (
-    Request,
-)
+from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
@@ -32,14 +30,14 @@ from mf_aggregators.printed_guarantees import pair, rounded_up
 
 VIOLATED = command_line.REFUTED
 
-# At this noise multiplier errors are rare enough to tell much and frequent enough to count.
+# With this noise, wrong guesses are rare enough to tell much and frequent enough to count.
 _NOISE_MULTIPLIER = 1.0 / 3.0
 _NUM_ROUNDS = 8
 _CLIP_NORM = 1.0
 _CLIENTS_PER_ROUND = 100
 # Bits then have 83 % of the squared mu: little enough noise that they show.
 _COUNT_STDDEV_OVER_MULTIPLIER = 0.55
-# Below this share of the claim, an audit proves little.
+# An audit that reaches a smaller share of the claimed epsilon proves little.
 _SHARE_THAT_TELLS = 0.7
 
 
@@ -113,7 +111,7 @@ def main(values: flags.FlagValues) -> int:
     standing: float | AdaptiveClip = claim.clip_norm
     if values.adaptive_clip:
         moving = AdaptiveClip(claim.clip_norm, update_period=1)
-        # The attack on bits of numbers has sums that a clip norm which moves would change.
+        # A clip norm that moves would change the sums whose bits are attacked.
         standing = AdaptiveClip(claim.clip_norm, learning_rate=0.0)
     rate = values.false_alarm_rate / (3.0 if values.adaptive_clip else 2.0)
     result = audit.audit(
@@ -216,7 +214,7 @@ def _verdict(
             f"said to be violated with probability {rounded_up(false_alarm_rate, '.6g')} at most)."
         )
     if result.exceeded:
-        # In full: what is rounded up might not be exceeded.
+        # In full, because the lower bound might not exceed what is rounded up.
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         return (
             f"VIOLATED: an observer learns more than {claim} of noise multiplier "
@@ -234,7 +232,7 @@ def _verdict(
 
 
 def _import_tff() -> None:
-    """Imports TensorFlow Federated, with its worker's end arranged for."""
+    """Imports TensorFlow Federated, whose worker then ends with this process."""
     from mf_aggregators.tff import processes
 
     processes.prepare_environment()

@@ -1,9 +1,9 @@
 """What all commands share: flags, exit statuses and output.
 
-A command exits with 0 when it is done, and with 2, after one line on standard error,
-for flags or input that it cannot work with, or for which memory does not suffice. A fault of
-the program itself is one line as well, and exit status 70. With ``--format=json`` it prints
-one JSON object on standard output and nothing else there.
+A command exits with 0 when it is done, and with 2, after one line on standard error, for flags or
+input that it cannot work with or has too little memory for. A fault of the program itself is one
+line as well, and exit status 70. With ``--format=json`` it prints one JSON object on standard
+output and nothing else there.
 """
 
 import contextlib
@@ -25,18 +25,16 @@ from mf_aggregators.errors import Error
 from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
-# The exit status of a command that is done.
+# Exit statuses. A claim is refuted by an attack, or by the ledger of a run.
 DONE = 0
-# That of a claim that was found not to hold: by an attack, or by the ledger of a run.
 REFUTED = 1
-# That of flags or input that it cannot work with.
 BAD_INPUT = 2
-# EX_SOFTWARE of sysexits.h. Python's own status 1 would be that of a violated claim in mf-audit.
+# EX_SOFTWARE of sysexits.h: Python's own status 1 would mean a refuted claim.
 INTERNAL_ERROR = 70
-# That of a command that Ctrl-C ended, as shells have it.
+# As shells have it after Ctrl-C.
 INTERRUPTED = 130
 
-# What a message about too little memory ends with.
+# The end of a message about too little memory.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
 # Names that no mechanism's option may have.
@@ -52,9 +50,7 @@ FLAGS_OF_ALL_COMMANDS = (
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 
-_DESCRIPTORS = (0, 1, 2)
-
-# Words of the names of numbers that a guarantee consists of or rests on.
+# A number with one of these words in its name is a part of a guarantee, or one rests on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
 
 
@@ -84,7 +80,7 @@ def run(
     argv = list(sys.argv if argv is None else argv)
     program = argv[0].rsplit("/", 1)[-1] if argv else "command"
     if os.path.expanduser("~") == "~":
-        # Without a home directory, Keras would make a folder of that name here.
+        # Without a home directory, Keras would make a folder named "~" here.
         os.environ.setdefault("KERAS_HOME", os.devnull)
     with _usable_streams():
         return _run(program, description, define_flags, main, argv)
@@ -125,7 +121,8 @@ def _run(
     except ImportError as error:
         return _refuse(program, _missing(error))
     except MemoryError as error:
-        return _refuse(program, f"there is too little memory. {_memory_message(error)}")
+        # NumPy's message says how much was tried, and Python's own is empty.
+        return _refuse(program, f"there is too little memory. {str(error) or OUT_OF_MEMORY}")
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, TypeError) and not _is_ours(error):
             return _say_internal_error(program, error)
@@ -160,7 +157,12 @@ def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str)
       text: What a person reads.
     """
     if values.format == "json":
-        text = json.dumps({name: _json_able(value) for name, value in fields.items()})
+        text = json.dumps(
+            {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in fields.items()
+            }
+        )
     _print_text(text)
 
 
@@ -188,7 +190,7 @@ def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> N
 
 
 def _missing(error: ImportError) -> str:
-    """What a message says of a package that is not there."""
+    """The message about a package that is not installed."""
     advice, said = installation.advice((error.name or "").partition(".")[0]), str(error)
     return said if advice in said else f"{said}. {advice}"
 
@@ -203,9 +205,8 @@ def _is_installed(package: str) -> bool:
 def table(rows: Sequence[tuple[str, Any]]) -> str:
     """Returns aligned lines of names and values, floats to six digits.
 
-    The numbers of a guarantee, told by their names, are rounded so that none is better than it
-    is: bounds from below are rounded down, and a noise multiplier, which the others follow from,
-    is printed in full.
+    No number of a guarantee, told by its name, is printed better than it is: lower bounds are
+    rounded down, the others up, and a noise multiplier, which they follow from, is in full.
     """
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {readable(name, value)}" for name, value in rows)
@@ -233,7 +234,7 @@ def readable(name: str, value: Any) -> str:
 
 
 def _check_required(program: str, values: flags.FlagValues) -> None:
-    """Names all flags that are missing at once, and how the command is called."""
+    """Raises CommandError with all required flags that are missing, and the usage."""
     missing = [
         " or ".join(f"--{name}" for name in alternatives)
         for alternatives in flag_groups.required(values)
@@ -247,21 +248,10 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
         )
 
 
-def _json_able(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value
-
-
 def _refuse(program: str, message: str) -> int:
     # One line, whatever the message was made of.
     print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
-
-
-def _memory_message(error: MemoryError) -> str:
-    # NumPy's says how much was tried, and Python's own is empty.
-    return str(error) or OUT_OF_MEMORY
 
 
 def _say_internal_error(program: str, error: Exception) -> int:
@@ -279,7 +269,7 @@ def _say_internal_error(program: str, error: Exception) -> int:
 
 
 def _is_ours(error: TypeError) -> bool:
-    """Whether a TypeError comes from a check of ours (a deliberate ``raise``)."""
+    """Whether a check of ours raised a TypeError, which then says what was found."""
     return bool(error.args) and "found" in str(error.args[0])
 
 
@@ -287,16 +277,21 @@ def _is_ours(error: TypeError) -> bool:
 def _usable_streams() -> Iterator[None]:
     """Lets a block write to standard output and standard error, whatever they are.
 
-    A stream that was closed (``2>&-``) is /dev/null from now on: files that are opened later would
-    take its place otherwise, and be written to. In the block, nothing is raised by what standard
-    error does not take, since messages are no reason to lose the work.
+    A stream that was closed (``2>&-``) becomes /dev/null: else a file that is opened later would
+    take its place and be written to. Writing to standard error never raises in the block, since a
+    message is no reason to lose the work.
     """
-    for descriptor in _DESCRIPTORS:
-        _open_closed(descriptor)
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Takes the least free number: this one, because those below are open.
+            os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         # Python has None for those that were closed.
         if getattr(sys, name) is None:
-            setattr(sys, name, _nowhere())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(nowhere, "w", encoding="utf-8"))
     with contextlib.redirect_stderr(cast(Any, _NeverFailing(sys.stderr))):
         yield
 
@@ -304,7 +299,7 @@ def _usable_streams() -> Iterator[None]:
 def _print_text(text: str) -> None:
     """Prints on standard output, and waits until it is written.
 
-    What its encoding lacks, such as a file's name that is not UTF-8, is written with backslashes.
+    Characters that its encoding lacks, as of a file's name that is not UTF-8, become backslashes.
 
     Args:
       text: What is printed, with a newline after it.
@@ -329,18 +324,6 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _nowhere() -> Any:
-    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
-
-
-def _open_closed(descriptor: int) -> None:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        # The least that is free, and those below it are open.
-        os.open(os.devnull, os.O_RDWR)
-
-
 class _NeverFailing:
     """A text file whose writing never raises."""
 
@@ -348,13 +331,13 @@ class _NeverFailing:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes what can be written."""
+        """Writes a text, or drops it."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes what can be written."""
+        """Flushes, if that is possible."""
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
 

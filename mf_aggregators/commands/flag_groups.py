@@ -23,7 +23,7 @@ _USUAL_SIZE = (80, 24)
 _INDENT = "  "
 _HANGING_INDENT = "      "
 _EXAMPLES = "Examples:"
-# What stands for the values of required flags, by type of flag.
+# Placeholders for the values of required flags, by type of flag.
 _PLACEHOLDERS = {
     "int": "INTEGER",
     "float": "NUMBER",
@@ -31,22 +31,22 @@ _PLACEHOLDERS = {
     "multi path": "PATH",
     "string enum": "NAME",
 }
-# What the shell takes for one word, quotes kept.
+# One word of a shell command, with its quotes.
 _SHELL_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 
 def require(values: flags.FlagValues, *names: str) -> None:
-    """Says that a command needs one of some flags; ``command_line.run`` checks all that it needs.
+    """Requires one of some flags, which ``command_line.run`` checks.
 
     Args:
       values: Where they are defined already.
-      *names: Their names: one for a flag that cannot be left out.
+      *names: Their names; a single one for a flag that cannot be left out.
     """
     setattr(values[names[0]], _ALTERNATIVES, names)
 
 
 def required(values: flags.FlagValues) -> list[tuple[str, ...]]:
-    """Returns what :func:`require` was told of flags, in the order of their definition.
+    """Returns the flags of each :func:`require`, in the order of their definition.
 
     Args:
       values: The flags of a command.
@@ -81,7 +81,7 @@ def resolved_path(text: str) -> str:
 
 
 class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
-    """Resolves paths: in one place, so that what is checked is what is written."""
+    """Resolves paths where they are parsed, so that what is checked is what is written."""
 
     def parse(self, argument: str) -> str:
         return resolved_path(argument)
@@ -183,7 +183,7 @@ def help_width() -> int:
 
 
 def usage(program: str, values: flags.FlagValues) -> str:
-    """Returns the line that says how a command is called: with which flags at least.
+    """Returns the line that says how a command is called, with the flags that it requires.
 
     Args:
       program: The command's name.
@@ -197,7 +197,7 @@ def usage(program: str, values: flags.FlagValues) -> str:
 
 
 def _placeholder(flag: "flags.Flag[Any]") -> str:
-    """What stands for the value of a flag."""
+    """The placeholder for the value of a flag."""
     return _PLACEHOLDERS.get(flag.parser.flag_type(), "TEXT")
 
 

@@ -9,15 +9,11 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, catalogue, checkpoints, validation, workloads
-from mf_aggregators.catalogue import (
-    Option,
-)
+from mf_aggregators.catalogue import Option
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import (
-    Factorization,
-)
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -45,8 +41,8 @@ def names(*, for_runs: bool = False) -> list[str]:
 def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
     """Defines a flag for each option of the mechanisms that a command offers.
 
-    Is called after all other flags are defined, so that one of another package that has the name
-    of a flag of the command is found.
+    Call it after all other flags are defined: then an option of another package's mechanism that
+    has the name of a flag is refused.
 
     Args:
       values: Where flags are defined.
@@ -97,7 +93,7 @@ def check_options(
     for name, takers in _options(for_runs=for_runs).items():
         bands = _fixed_bands(mechanism) if name == _NUM_BANDS else None
         if bands is not None and given.get(name) == bands:
-            # Whoever says how many bands there are anyway is right.
+            # The number that it has anyway is no mistake.
             continue
         belongs = [taker for taker, _ in takers]
         check_choice(
@@ -111,7 +107,7 @@ def check_options(
 
 
 def _fixed_bands(mechanism: str | None) -> int | None:
-    """The bands of a mechanism that takes no number of them, if it has any."""
+    """The number of bands of a mechanism that has no such option; None if it has no bands."""
     known = None if mechanism is None else catalogue.entries().get(mechanism)
     return None if known is None else known.num_bands({})
 
@@ -149,7 +145,7 @@ def _options(*, for_runs: bool) -> dict[str, list[tuple[str, Option]]]:
 
 
 def _meaning(takers: Sequence[tuple[str, Option]]) -> str:
-    """What a flag says: once for mechanisms for which it says the same."""
+    """The help of a flag, once for all mechanisms that it is the same for."""
     meanings, defaults = (
         _by_text(takers, lambda option: option.meaning),
         _by_text(takers, Option.described_default),

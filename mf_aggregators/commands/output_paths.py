@@ -1,4 +1,4 @@
-"""Where a command's results go: checked before anything is computed for them."""
+"""Where a command's results go, checked before anything is computed for them."""
 
 import contextlib
 import os
@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 
 from absl import flags
 
-from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.command_line import CommandError, check_choice, check_extra
 from mf_aggregators.commands.flag_groups import FlagGroup
+
+_PACKAGES_OF_PAGES = ("jinja2", "matplotlib")
 
 
 def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> None:
@@ -22,6 +24,39 @@ def define_overwrite(values: flags.FlagValues, outputs: str = "--output") -> Non
     FlagGroup(values, "Output").boolean(
         "overwrite", f"Whether {outputs} may replace what is there already.", False
     )
+
+
+def define_report(values: flags.FlagValues, meaning: str) -> None:
+    """Defines --report.
+
+    Args:
+      values: Where it is defined.
+      meaning: What the page has: the end of a sentence that begins with "An .html file to write".
+    """
+    FlagGroup(values, "Output").path(
+        "report", f"An .html file to write: one page that needs no other file, with {meaning}"
+    )
+
+
+def check_report(values: flags.FlagValues, checkpoint: str | None) -> None:
+    """Checks --report before anything is computed for it.
+
+    Args:
+      values: The parsed flags, with ``overwrite``.
+      checkpoint: The directory of a checkpoint that the command reads or writes, if any.
+
+    Raises:
+      CommandError: If it names no .html file, or one that cannot be written, that is there
+        already and may not be replaced, or that is in the checkpoint, or if a package is missing.
+    """
+    path = values.report
+    if path is None:
+        return
+    check_extra("--report", _PACKAGES_OF_PAGES)
+    check_choice(path.endswith(".html"), f"--report must name an .html file, found {path}.")
+    if checkpoint is not None:
+        check_apart(path, "report", checkpoint)
+    check_file(path, "report", values.overwrite)
 
 
 def check_file(path: str | os.PathLike[str], flag: str, overwrite: bool = True) -> None:
@@ -62,7 +97,7 @@ def check_parent(path: str | os.PathLike[str], flag: str) -> None:
 
 
 def check_name(path: str | os.PathLike[str], flag: str) -> None:
-    """Checks that TensorFlow can write below a directory: it takes names in UTF-8 alone.
+    """Checks that TensorFlow can write below a directory: it needs names in UTF-8.
 
     Args:
       path: The directory.
@@ -81,7 +116,7 @@ def check_name(path: str | os.PathLike[str], flag: str) -> None:
 
 
 def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> None:
-    """Checks that a file is not in a checkpoint, which is never replaced with other files in it.
+    """Checks that a file is not in a checkpoint: one with other files in it is never replaced.
 
     Args:
       path: The file.
@@ -116,16 +151,16 @@ def check_directory(path: str | os.PathLike[str], flag: str) -> None:
 def cache_directory(
     named: str | None, default: pathlib.Path | None, say: Callable[[str], None]
 ) -> pathlib.Path | None:
-    """Returns where a command keeps what it may need again.
+    """Returns the directory of a command's cache.
 
     Args:
       named: What --cache_dir names; None without it.
       default: Where it is otherwise; None if there is no home directory.
-      say: Is told why nothing more is kept, in one line, if so.
+      say: Called with one line that says why nothing more can be cached, if so.
 
     Returns:
-      The directory; None for nowhere: a cache that is not there and cannot be made is no reason
-      to end. One that is there may have something to be read.
+      The directory, also one that can be read but not written; None if it cannot be made, which is
+      no reason to end.
     """
     directory = default if named is None else pathlib.Path(named)
     reason = "there is no home directory"

@@ -23,12 +23,11 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, memory, planning, validation
+from mf_aggregators import caches, catalogue, checkpoints, memory, planning, validation
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
-    html_pages,
     output_paths,
     plan_text,
 )
@@ -36,7 +35,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting, proposals
 
-# Of plans for devices with timers; the whole command ends within a minute.
+# Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
 
@@ -108,7 +107,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "output",
         "A directory to write the recommended factorization to, as mf-factorize would.",
     )
-    html_pages.define_report(
+    output_paths.define_report(
         values,
         "the comparison as pictures and as a table, what the guarantee depends on, and the "
         "commands to copy.",
@@ -130,9 +129,9 @@ def main(values: flags.FlagValues) -> int:
     if values.output is not None:
         output_paths.check_file(values.output, "output")
         checkpoints.check_destination(values.output, values.overwrite)
-    html_pages.check_report(values, values.output)
+    output_paths.check_report(values, values.output)
     cache = output_paths.cache_directory(
-        values.cache_dir, factorization_cache.default_directory(), _Progress._print
+        values.cache_dir, caches.find(factorization_cache.FOLDER), _Progress._print
     )
     mechanisms, time_limit = _mechanisms(values), _time_limit(values)
     progress = _Progress(
@@ -140,7 +139,7 @@ def main(values: flags.FlagValues) -> int:
         _processes(),
         time_limit,
     )
-    weighed: list[Candidate | LeftOut] = []
+    evaluated: list[Candidate | LeftOut] = []
     try:
         with progress.warning():
             plan = planning.make(
@@ -150,11 +149,11 @@ def main(values: flags.FlagValues) -> int:
                 processes=_processes(),
                 mechanisms=mechanisms,
                 time_limit=time_limit,
-                weighed=weighed.append,
+                weighed=evaluated.append,
             )
     except KeyboardInterrupt:
-        progress.interrupt(len(weighed), cache)
-        _print_finished(values, setting, weighed)
+        progress.interrupt(len(evaluated), cache)
+        _print_finished(values, setting, evaluated)
         return command_line.INTERRUPTED
     for each in plan.skipped:
         progress.skip(each)
@@ -204,14 +203,14 @@ def main(values: flags.FlagValues) -> int:
 
 
 def _print_finished(
-    values: flags.FlagValues, setting: Setting, weighed: Sequence[Candidate | LeftOut]
+    values: flags.FlagValues, setting: Setting, evaluated: Sequence[Candidate | LeftOut]
 ) -> None:
-    """Prints what was weighed before an interrupt."""
+    """Prints what was evaluated before an interrupt."""
     candidates = sorted(
-        (each for each in weighed if isinstance(each, Candidate)),
+        (each for each in evaluated if isinstance(each, Candidate)),
         key=lambda each: each.effective_rmse,
     )
-    left_out = [each for each in weighed if isinstance(each, LeftOut)]
+    left_out = [each for each in evaluated if isinstance(each, LeftOut)]
     fields = {
         "recommended": None,
         "interrupted": True,
@@ -330,7 +329,7 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
 
 
 class _Progress:
-    """Says on standard error what is being computed, a line for each mechanism."""
+    """Reports on standard error what is being computed, in a line for each mechanism."""
 
     def __init__(
         self,
@@ -349,7 +348,7 @@ class _Progress:
         self._start = time.monotonic()
 
     def begin(self, name: str) -> None:
-        """Says that a mechanism is next, and how long it takes if that is long."""
+        """Says that a mechanism is next, and how long it takes where that is known."""
         self._done += 1
         self._name = name
         computation = self._computations.get(name)
@@ -371,7 +370,7 @@ class _Progress:
         self._left.pop(name, None)
 
     def _estimate(self) -> str:
-        """How long all that is left takes, if that is long."""
+        """How long the rest takes, unless that is short."""
         seconds = sum(self._left.values()) / self._processes
         if self._time_limit is not None:
             seconds = min(seconds, max(0.0, self._time_limit - self._elapsed()))
@@ -382,7 +381,7 @@ class _Progress:
         self._print(f"skipped {skipped.mechanism}: it {skipped.reason}")
 
     def interrupt(self, done: int, cache: pathlib.Path | None) -> None:
-        """Says that the plan was interrupted, and what goes on from there."""
+        """Says that the plan was interrupted, and how to go on."""
         kept = (
             "There is no cache to keep it in"
             if cache is None
@@ -394,7 +393,7 @@ class _Progress:
         )
 
     def finish(self, cache: pathlib.Path | None) -> None:
-        """Says what was kept, and where."""
+        """Says that the plan is done, and where its results are cached."""
         kept = (
             ""
             if cache is None or not os.access(cache, os.W_OK)
@@ -404,14 +403,14 @@ class _Progress:
         self._print(f"compared {self._count} mechanisms in {self._elapsed()} s{kept}.")
 
     def draw(self, path: str) -> None:
-        """Says that a page is drawn, for which more epsilons are computed."""
+        """Says that a page is being drawn, which takes more epsilons."""
         self._print(f"drawing {path}")
 
     @contextlib.contextmanager
     def warning(self) -> Iterator[None]:
         """Prints the warnings of a block, each in one line."""
         with warnings.catch_warnings():
-            # Losses that overflow where there is next to no noise are no news to a user.
+            # With next to no noise, privacy losses overflow: a user need not know.
             warnings.filterwarnings("ignore", category=RuntimeWarning, module="dp_accounting")
             warnings.showwarning = self.warn
             yield

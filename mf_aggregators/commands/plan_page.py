@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, figures
-from mf_aggregators.commands import html_pages, panels, plan_text
-from mf_aggregators.commands.html_pages import Picture
+from mf_aggregators import accounting, figures, printed_guarantees
+from mf_aggregators.commands import pages, plan_text
+from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.printed_guarantees import pair
-from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 
 # More curves than these are hard to tell apart.
@@ -52,14 +51,14 @@ def write(
     setting = plan.setting
     # The mark of the recommended row is its colour.
     columns, *rows = (row[1:] for row in plan_text.table(plan, show_rates))
-    html_pages.write(
+    pages.write(
         "mf-plan",
         values,
         "plan.html",
         title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
         plan=plan,
         setting=plan_text.setting_lines(setting),
-        attacker=attackers.sentence(guarantee.attacker()),
+        attacker=printed_guarantees.rates_sentence(guarantee.attacker()),
         columns=columns,
         rows=rows,
         marked=plan.candidates.index(plan.recommended),
@@ -81,8 +80,8 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
         "rate and clip norm 1, on average over rounds. "
         f"{plan_text.name_of(chosen)} has {chosen.effective_rmse:.4g}.",
     )
-    by_round, axes = panels.one_panel()
-    panels.by_round(
+    by_round, axes = pages.one_panel()
+    pages.draw_by_round(
         axes,
         {
             name: each.errors.per_round_variance
@@ -92,19 +91,19 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
         title="Noise by round",
         logarithmic="y",
     )
-    epsilons, axes = panels.one_panel()
-    panels.epsilons(
+    epsilons, axes = pages.one_panel()
+    pages.draw_epsilons(
         axes,
         _epsilons(plan, drawn, cache),
         x="effective RMSE",
         delta=setting.delta,
         target=setting.epsilon,
     )
-    trade_offs, axes = panels.one_panel()
-    rates = panels.false_positive_rates()
+    trade_offs, axes = pages.one_panel()
+    rates = pages.false_positive_rates()
     allowed = accounting.true_positive_rate_of_pairs([(setting.epsilon, setting.delta)], rates)
     target = f"all that {pair(setting.epsilon, setting.delta, '.6g')}-DP allows"
-    panels.trade_offs(
+    pages.draw_trade_offs(
         axes, {plan_text.name_of(chosen): guarantee}, {target: (rates, np.asarray(allowed))}
     )
     best = (
@@ -127,15 +126,15 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
             trade_offs,
             "The highest true positive rate of an attacker who decides whether one client's "
             "updates were used, over the false positive rate: "
-            f"{attackers.in_brief(guarantee.attacker())}.",
+            f"{printed_guarantees.rates_in_brief(guarantee.attacker())}.",
         ),
     ]
 
 
 def _drawn(plan: Plan) -> dict[str, Candidate]:
-    """What curves are drawn of, by name: the recommended first, then the best of each mechanism.
+    """The candidates that have curves, by name: the recommended, then the best of each mechanism.
 
-    Independent noise is among them, if it is a candidate: it is what readers know.
+    Independent noise is among them, if it is a candidate: readers know it.
     """
     best: dict[str, Candidate] = {plan.recommended.kind: plan.recommended}
     for each in plan.candidates:
@@ -170,9 +169,9 @@ def _epsilons(
     for name, each in drawn.items():
         scheme, multiplier = each.mechanism.sampling, each.mechanism.noise_multiplier
         if scheme is None:
-            multipliers, found = panels.epsilons_of(unamplified, multiplier * factors)
-        elif _has_parts(each):
-            multipliers, found = panels.epsilons_of(
+            multipliers, found = pages.epsilons_of(unamplified, multiplier * factors)
+        elif _has_groups(each):
+            multipliers, found = pages.epsilons_of(
                 functools.partial(scheme.epsilon, delta=setting.delta),
                 multiplier * factors,
             )
@@ -186,7 +185,7 @@ def _epsilons(
 
 
 def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
-    """About the noise multipliers that other epsilons of what is recommended need."""
+    """Estimated noise multipliers for other epsilons of what is recommended."""
     setting, chosen = plan.setting, plan.recommended
     found = {}
     for factor in _ESTIMATED_TARGETS:
@@ -204,15 +203,15 @@ def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
     return found
 
 
-def _has_parts(candidate: Candidate) -> bool:
-    """Whether epsilons are amplified, and fast to compute."""
+def _has_groups(candidate: Candidate) -> bool:
+    """Whether clients are sampled in groups, where an amplified epsilon is fast to compute."""
     scheme = candidate.mechanism.sampling
     return scheme is not None and not scheme.depends_on_matrix
 
 
 def _caption_of_epsilons(plan: Plan) -> str:
     caption = "Epsilon over the effective RMSE: what more or less noise would give."
-    if plan.recommended.mechanism.sampling is not None and not _has_parts(plan.recommended):
+    if plan.recommended.mechanism.sampling is not None and not _has_groups(plan.recommended):
         caption += (
             f" For {plan_text.name_of(plan.recommended)} these are rough estimates, which no "
             "guarantee may be stated of, but for the target, which is certified. A single point is "
@@ -253,6 +252,6 @@ def _bars(
         + (" (recommended)" if each is plan.recommended else "")
         for each, _ in values
     ]
-    figure, axes = panels.one_panel(figures.height_of_rows(names))
+    figure, axes = pages.one_panel(figures.height_of_rows(names))
     figures.bars(axes, names, [value for _, value in values], title=quantity)
     return Picture(figure, caption)

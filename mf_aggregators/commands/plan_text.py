@@ -26,16 +26,16 @@ from mf_aggregators.printed_guarantees import pair, rounded_up
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"
 
-# In place of the data set in a template.
+# Stands for the data set in a template.
 PLACEHOLDER = "YOUR_DATASET"
-# Where a plan knows nothing of the data.
+# A clip norm to begin with, where a plan knows nothing of the data.
 _CLIP_NORM_TO_BEGIN_WITH = 1.0
 _NOTE_ON_CLIP_NORM = (
     f"clip_norm={_CLIP_NORM_TO_BEGIN_WITH!r} is a place to begin: fill in the L2 norm that suits "
     "your updates. The guarantee does not depend on it."
 )
 _LINE_LENGTH = 100
-# Of the table; the first has a mark at what is recommended, and the last is not always shown.
+# Columns of the table. The first marks what is recommended, and the last is not always shown.
 _COLUMNS = (
     "",
     "mechanism",
@@ -336,14 +336,14 @@ def _aggregator_expression(
 
 
 def _storage_is_forced(plan: Plan) -> bool:
-    """Whether the noise is not where it would go without a limit of disk."""
+    """Whether the limit of disk decides where the noise is kept."""
     recursion = plan.recommended.mechanism.factorization.noise_recursion()
     unlimited = costs.choose(recursion, plan.setting.model_size)
     return unlimited.storage is not plan.recommended.cost.storage
 
 
 def _condition(plan: Plan) -> str:
-    """Who has to do what for the guarantee to hold, in a sentence or two."""
+    """What the guarantee depends on, in a sentence or two."""
     mechanism = plan.recommended.mechanism
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
     sampler = _sampler(mechanism.sampling)
@@ -362,7 +362,7 @@ def _shell(*words: str) -> Step:
 
 
 def setting_lines(setting: Setting) -> list[str]:
-    """Returns what a plan is for: rounds and clients, the target, and what noise may take."""
+    """Returns the setting of a plan: rounds and clients, the target, and limits of noise."""
     if setting.participation is not None:
         who = f"{setting.population} clients with timers: {setting.participation}"
     elif setting.sampling == planning.ANY_SAMPLING:
@@ -397,12 +397,12 @@ def name_of(candidate: Candidate) -> str:
 
 
 def mark(candidate: Candidate) -> str:
-    """Returns what stands before a number that is a rough estimate; nothing before others."""
+    """Returns the mark of a number that is a rough estimate; nothing for others."""
     return _ABOUT if candidate.is_estimate else ""
 
 
 def remark_on_estimates(plan: Plan) -> list[str]:
-    """Returns lines on what the mark of estimates means; none where there are none."""
+    """Returns lines that explain the mark of estimates; none where there are none."""
     if not any(candidate.is_estimate for candidate in plan.candidates):
         return []
     return [
@@ -443,8 +443,8 @@ def text_of_finished(
 
     Args:
       setting: The setting.
-      candidates: What was weighed by then, in the order of the rows.
-      left_out: What does not fit.
+      candidates: Those that were evaluated by then, in the order of the rows.
+      left_out: Those that are infeasible.
     """
     rows = [_COLUMNS, *(_row(each, False) for each in candidates)]
     lines = [*setting_lines(setting), "", *_aligned([row[:-1] for row in rows])]

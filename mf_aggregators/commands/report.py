@@ -19,30 +19,20 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import (
-    accounting,
-    lower_bounds,
-    memory,
-    printed_guarantees,
-    random_streams,
-    validation,
-)
+from mf_aggregators import memory, printed_guarantees, random_streams, validation
 from mf_aggregators.accounting import noise_failure
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
-    html_pages,
-    ledger_report,
     mechanism_flags,
     output_paths,
-    report_subject,
+    report_contents,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.commands.report_subject import Subject
+from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import attackers, guarantees, ledgers
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import Ledger
 
 
@@ -95,7 +85,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
     )
-    html_pages.define_report(
+    output_paths.define_report(
         values,
         "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
         "uses the checkpoint.",
@@ -120,52 +110,33 @@ def main(values: flags.FlagValues) -> int:
     """Reads, computes and reports; returns the exit status."""
     _check_flags(values)
     start = time.monotonic()
-    subject = report_subject.read(values)
-    factorization = subject.factorization
-    fields = _errors(subject)
-    multiplier = mechanism_flags.noise_multiplier(values)
+    subject = report_contents.read(values)
+    factorization, mechanism = subject.factorization, subject.mechanism
     for name in ("ledger", "clients_per_round"):
         command_line.check_choice(
-            getattr(values, name) is None or multiplier is not None,
+            getattr(values, name) is None or mechanism is not None,
             f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
         )
-    fields |= _guarantee(subject, multiplier, values.delta, values.clients_per_round)
+    fields = subject.error_fields()
+    fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
     if values.model_size is not None:
-        if multiplier:
+        if mechanism is not None and mechanism.noise_multiplier:
             rounds = max(factorization.num_rounds, values.extend_to or 0)
             noise_failure.check_charged(values.model_size, rounds)
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
-        fields |= report_subject.extension_fields(
-            factorization,
-            subject.schema,
-            subject.workload,
-            values.extend_to,
-            multiplier,
-            values.delta,
-            values.model_size,
-        )
-    realised: dict[str, Any] = {}
-    stated = {} if multiplier is None else {"planned": _planned(subject, multiplier, values.delta)}
-    if values.ledger is not None and multiplier is not None:
-        rounds = values.released_rounds or factorization.num_rounds
-        ledger = ledgers.load(values.ledger, rounds)
+        fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)
+    stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
+    found = None
+    if values.ledger is not None and mechanism is not None:
+        ledger = ledgers.load(values.ledger, values.released_rounds or factorization.num_rounds)
         seed = _sampling_seed(values, ledger)
-        found = ledger_report.read(
-            ledger, factorization, subject.schema, multiplier, values.delta, seed
-        )
-        realised = found.fields(name_clients=values.name_clients)
+        found = LedgerReport.of(mechanism, ledger, values.delta, seed)
+        fields |= found.fields(name_clients=values.name_clients)
         stated = found.guarantees()
-        fields |= realised
-    is_broken = bool(realised) and realised["keeps_plan"] is False
-    warnings: list[str | None] = []
-    if realised:
-        warnings = [
-            ledger_report.warning(realised, factorization.num_rounds, values.delta),
-            ledger_report.warning_of_names(realised),
-        ]
-    first = [warning for warning in warnings if warning is not None]
-    sentences = _sentences(fields, subject, values.delta, realised)
+    is_broken = found is not None and found.keeps_plan is False
+    warnings = [] if found is None else found.warnings()
+    sentences = _sentences(subject, values.delta, found)
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
@@ -178,8 +149,8 @@ def main(values: flags.FlagValues) -> int:
     if values.report is not None:
         from mf_aggregators.commands import report_page
 
-        report_page.write(subject, stated, fields, [*first, *sentences], is_broken, values)
-    text = "\n\n".join([*first, command_line.table(list(fields.items())), *sentences])
+        report_page.write(subject, stated, fields, [*warnings, *sentences], is_broken, values)
+    text = "\n\n".join([*warnings, command_line.table(list(fields.items())), *sentences])
     command_line.print_result(values, fields, text)
     return command_line.REFUTED if is_broken else command_line.DONE
 
@@ -207,7 +178,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         output_paths.check_parent(values.figure, "figure")
         output_paths.check_apart(values.figure, "figure", values.checkpoint)
         output_paths.check_file(values.figure, "figure", values.overwrite)
-    html_pages.check_report(values, values.checkpoint)
+    output_paths.check_report(values, values.checkpoint)
 
 
 def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
@@ -221,75 +192,25 @@ def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
     return random_streams.load_seed(values.sampling_seed)
 
 
-def _errors(subject: Subject) -> dict[str, Any]:
-    """The errors at noise multiplier 1, how near the best possible they are, and the noise."""
-    factorization, errors = subject.factorization, subject.errors
-    bound = lower_bounds.compute(subject.workload, subject.schema)
-    recursion = factorization.noise_recursion()
-    return {
-        "mechanism": factorization.mechanism,
-        "num_rounds": factorization.num_rounds,
-        "workload": subject.workload.name,
-        "participation": str(subject.schema),
-        "sensitivity": errors.sensitivity.value,
-        "sensitivity_is_exact": errors.sensitivity.is_exact,
-        "sensitivity_theorem": errors.sensitivity.theorem,
-        **errors.to_dict(),
-        "rmse_lower_bound": None if bound is None else bound.rmse,
-        "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
-        "optimality_gap": mechanism_flags.gap_for(factorization, subject.workload, subject.schema),
-        "noise_state_floats_per_parameter": recursion.floats_per_parameter,
-        "rows_of_z_per_round": recursion.rows_of_z_per_round,
-    }
-
-
-def _planned(subject: Subject, multiplier: float, delta: float) -> Guarantee:
-    return guarantees.planned(subject.factorization, subject.schema, multiplier, delta)
-
-
-def _guarantee(
-    subject: Subject, multiplier: float | None, delta: float, clients_per_round: int | None
-) -> dict[str, Any]:
-    """The guarantee of all rounds and the effective RMSE (BandMF Eq. 11); None without noise."""
-    if multiplier is None:
-        names = ("noise_multiplier", "effective_rmse", "zcdp_rho", "zcdp_delta", "epsilon", "delta")
-        return dict.fromkeys((*names, *map(attackers.name, attackers.FALSE_POSITIVE_RATES)))
-    return {
-        "noise_multiplier": multiplier,
-        "effective_rmse": (
-            None
-            if clients_per_round is None
-            else multiplier * subject.errors.rmse / clients_per_round
-        ),
-        "zcdp_rho": accounting.zcdp_rho(multiplier),
-        # Zero without noise: nothing is stated then.
-        "zcdp_delta": accounting.zcdp_delta(multiplier),
-        "epsilon": accounting.epsilon(multiplier, delta),
-        "delta": delta,
-        **_planned(subject, multiplier, delta).attacker(),
-    }
-
-
-def _sentences(
-    fields: dict[str, Any], subject: Subject, delta: float, realised: dict[str, Any]
-) -> list[str]:
-    """In words, what guarantee the fields state; nothing where a warning has said it."""
-    num_rounds = subject.factorization.num_rounds
-    if fields["noise_multiplier"] is None:
+def _sentences(subject: Subject, delta: float, found: LedgerReport | None) -> list[str]:
+    """In words, what guarantee is stated; nothing where a warning has said it."""
+    mechanism = subject.mechanism
+    if mechanism is None:
         return ["--noise_multiplier or --target_epsilon adds the privacy guarantee."]
-    if realised and realised["keeps_plan"] is False:
+    if found is not None and found.keeps_plan is False:
         return []
-    found = []
-    if math.isfinite(fields["epsilon"]) and not ledger_report.is_sampled(realised):
-        found.append(
-            f"Whoever observes all {num_rounds} rounds learns about one client "
-            f"at most what {printed_guarantees.pair(fields['epsilon'], delta)}-DP allows "
-            f"(zero-out adjacency), if every client keeps to: {subject.schema}. "
-            f"{attackers.sentence(fields)}"
+    sentences = []
+    planned = mechanism.guarantee(delta)
+    if math.isfinite(planned.epsilon) and (found is None or found.plan.sampling is None):
+        sentences.append(
+            f"Whoever observes all {mechanism.num_rounds} rounds learns about one client at most "
+            f"what {printed_guarantees.pair(planned.epsilon, delta)}-DP allows (zero-out "
+            f"adjacency), if every client keeps to: {subject.schema}. "
+            f"{printed_guarantees.rates_sentence(planned.attacker())}"
         )
-    if realised:
-        found.append(ledger_report.text(realised, num_rounds, delta))
-    return found
+    if found is not None:
+        sentences.append(found.sentences())
+    return sentences
 
 
 def run() -> None:

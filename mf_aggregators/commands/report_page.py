@@ -9,11 +9,10 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, factorizations, figures
-from mf_aggregators.commands import command_line, html_pages, panels, plan_text
-from mf_aggregators.commands.html_pages import Picture
+from mf_aggregators.commands import command_line, pages, plan_text
+from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
-from mf_aggregators.commands.report_subject import INDEPENDENT_NOISE, Subject
-from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.commands.report_contents import INDEPENDENT_NOISE, Subject
 from mf_aggregators.noise import costs
 from mf_aggregators.privacy.guarantees import Guarantee
 
@@ -37,11 +36,11 @@ def save_figure(
       CommandError: If it cannot be written.
     """
     factorization = subject.factorization
-    figure, (axes,) = figures.panels(1, 3 if stated else 2, panels.INCHES)
-    panels.by_round(axes[0], subject.variances(), title=_TITLE_OF_ERRORS)
-    panels.matrix(figure, axes[1], factorization)
+    figure, (axes,) = figures.panels(1, 3 if stated else 2, pages.INCHES)
+    pages.draw_by_round(axes[0], subject.variances(), title=_TITLE_OF_ERRORS)
+    pages.draw_matrix(figure, axes[1], factorization)
     if stated:
-        panels.trade_offs(axes[2], stated)
+        pages.draw_trade_offs(axes[2], stated)
     schema = f"NOT kept: {subject.schema}" if is_broken else str(subject.schema)
     figures.heading(figure, f"{factorization.mechanism}, n = {factorization.num_rounds}: {schema}")
     try:
@@ -75,7 +74,7 @@ def write(
       CommandError: If it cannot be written.
     """
     factorization = subject.factorization
-    html_pages.write(
+    pages.write(
         "mf-report",
         values,
         "report.html",
@@ -85,7 +84,7 @@ def write(
         is_broken=is_broken,
         model_size=values.model_size,
         rows=[(name, command_line.readable(name, value)) for name, value in fields.items()],
-        step=_step(subject, fields["noise_multiplier"], values),
+        step=_step(subject, values),
         pictures={
             "guarantee": _pictures(subject, stated, values.delta),
             "costs": _costs(subject, values.model_size),
@@ -95,12 +94,12 @@ def write(
 
 def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -> list[Picture]:
     mechanism = subject.factorization.mechanism
-    errors, axes = panels.one_panel()
-    panels.by_round(axes, subject.variances(), title=_TITLE_OF_ERRORS)
-    matrix, axes = panels.one_panel()
-    panels.matrix(matrix, axes, subject.factorization)
-    epsilons, axes = panels.one_panel()
-    panels.epsilons(axes, _epsilons(stated, delta), x="noise multiplier", delta=delta)
+    errors, axes = pages.one_panel()
+    pages.draw_by_round(axes, subject.variances(), title=_TITLE_OF_ERRORS)
+    matrix, axes = pages.one_panel()
+    pages.draw_matrix(matrix, axes, subject.factorization)
+    epsilons, axes = pages.one_panel()
+    pages.draw_epsilons(axes, _epsilons(stated, delta), x="noise multiplier", delta=delta)
     found = [
         Picture(
             errors,
@@ -112,8 +111,8 @@ def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -
         Picture(epsilons, _caption_of_epsilons(stated)),
     ]
     if stated:
-        attackers, axes = panels.one_panel()
-        panels.trade_offs(axes, stated)
+        attackers, axes = pages.one_panel()
+        pages.draw_trade_offs(axes, stated)
         found.append(
             Picture(
                 attackers,
@@ -124,7 +123,7 @@ def _pictures(subject: Subject, stated: Mapping[str, Guarantee], delta: float) -
     return found
 
 
-def _epsilons(stated: Mapping[str, Guarantee], delta: float) -> panels.Curves:
+def _epsilons(stated: Mapping[str, Guarantee], delta: float) -> pages.Curves:
     """Epsilons without amplification over noise multipliers, and what is stated as points."""
     points = {
         name: (np.array([guarantee.noise_multiplier]), np.array([guarantee.epsilon]))
@@ -133,7 +132,7 @@ def _epsilons(stated: Mapping[str, Guarantee], delta: float) -> panels.Curves:
     }
     own = [float(multipliers[0]) for multipliers, _ in points.values()] or [1.0]
     least = max(0.25 * min(own), _LEAST_MULTIPLIER)
-    multipliers, found = panels.epsilons_of(
+    multipliers, found = pages.epsilons_of(
         lambda multiplier: accounting.epsilon(multiplier, delta),
         np.geomspace(least, max(4.0 * max(own), 2.0 * least), _NUM_MULTIPLIERS),
     )
@@ -166,20 +165,21 @@ def _costs(subject: Subject, model_size: int | None) -> list[Picture]:
     )
     pictures = []
     for quantity, values in quantities:
-        figure, axes = panels.one_panel(figures.height_of_rows(list(found)))
+        figure, axes = pages.one_panel(figures.height_of_rows(list(found)))
         figures.bars(axes, list(found), values, title=quantity)
         words = ", ".join(f"{name} {each:.3g}" for name, each in zip(found, values, strict=True))
         pictures.append(Picture(figure, f"{quantity}: {words}."))
     return pictures
 
 
-def _step(subject: Subject, multiplier: float | None, values: flags.FlagValues) -> Step | None:
+def _step(subject: Subject, values: flags.FlagValues) -> Step | None:
     """How to use the checkpoint, for a run that is still to come."""
-    if not multiplier or values.ledger is not None:
+    mechanism = subject.mechanism
+    if mechanism is None or not mechanism.noise_multiplier or values.ledger is not None:
         return None
     return plan_text.step_of_checkpoint(
         values.checkpoint,
-        Mechanism.of_one_schema(subject.factorization, subject.schema, multiplier),
+        mechanism,
         values.clients_per_round,
         f"The guarantee holds only if every client keeps to: {subject.schema}.",
     )

@@ -44,7 +44,7 @@ from mf_aggregators.participation.schemes import LEAST_NOISE_MULTIPLIER, Samplin
 # With more, an attacker guesses, whatever the sampling.
 _LARGEST_NOISE_MULTIPLIER = 1e8
 # Steps of Z by which the rounding of a row may move one of its numbers: 1 and twice what floats
-# err by, which ``privacy.amplification_conditions`` checks. The theorem of ``distributions`` has
+# err by, which ``privacy.guarantees`` checks. The theorem of ``distributions`` has
 # shifts of sum |C_ij| in row i. Rounding adds to those of rows within b of a participation alone, a
 # vector of at most sqrt(d) times so many steps: as if all entries of the bands were larger by that.
 LARGEST_ROUNDING = 4.0

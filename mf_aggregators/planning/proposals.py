@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mf_aggregators import catalogue, workloads
+from mf_aggregators import caches, catalogue, workloads
 from mf_aggregators.catalogue import Request, SamplingSetting, TimerSetting, Variant
 from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
 from mf_aggregators.checkpoints import factorization_cache
@@ -29,7 +29,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import store
 from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
-from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.privacy import guarantees
 
 # The option of a mechanism that approximates another factorization.
 _BASE = "base_checkpoint"
@@ -283,7 +283,7 @@ def calibrated(
         "delta": delta,
         "accounting": store.ACCOUNTING_VERSION,
     }
-    columns = amplification_conditions.columns_of(factorization, scheme)
+    columns = guarantees.columns_of(factorization, scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
     if columns is not None:
         description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
@@ -310,9 +310,9 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
     Args:
       cache_directory: Where certificates are kept between calls; None for nowhere.
     """
-    if cache_directory == factorization_cache.default_directory():
+    if cache_directory == caches.find(factorization_cache.FOLDER):
         # Where guarantees look for the certificate as well.
-        return Certification(directory=store.default_directory())
+        return Certification(directory=caches.find(store.FOLDER))
     return Certification(directory=cache_directory)
 
 

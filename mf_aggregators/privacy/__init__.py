@@ -1,10 +1,7 @@
 """What can be stated of a run: its guarantee, who took part, and the statement in words."""
 
 __all__ = [
-    "amplification_conditions",
-    "attackers",
     "client_names",
-    "extensions",
     "guarantees",
     "ledgers",
     "statement",

@@ -1,4 +1,4 @@
-"""Names of clients: which of them nobody can tell apart, and which a run can keep.
+"""Names of clients: which look alike, and which a ledger can keep.
 
 Participations are counted by name. Two names that look like one make two clients of one, and the
 guarantee that follows is better than the truth: so no name may hold what cannot be seen, and names
@@ -38,19 +38,19 @@ _WHITE_SPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
-# Characters that are white by design and have neither property: of braille, of musical notes, of
-# Egyptian hieroglyphs and of the Khitan script.
+# Blank characters of braille, musical notes, Egyptian hieroglyphs and the Khitan script, which have
+# neither property.
 _BLANKS = "\u2800\U0001d159\U00013441\U00013442\U00016fe4"
-# Characters that control, mark up or order others, and have neither property either.
+# Categories of characters that control, mark up or order others, with neither property.
 _CONTROLS = frozenset({"Cc", "Cf"})
-# Characters for which fonts have one and the same box.
+# Categories of characters that fonts show as one and the same box.
 _WITHOUT_SHAPE = frozenset({"Cn", "Co", "Cs"})
 
 _IS_IGNORABLE = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in _DEFAULT_IGNORABLE) + "]")
 
 
 class _Seen(dict[int, str | None]):
-    """What ``str.translate`` makes of characters, found once for each: what is seen of them."""
+    """A table of ``str.translate``, filled as it is used: what is seen of each character."""
 
     def __missing__(self, code: int) -> str | None:
         character = chr(code)
@@ -64,7 +64,7 @@ class _Seen(dict[int, str | None]):
 
 
 class _Shapes(dict[int, str]):
-    """The same of what cannot be told apart for want of a shape."""
+    """A table of ``str.translate``: one character for all that fonts have no shape for."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -103,7 +103,7 @@ def in_one_form(name: str) -> str:
     Returns:
       The form, which is its own form; empty for a name that cannot be seen at all.
     """
-    # What is removed may have stood between a letter and its accent.
+    # What was removed may have stood between a letter and its accent.
     return unicodedata.normalize("NFC", _seen(name))
 
 
@@ -137,7 +137,7 @@ def num_alike(names: Iterable[str]) -> int:
 
 
 def warning(number: int) -> str:
-    """Returns what follows from names that look alike, in whole sentences.
+    """Returns a warning of names that look alike, in whole sentences.
 
     Args:
       number: What :func:`num_alike` returned, above 0.
@@ -151,7 +151,7 @@ def warning(number: int) -> str:
 
 
 def check(names: Iterable[str]) -> None:
-    """Checks that names are such as a ledger keeps: what is read is what was written.
+    """Checks that a ledger can keep names: what is read is then what was written.
 
     Args:
       names: The names of all clients of a run.

@@ -1,7 +1,7 @@
-"""The privacy guarantee of a run: what was planned, and what really happened gives.
+"""The privacy guarantee of a run: as planned, and as observed.
 
 A plan names a participation schema, and the noise is scaled to the sensitivity of C under it.
-What a finished run guarantees follows from the participations that took place: their
+What a finished run guarantees follows from the participations that were observed: their
 separations and their largest number per client define a schema of their own, and the same
 noise is measured against the sensitivity under that one. A run that kept its plan has the
 planned guarantee as well; one that broke it has only what its own rounds give.
@@ -13,13 +13,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, sensitivity, validation
+from mf_aggregators import accounting, caches, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import integer_rows
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -27,13 +31,20 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
+from mf_aggregators.participation.monte_carlo import distributions, store
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.privacy import amplification_conditions, attackers, pattern_sensitivities
+from mf_aggregators.participation.separated import LARGEST_ROUNDING
+from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
 from mf_aggregators.privacy.ledgers import Ledger
 
-# Of a product of floats and an exponential, relative to it; and where the latter overflows.
+# Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
+# e to more than this overflows.
 _LARGEST_EXPONENT = 700.0
+# The Gram matrix of more rounds than this takes more than half a gigabyte.
+_MOST_ROUNDS_OF_GRAM = 8192
+# Entries of the Gram matrix that are looked up together: bounds the memory.
+_ENTRIES_AT_A_TIME = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +98,9 @@ class Guarantee:
         (``accounting.noise_failure``).
       delta: The delta that epsilon is for.
       sampling: How clients take part, if the guarantee is amplified by that.
-      certificate: For schemes without parts, what was proved of a real normal noise;
-        None where nothing is amplified. With the columns of C, ``certificates.is_proved`` proves
-        it again.
-      log_moments: For schemes without parts, orders a and log E_Q (P/Q)^a of the dominating pair,
+      certificate: For schemes without groups, what was proved for real normal noise; None where
+        nothing is amplified. With the columns of C, ``certificates.is_proved`` proves it again.
+      log_moments: For schemes without groups, orders a and log E_Q (P/Q)^a of the dominating pair,
         for real normal noise; what an attacker can do follows from them.
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
         hockey-stick divergence of P from Q, from which it follows as well.
@@ -182,12 +192,17 @@ class Guarantee:
         )
 
     def attacker(self, prefix: str = "") -> dict[str, float | None]:
-        """Returns the true positive rates that are stated; ``attackers.fields`` says how.
+        """Returns the true positive rates that are stated, from 0 to 1, as fields of a report.
 
         Args:
-          prefix: What the names of the fields begin with.
+          prefix: What the names of the fields begin with: by default they are
+            ``true_positive_rate_at_0.01`` and its like.
         """
-        return attackers.fields(self.true_positive_rate, prefix)
+        found = np.asarray(self.true_positive_rate(np.asarray(FALSE_POSITIVE_RATES)))
+        return {
+            rate_field(rate, prefix): float(most)
+            for rate, most in zip(FALSE_POSITIVE_RATES, found, strict=True)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
@@ -209,7 +224,7 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class RealisedParticipation:
-    """What took place, over all clients.
+    """The participations that took place, over all clients.
 
     Attributes:
       num_rounds: The number of rounds that were released.
@@ -218,7 +233,7 @@ class RealisedParticipation:
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
       keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
-        was planned. Only who holds the sampler's seed can know it, and must have compared.
+        was planned. Only whoever holds the sampler's seed can find out.
       largest_separation: The largest distance between adjacent participations of one client;
         None if none took part twice, or if it is not known.
     """
@@ -229,6 +244,19 @@ class RealisedParticipation:
     max_participations: int
     keeps_sampling: bool | None = None
     largest_separation: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
+        if self.keeps_sampling:
+            return {"num_rounds": self.num_rounds, "keeps_sampling": True}
+        return {
+            "num_rounds": self.num_rounds,
+            "num_clients": self.num_clients,
+            "separation": self.separation,
+            "largest_separation": self.largest_separation,
+            "max_participations": self.max_participations,
+            "keeps_sampling": self.keeps_sampling,
+        }
 
     def schema(self) -> Participation:
         """Returns the narrowest schema of these separations and number of participations."""
@@ -241,7 +269,7 @@ class RealisedParticipation:
 
 @dataclasses.dataclass(frozen=True)
 class WorstClient:
-    """The client that the participations that took place protect the least.
+    """The client that is protected least, by its own participations.
 
     Attributes:
       client_id: Which client.
@@ -254,6 +282,20 @@ class WorstClient:
     rounds: tuple[int, ...]
     sensitivity: float
     epsilon: float
+
+    def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:
+        """Returns a JSON-able mapping; an infinite epsilon becomes None.
+
+        Args:
+          is_named: Whether it has the client's name and rounds, which tell it from all others.
+        """
+        name = {"client_id": self.client_id, "rounds": list(self.rounds)} if is_named else {}
+        return {
+            **name,
+            "num_rounds": len(self.rounds),
+            "sensitivity": self.sensitivity,
+            "epsilon": _finite_or_none(self.epsilon),
+        }
 
 
 def realised_participation(
@@ -338,34 +380,90 @@ def sampled(
 ) -> Guarantee:
     """Returns the amplified guarantee of a run whose clients take part by a scheme.
 
-    For schemes with parts it is that of BandMF Thm 4, for the others it is certified by Monte
-    Carlo (``participation.monte_carlo``).
+    For schemes with groups it is that of BandMF Thm 4; for the others, Monte Carlo certifies it
+    (``participation.monte_carlo``).
 
     Args:
-      factorization: What makes the noise: lower triangular, of at most as many bands as
-        the scheme has parts.
+      factorization: What makes the noise: lower triangular, of at most the scheme's bands.
       scheme: How every batch is drawn, for the rounds of the factorization.
       noise_multiplier: Relative to the largest column norm of C; zero for none.
       delta: At least 1e-12 and below 1.
-      certification: How an epsilon is proved for schemes without parts; by default with seed 0,
-        and kept in the user's cache.
+      certification: How an epsilon is certified for schemes without groups; by default with seed
+        0, cached for the user.
 
     Returns:
       The guarantee for all rounds.
 
     Raises:
-      ValueError: If the theorem's conditions do not hold: C has more bands than the scheme
-        has parts, or is not lower triangular; or an argument is out of its range.
+      ValueError: If the theorem's hypotheses do not hold, see :func:`check_bands`; or an argument
+        is out of its range.
     """
     if scheme.num_rounds != factorization.num_rounds:
         raise ValueError(
             f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
             f"{factorization.num_rounds}."
         )
-    amplification_conditions.check_bands(factorization, scheme)
+    check_bands(factorization, scheme)
     bound = factorization.sensitivity(SingleParticipation())
-    columns = amplification_conditions.columns_of(factorization, scheme)
+    columns = columns_of(factorization, scheme)
     return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
+
+
+def default_certification(*, show_progress: bool = False) -> Certification:
+    """Returns how epsilons are certified for schemes without groups: seed 0, in the user's cache.
+
+    Args:
+      show_progress: Whether to show progress bars on standard error.
+    """
+    return Certification(directory=caches.find(store.FOLDER), show_progress=show_progress)
+
+
+def columns_of(factorization: Factorization, scheme: SamplingScheme) -> FloatArray | None:
+    """Returns the columns of C that an amplified guarantee depends on.
+
+    Args:
+      factorization: C, lower triangular of at most the scheme's bands.
+      scheme: How clients take part.
+
+    Returns:
+      (n, b) as ``monte_carlo.distributions`` has them, for schemes without groups; None for others.
+    """
+    if not scheme.depends_on_matrix:
+        return None
+    num_bands = factorization.strategy_bands() or factorization.num_rounds
+    return distributions.columns_of_encoder(
+        factorization.encode, factorization.num_rounds, num_bands
+    )
+
+
+def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
+    """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
+
+    Rows of noise must follow from earlier rows of noise as well. Where they follow from earlier
+    rows of Z, the roundings of a participation stay in all later rows (``noise.integer_rows``), not
+    in b alone, unless b is all rounds. Where clients draw for themselves, no row may be rounded by
+    more than ``LARGEST_ROUNDING`` steps of Z.
+
+    Args:
+      factorization: C.
+      scheme: How clients take part.
+    """
+    bands = factorization.strategy_bands()
+    if bands is None or bands > scheme.num_bands:
+        found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
+        raise ValueError(
+            f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
+            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
+            "data have parts (BandMF Thm 4)."
+        )
+    if factorization.noise_recursion().draws_earlier_rows_of_z and bands < factorization.num_rounds:
+        raise ValueError(
+            f"the noise of {factorization.mechanism} is made from earlier rows of Z, and its "
+            "roundings would reach further than its bands: for amplification by sampling, use a "
+            "banded mechanism with bands for at most half of the rounds."
+        )
+    if scheme.depends_on_matrix:
+        _check_rounding(factorization)
 
 
 def _unamplified(
@@ -395,7 +493,7 @@ def _amplified(
     columns: FloatArray | None,
     certification: Certification | None = None,
 ) -> Guarantee:
-    certification = certification or amplification_conditions.default_certification()
+    certification = certification or default_certification()
     found = scheme.amplified(
         validation.non_negative_number(noise_multiplier, "noise_multiplier"),
         delta,
@@ -438,8 +536,8 @@ def realised(
       took_place: What happened.
 
     Returns:
-      The guarantee for the rounds that were released; epsilon 0 if there were none. Under secret
-      coins and with balls in bins it is that of all rounds.
+      The guarantee for the rounds that were released; epsilon 0 if there were none. With
+      min-separation sampling and balls in bins it is that of all rounds.
 
     Raises:
       ValueError: If more rounds were released than the factorization has.
@@ -451,11 +549,11 @@ def realised(
             f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
         )
     if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
-        # Sampling covers all clients, also those that happened not to be drawn.
-        # The probability of being drawn is that of the plan, however early the run ended.
+        # Clients are drawn with the probability of the plan, however early the run ended; those
+        # that were never drawn are covered too.
         scheme = plan.sampling.of_first(rounds)
         if scheme is None:
-            # The rounds that were released are a part of all. Another certificate takes minutes.
+            # Fewer rounds are post-processing of all. Another certificate would take minutes.
             return dataclasses.replace(plan, num_rounds=rounds)
         bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
@@ -482,10 +580,13 @@ def realised(
 def worst_client(
     plan: Guarantee, factorization: Factorization, ledger: Ledger
 ) -> WorstClient | None:
-    """Returns the client whose own participations changed the output most.
+    """Returns the client whose own participations can change C x the most.
 
-    Its epsilon is at most that of :func:`realised`, which is for every pattern of the
-    realised separation and number of participations.
+    One client's contributions in the rounds of a pattern change it by at most
+    ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
+    this one pattern), and by exactly that where the signs of the entries fit together. So its
+    epsilon is at most that of :func:`realised`, which is for every pattern of the observed
+    separation and number of participations.
 
     Args:
       plan: What fixes the noise.
@@ -493,19 +594,31 @@ def worst_client(
       ledger: Who took part in which round.
 
     Returns:
-      The client; None if nobody took part, or for more rounds than
-      ``pattern_sensitivities`` deals with.
+      The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
+      whose Gram matrix would not fit into memory.
     """
-    worst = pattern_sensitivities.worst_client(
-        factorization, ledger.rounds_of_clients, ledger.num_rounds
-    )
-    if worst is None:
+    of_clients = ledger.rounds_of_clients
+    by_count: dict[int, list[int]] = {}
+    for index, rounds in enumerate(of_clients):
+        if len(rounds):
+            by_count.setdefault(len(rounds), []).append(index)
+    if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
         return None
-    multiplier = plan.noise_multiplier * plan.sensitivity / worst.sensitivity
+    # Without the rows of C that only later rounds see.
+    leading = factorization.strategy_matrix_of_first(ledger.num_rounds)
+    magnitudes = np.abs(leading.T @ leading)
+    worst, largest = -1, -1.0
+    for indices in by_count.values():
+        squared = _squared(magnitudes, np.stack([of_clients[index] for index in indices]))
+        at = int(np.argmax(squared))
+        found = float(np.sqrt(squared[at]))
+        if found > largest or (found == largest and indices[at] < worst):
+            worst, largest = indices[at], found
+    multiplier = plan.noise_multiplier * plan.sensitivity / largest
     return WorstClient(
-        client_id=ledger.client_ids[worst.index],
-        rounds=worst.rounds,
-        sensitivity=worst.sensitivity,
+        client_id=ledger.client_ids[worst],
+        rounds=tuple(int(i) for i in of_clients[worst]),
+        sensitivity=largest,
         epsilon=_epsilon(multiplier, plan.delta),
     )
 
@@ -513,11 +626,11 @@ def worst_client(
 def worst_case(
     plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
 ) -> Guarantee:
-    """Returns a guarantee for a run that broke its plan, however it went on.
+    """Returns the guarantee of a run that broke its plan, however it went on.
 
-    It is for all rounds of the factorization, the smaller of the planned and the realised
-    separation and the larger number of participations, without amplification, and so
-    never better than the planned one.
+    It is for all rounds of the factorization, the smaller of the planned and the observed
+    separation and the larger number of participations, without amplification. So it is never
+    better than the planned one.
 
     Args:
       plan: What was planned; it fixes the noise.
@@ -548,6 +661,39 @@ def keeps_plan(plan: Participation, took_place: RealisedParticipation) -> bool:
     return plan.allows_separations(
         took_place.max_participations, took_place.separation, took_place.largest_separation
     )
+
+
+def _check_rounding(factorization: Factorization) -> None:
+    """Raises ValueError unless rows are rounded by no more than accounting charges."""
+    rows = IntegerRows.of(factorization.noise_recursion())
+    # Rows that follow from rows of Z have all earlier roundings, times entries of C.
+    factor = (
+        integer_rows.largest_row_sum(rows.normalised)
+        if rows.normalised.draws_earlier_rows_of_z
+        else 1.0
+    )
+    for blocks in (None, Blocks.of(rows.recursion)):
+        moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
+        # Written so that NaN does not pass.
+        if not moved <= LARGEST_ROUNDING:
+            raise ValueError(
+                f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and "
+                f"{LARGEST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
+                "banded mechanism, or a matrix that is better conditioned."
+            )
+
+
+def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
+    """For (N, c) patterns, the sums of |X| over all pairs of each."""
+    count = patterns.shape[1]
+    at_a_time = max(1, _ENTRIES_AT_A_TIME // count**2)
+    sums = [
+        magnitudes[chunk[:, :, np.newaxis], chunk[:, np.newaxis, :]].sum(axis=(1, 2))
+        for chunk in (
+            patterns[first : first + at_a_time] for first in range(0, len(patterns), at_a_time)
+        )
+    ]
+    return np.concatenate(sums)
 
 
 def _epsilon(noise_multiplier: float, delta: float, disjoint_participations: int = 1) -> float:

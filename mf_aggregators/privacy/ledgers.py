@@ -25,12 +25,11 @@ from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
-# The first line of a text file may be one of the first with one of the second, in any case.
+# A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
-# What its second word may be, in any case.
 HEADINGS_OF_ROUNDS = ("round", "round_index")
 
-# A field is in double quotes, where two of them stand for one, or has none and no comma.
+# A field is in double quotes, where two of them stand for one, or has no quote and no comma.
 _FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
 _LINE = re.compile(f"{_FIELD},{_FIELD}")
 # Eighteen digits fit into 64 bits.
@@ -158,7 +157,7 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
 
 
 def _names(array: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
-    """Returns names as texts; a fraction or a truth value names nobody."""
+    """Returns names as texts; raises ValueError for fractions and truth values."""
     if np.issubdtype(array.dtype, np.bytes_):
         return np.char.decode(array, "utf-8")
     is_named = np.issubdtype(array.dtype, np.str_) or np.issubdtype(array.dtype, np.integer)
@@ -168,7 +167,7 @@ def _names(array: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
 
 
 def _integers(array: npt.NDArray[Any]) -> IntArray:
-    """Returns an array as int64; a fraction would be another round without its digits."""
+    """Returns an array as int64; raises ValueError for fractions, which it would cut off."""
     # An empty list has no type of its own.
     if array.size and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"an array of integers holds {array.dtype}")
@@ -178,7 +177,7 @@ def _integers(array: npt.NDArray[Any]) -> IntArray:
 def _fit_together(
     names: npt.NDArray[np.str_], offsets: IntArray, rounds: IntArray, num_rounds: IntArray
 ) -> bool:
-    """Whether each client has increasing rounds among those that were released."""
+    """Returns whether each client has increasing rounds among those that were released."""
     if (names.ndim, rounds.ndim, num_rounds.ndim) != (1, 1, 0):
         return False
     if num_rounds < 0 or offsets.shape != (len(names) + 1,):
@@ -211,7 +210,7 @@ def _from_text(file: pathlib.Path, num_rounds: int) -> Ledger:
 def _rounds_in_lines(
     lines: Iterable[str], file: pathlib.Path, num_rounds: int
 ) -> Mapping[str, Mapping[int, int]]:
-    """Returns for each client its rounds, and in which line each of them stands."""
+    """Returns each client's rounds, with the line that each of them stands in."""
     of_clients: dict[str, dict[int, int]] = {}
     may_be_heading = True
     for number, line in enumerate(lines, 1):

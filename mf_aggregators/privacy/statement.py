@@ -1,6 +1,6 @@
-"""The privacy guarantee of a run in words and as data.
+"""The privacy statement of a run, in words and as data.
 
-The points are those of BandMF App. K.1, after Ponomareva et al. (2023), Sec. 5.3:
+Its points are those of BandMF App. K.1, after Ponomareva et al. (2023), Sec. 5.3:
 setting, data accesses covered, released output, unit of privacy, adjacency, type of
 accounting and its assumptions, and the formal statement.
 """
@@ -22,7 +22,7 @@ from mf_aggregators.privacy.guarantees import (
 )
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
-# How a statement says that timers enforce the schema.
+# Says that timers enforce the schema.
 TIMERS_BY_ROUNDS = (
     "A timer on each client enforces it; a client that ignores its\n"
     "     timer weakens its own guarantee and nobody else's."
@@ -35,8 +35,8 @@ class AdaptiveClipping:
 
     Attributes:
       clip: How.
-      update_noise_multiplier: z_delta of ``adaptive_clip``: of the updates.
-      count_stddev: sigma_b: of the sum of bits.
+      update_noise_multiplier: z_delta of ``adaptive_clip``, of the updates.
+      count_stddev: sigma_b, of the sum of clipped-count indicators.
     """
 
     clip: AdaptiveClip
@@ -46,7 +46,7 @@ class AdaptiveClipping:
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What the statement says about the run apart from its guarantee.
+    """What a statement says of a run besides its guarantee.
 
     Attributes:
       mechanism: The factorization's name and size, for a reader.
@@ -101,13 +101,12 @@ class PrivacyStatement:
     Attributes:
       facts: About the run.
       plan: The planned guarantee.
-      took_place: What happened; None while the run is under way.
+      took_place: The participations that took place; None while the run is under way.
       realised: The guarantee that follows; None while the run is under way.
-      worst_client: The client whose own participations changed the output most; None if
-        that is not known, and for a run whose batches were to be drawn, by whatever rule
-        they were: who was drawn is a secret that no statement tells. Its epsilon is at most
-        that of ``realised``, which is for every pattern of the realised separations and
-        number of participations.
+      worst_client: The client whose own participations changed the output most. None if that is
+        not known, and for a run whose batches a sampler draws: who was drawn is a secret that no
+        statement tells. Its epsilon is at most that of ``realised``, which is for every pattern
+        of the observed separations and number of participations.
       worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan; None for
         others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
@@ -178,16 +177,16 @@ class PrivacyStatement:
     def stated(self) -> Guarantee:
         """The guarantee that may be stated without further conditions.
 
-        A run that kept its plan satisfies the planned guarantee, finished or not, because
-        fewer rounds are a part of all. The realised one may be better; for a run that was
-        stopped it holds only if the data had no part in the decision to stop, so it is not
-        what is stated. A finished run that broke its plan has the realised guarantee,
-        and one that was stopped, or whose realised guarantee is the better one, the
-        worst case, which is never the better of it and the planned one.
+        A run that kept its plan satisfies the planned guarantee, finished or not, because fewer
+        rounds are a part of all. The realised one may be better, but holds for a run that was
+        stopped only if the data had no part in the decision to stop, so that one does not state
+        it. A finished run that broke its plan has the realised guarantee; one that was stopped, or
+        whose realised guarantee is the better one, has the worst case, which is no better than
+        either.
 
         A run with a stopping rule has the guarantee of the rule as well, whatever ended it
-        (``stopping_rules``). If the rule itself ended it, neither the data nor what was
-        released had a part in that, and the realised guarantee holds.
+        (``stopping_rules``). If the rule ended it, neither the data nor what was released had a
+        part in that, and the realised guarantee holds.
         """
         found = [self._stated_without_rule]
         # A sampler that left its scheme has nothing amplified, and the rule promised that.
@@ -270,7 +269,7 @@ class PrivacyStatement:
           name_clients: Whether the client that was protected least is named, with its rounds,
             which tell it from all others as well.
         """
-        took_place = self.took_place
+        took_place, worst = self.took_place, self.worst_client
         return {
             "library_version": version.__version__,
             "status": self.status,
@@ -295,21 +294,8 @@ class PrivacyStatement:
             "earned": self.stated.to_dict(),
             "widened": None if self.worst_case is None else self.worst_case.to_dict(),
             "realised": None if self.realised is None else self.realised.to_dict(),
-            "realised_participation": (
-                None
-                if took_place is None
-                else {"num_rounds": took_place.num_rounds, "keeps_sampling": True}
-                if took_place.keeps_sampling
-                else {
-                    "num_rounds": took_place.num_rounds,
-                    "num_clients": took_place.num_clients,
-                    "separation": took_place.separation,
-                    "largest_separation": took_place.largest_separation,
-                    "max_participations": took_place.max_participations,
-                    "keeps_sampling": took_place.keeps_sampling,
-                }
-            ),
-            "worst_client": self._worst_client_fields(name_clients),
+            "realised_participation": None if took_place is None else took_place.to_dict(),
+            "worst_client": None if worst is None else worst.to_dict(is_named=name_clients),
             "keeps_plan": self.keeps_plan,
             "stopping_rule": (
                 None
@@ -325,74 +311,49 @@ class PrivacyStatement:
 
     def to_markdown(self) -> str:
         """Returns the contents of ``PRIVACY.md``."""
-        return statement_texts.MARKDOWN.format(
+        facts, sampling, texts = self.facts, self.plan.sampling, statement_texts
+        adaptive, has_files = facts.adaptive_clip, facts.has_run_directory
+        by_files, by_rounds = (
+            (texts.VERIFIED_BY_FILES, texts.VERIFIED_BY_ROUNDS)
+            if sampling is None
+            else (texts.SAMPLING_VERIFIED_BY_FILES, texts.SAMPLING_VERIFIED_BY_ROUNDS)
+        )
+        has_random_sizes = sampling is not None and sampling.has_random_sizes
+        unit = texts.UNIT_OF_TIMERS if sampling is None else texts.UNIT_OF_SAMPLING
+        return texts.MARKDOWN.format(
             warnings="".join(f"**Warning.** {text}\n\n" for text in self.warnings),
             summary=self._summary(),
             rounds=self.plan.num_rounds,
-            clients=self.facts.num_clients,
-            cohort=(
-                f"{self.facts.clients_per_round} expected"
-                if self.plan.sampling is not None and self.plan.sampling.has_random_sizes
-                else self.facts.clients_per_round
+            clients=facts.num_clients,
+            cohort=f"{facts.clients_per_round}{' expected' if has_random_sizes else ''}",
+            clipping=(
+                texts.clipping(facts.clip_norm)
+                if adaptive is None
+                else texts.adaptive_clipping(
+                    adaptive.clip, adaptive.update_noise_multiplier, adaptive.count_stddev
+                )
             ),
-            clipping=self._clipping(),
-            released=statement_texts.RELEASED
-            if self.facts.adaptive_clip is None
-            else statement_texts.RELEASED_WITH_NORMS,
-            but_for="" if self.facts.adaptive_clip is None else statement_texts.BUT_FOR,
-            left_out=statement_texts.LEFT_OUT
-            if self.facts.adaptive_clip is None
-            else statement_texts.LEFT_OUT_WITH_BITS,
-            mechanism=self.facts.mechanism,
-            public_data=self.facts.public_data,
+            released=texts.RELEASED if adaptive is None else texts.RELEASED_WITH_NORMS,
+            but_for="" if adaptive is None else texts.BUT_FOR,
+            left_out=texts.LEFT_OUT if adaptive is None else texts.LEFT_OUT_WITH_BITS,
+            mechanism=facts.mechanism,
+            public_data=facts.public_data,
             metrics=(
                 "in\n     `metrics.csv`, in TensorBoard and in what the command prints"
-                if self.facts.has_run_directory
+                if has_files
                 else "wherever\n     they are kept"
             ),
-            secrets=statement_texts.SECRET_FILES
-            if self.facts.has_run_directory
-            else statement_texts.SECRET_STATE,
-            together=(
-                self.plan.sampling.together_words()
-                if self.plan.sampling
-                else statement_texts.TOGETHER
-            ),
-            unit=(f"{self._unit()}\n     {statement_texts.part_of_client(self.stated)}"),
-            accounting=statement_texts.accounting(self.plan),
-            assumption=statement_texts.assumption(self.plan, self.facts.enforcement),
-            verification=self._verification(),
-            planned=statement_texts.formal(self.plan),
+            secrets=texts.SECRET_FILES if has_files else texts.SECRET_STATE,
+            together=texts.TOGETHER if sampling is None else sampling.together_words(),
+            unit=f"{unit}\n     {texts.part_of_client(self.stated)}",
+            accounting=texts.accounting(self.plan),
+            assumption=texts.assumption(self.plan, facts.enforcement),
+            verification=by_files if has_files else by_rounds,
+            planned=texts.formal(self.plan),
             extended=self._extended_text(),
             realised=self._realised_text(),
             rule=self._rule_text(),
             version=version.__version__,
-        )
-
-    def _unit(self) -> str:
-        if self.plan.sampling is None:
-            return statement_texts.UNIT_OF_TIMERS
-        return statement_texts.UNIT_OF_SAMPLING
-
-    def _clipping(self) -> str:
-        adaptive = self.facts.adaptive_clip
-        if adaptive is None:
-            return statement_texts.clipping(self.facts.clip_norm)
-        return statement_texts.adaptive_clipping(
-            adaptive.clip, adaptive.update_noise_multiplier, adaptive.count_stddev
-        )
-
-    def _verification(self) -> str:
-        if self.plan.sampling is not None:
-            return (
-                statement_texts.SAMPLING_VERIFIED_BY_FILES
-                if self.facts.has_run_directory
-                else statement_texts.SAMPLING_VERIFIED_BY_ROUNDS
-            )
-        return (
-            statement_texts.VERIFIED_BY_FILES
-            if self.facts.has_run_directory
-            else statement_texts.VERIFIED_BY_ROUNDS
         )
 
     def _summary(self) -> str:
@@ -473,17 +434,6 @@ class PrivacyStatement:
             "     so that no release of this run exceeds it, whatever ended the run."
         )
 
-    def _worst_client_fields(self, is_named: bool) -> dict[str, Any] | None:
-        worst = self.worst_client
-        if worst is None:
-            return None
-        return {
-            **({"client_id": worst.client_id, "rounds": list(worst.rounds)} if is_named else {}),
-            "num_rounds": len(worst.rounds),
-            "sensitivity": worst.sensitivity,
-            "epsilon": _finite_or_none(worst.epsilon),
-        }
-
     def _worst_text(self) -> str:
         worst = self.worst_client
         if worst is None or not math.isfinite(worst.epsilon):
@@ -494,7 +444,3 @@ class PrivacyStatement:
             f"sensitivity is {rounded_up(worst.sensitivity, '.6g')} and epsilon "
             f"{rounded_up(worst.epsilon, '.6g')}, without amplification."
         )
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,11 +1,10 @@
-"""What the statement of a run says, in words, but for what is about its sampling alone."""
+"""The texts of a privacy statement; a sampling scheme has its own."""
 
 import math
 
 from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 
 
@@ -57,7 +56,7 @@ def adaptive_clipping(
 
 
 def accounting(plan: Guarantee) -> str:
-    """Returns by what the guarantee is computed, in whole sentences.
+    """Returns how the guarantee is computed, in whole sentences.
 
     Args:
       plan: The planned guarantee.
@@ -100,7 +99,7 @@ def formal(guarantee: Guarantee) -> str:
         return "With no noise, or hardly any, there is no finite epsilon."
     kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
-    # In full: what follows is not said of less noise, nor of more than there was.
+    # In full: rounded, it would be the noise of another run.
     multiplier = repr(guarantee.noise_multiplier)
     dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
@@ -116,7 +115,7 @@ def formal(guarantee: Guarantee) -> str:
 
 
 def zcdp(guarantee: Guarantee) -> str:
-    """Returns what approximate zCDP is stated, without amplification."""
+    """Returns the approximate zCDP that is stated, without amplification."""
     if not math.isfinite(guarantee.zcdp_rho):
         return "no zCDP at all, for lack of noise"
     return (
@@ -170,7 +169,9 @@ def _certificate(guarantee: Guarantee) -> str:
 
 def attacker(guarantee: Guarantee) -> str:
     """Returns what an attacker can do, as a sentence."""
-    return attackers.sentence(guarantee.attacker(), knows_rounds=guarantee.sampling is None)
+    return printed_guarantees.rates_sentence(
+        guarantee.attacker(), knows_rounds=guarantee.sampling is None
+    )
 
 
 UNIT_OF_SAMPLING = """\

@@ -1,4 +1,4 @@
-"""A rule that ends a run before an epsilon is exceeded, and what such a run guarantees.
+"""A rule that ends a run before it exceeds an epsilon, and what such a run guarantees.
 
 The rule is fixed before the first round. Before each round it looks at who took part in the
 rounds so far and who would take part in the next one, and at nothing else: if all these rounds
@@ -17,8 +17,8 @@ post-processing.
 
 Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
 number t follows from the plan alone: it is the most rounds whose amplified epsilon is within the
-limit. Under secret coins and with balls in bins, any part of a run is stated with the epsilon of
-all rounds, so that a limit below it allows no round, and any other one allows all of them.
+limit. With min-separation sampling and balls in bins, any part of a run is stated with the epsilon
+of all rounds, so that a limit below it allows no round, and any other one allows all of them.
 """
 
 import dataclasses

@@ -160,7 +160,7 @@ def prepare(
         path = own / f"weights-{block}"
         if not path.exists() or path.read_bytes() != content:
             # Many files for many rounds; contents are compared here and checked by the graphs.
-            atomic_files.write_cached_bytes(path, content)
+            atomic_files.write_bytes(path, content, waits_for_disk=False)
     checksums = {block: noise_files.checksum_of(content) for block, content in contents.items()}
     return RowsOnDisk(
         rows,

@@ -27,7 +27,6 @@ from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.participation import sampling_schemes
-from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
@@ -528,7 +527,7 @@ def _attacker_lines(guarantee: Guarantee) -> list[tuple[str, str]]:
     """What an attacker can do, for a person to read; nothing for a run that is not private."""
     if not math.isfinite(guarantee.epsilon):
         return []
-    return [("attacker", attackers.line(guarantee.attacker()))]
+    return [("attacker", printed_guarantees.rates_line(guarantee.attacker()))]
 
 
 def percent(accuracy: float | None) -> str | None:

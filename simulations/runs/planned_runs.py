@@ -37,7 +37,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.privacy import amplification_conditions
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.random_streams import SeedError
@@ -101,7 +101,7 @@ class Run:
     @functools.cached_property
     def guarantee(self) -> Guarantee:
         """What is guaranteed for all rounds, if clients keep to the participation."""
-        certification = amplification_conditions.default_certification(show_progress=True)
+        certification = guarantees.default_certification(show_progress=True)
         return self.mechanism.guarantee(self.config.delta, certification=certification)
 
     @functools.cached_property

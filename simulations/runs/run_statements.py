@@ -15,7 +15,7 @@ import math
 
 from mf_aggregators import Mechanism, accounting, participation, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.privacy import amplification_conditions, client_names, guarantees
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
@@ -148,7 +148,7 @@ def planned(run: Run) -> PrivacyStatement:
         adaptive_clip=_adaptive_clipping(run),
         has_run_directory=True,
     )
-    certification = amplification_conditions.default_certification(show_progress=True)
+    certification = guarantees.default_certification(show_progress=True)
     return dataclasses.replace(
         mechanism.statement(facts, config.delta, certification=certification),
         represented=_represented(run),

@@ -26,8 +26,6 @@ from mf_aggregators.participation import (
     Shuffling,
     SingleParticipation,
 )
-from mf_aggregators.privacy import extensions
-from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.privacy.ledgers import Ledger
 from tests.examples import examples
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -189,9 +187,9 @@ def test_a_horizon_that_forbids_what_was_allowed_is_refused() -> None:
     with refuses("40 rounds"):
         second.extended(60, MinSeparation(10, 6))
     whole = second.extended(60, MinSeparation(4, 15))
-    began = FirstPlan(first.schema, 1.0, (second.schema,))
-    assert whole.noise_multiplier == extensions.noise_multiplier(
-        whole.factorization, whole.schema, began
+    began_with = first.factorization.sensitivity(first.schema).value
+    assert whole.noise_multiplier == began_with / (
+        whole.factorization.sensitivity(whole.schema).value
     )
     # Not one with more noise than there is, nor without its first horizon.
     with refuses("noise multiplier"):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators.caches import CacheWarning
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
 from mf_aggregators.factorizations import Factorization
 
 _DESCRIPTION = {"mechanism": "banded", "num_rounds": 6, "num_bands": 2}
@@ -108,7 +108,7 @@ def test_a_damaged_or_foreign_entry_is_computed_again(
     compute = _Counted()
     first = factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
     damage(_entry(tmp_path))
-    with pytest.warns(FactorizationCacheWarning):
+    with pytest.warns(CacheWarning):
         second = factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
     assert compute.calls == 2
     assert np.array_equal(first.strategy_matrix(), second.strategy_matrix())
@@ -123,10 +123,10 @@ def test_what_cannot_be_kept_is_used_with_a_warning(tmp_path: pathlib.Path) -> N
     file = tmp_path / "file"
     file.write_text("no directory")
     compute = _Counted()
-    with pytest.warns(FactorizationCacheWarning):
+    with pytest.warns(CacheWarning):
         found = factorization_cache.fetch(file / "cache", _DESCRIPTION, compute)
     assert np.array_equal(found.strategy_matrix(), _Counted()().strategy_matrix())
-    with pytest.warns(FactorizationCacheWarning):
+    with pytest.warns(CacheWarning):
         assert factorization_cache.fetch_number(file / "cache", {"b": 1}, lambda: 1.5) == 1.5
 
 
@@ -166,7 +166,7 @@ def test_a_damaged_number_is_computed_again(
     factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.5)
     entry = _entry(tmp_path)
     entry.write_text(change(entry.read_text()))
-    with pytest.warns(FactorizationCacheWarning):
+    with pytest.warns(CacheWarning):
         assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.25) == 1.25
     assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.25
 
@@ -177,5 +177,5 @@ def test_a_whole_number_of_another_description_is_not_used(tmp_path: pathlib.Pat
     factorization_cache.fetch_number(tmp_path, {"b": 2}, lambda: 0.5)
     (other,) = set(tmp_path.iterdir()) - {one}
     one.write_text(other.read_text())
-    with pytest.warns(FactorizationCacheWarning):
+    with pytest.warns(CacheWarning):
         assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.5) == 1.5

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
-from mf_aggregators.commands import report_subject
+from mf_aggregators.commands.report_contents import Subject
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
 from tests import console_commands
@@ -25,7 +25,7 @@ def _report(factorization: Factorization, path: pathlib.Path, *more: str) -> con
 
 def test_what_an_extension_costs() -> None:
     made = factorizations.blt(40, 2, _SCHEMA)
-    found = report_subject.extension_fields(made, _SCHEMA, _sums(40), 80, 0.7, 1e-6)
+    found = Subject.of(made, _SCHEMA, _sums(40), 0.7).extension_fields(80, 1e-6)
     whole, planned = made.extended(80), factorizations.blt(80, 2, _SCHEMA)
     ratio = made.sensitivity(_SCHEMA).value / whole.sensitivity(_SCHEMA).value
     assert ratio < 0.8
@@ -35,22 +35,19 @@ def test_what_an_extension_costs() -> None:
     assert found["planned_rmse"] == pytest.approx(planned.rmse(_sums(80), _SCHEMA))
     assert 1.0 <= found["extended_rmse_over_planned"] <= 1.03
     # Roundings of a model take of it, and without noise nothing is said of a guarantee.
-    charged = report_subject.extension_fields(made, _SCHEMA, _sums(40), 80, 0.7, 1e-6, 10**7)
+    charged = Subject.of(made, _SCHEMA, _sums(40), 0.7).extension_fields(80, 1e-6, 10**7)
     assert charged["extended_epsilon"] > found["extended_epsilon"]
     assert (
-        report_subject.extension_fields(made, _SCHEMA, _sums(40), 80, None, 1e-6)[
-            "extended_epsilon"
-        ]
-        is None
+        Subject.of(made, _SCHEMA, _sums(40)).extension_fields(80, 1e-6)["extended_epsilon"] is None
     )
 
 
 def test_an_extension_in_two_steps_costs_what_one_does() -> None:
     made = factorizations.tree_aggregation(40)
-    once = report_subject.extension_fields(made, _SCHEMA, _sums(40), 80, 0.7, 1e-6)
+    once = Subject.of(made, _SCHEMA, _sums(40), 0.7).extension_fields(80, 1e-6)
     whole = made.extended(60)
     by_now = 0.7 * made.sensitivity(_SCHEMA).value / whole.sensitivity(_SCHEMA).value
-    twice = report_subject.extension_fields(whole, _SCHEMA, _sums(60), 80, by_now, 1e-6)
+    twice = Subject.of(whole, _SCHEMA, _sums(60), by_now).extension_fields(80, 1e-6)
     assert twice["extended_epsilon"] == pytest.approx(once["extended_epsilon"])
     assert twice["extended_rmse_over_planned"] == pytest.approx(1.0)
 
@@ -85,4 +82,4 @@ def test_rates_of_rounds_that_are_not_there_are_asked_for() -> None:
     )
     made = factorizations.banded(rates, 2)
     with refuses("rate"):
-        report_subject.extension_fields(made, MinSeparation(2), rates, 12, 1.0, 1e-6)
+        Subject.of(made, MinSeparation(2), rates, 1.0).extension_fields(12, 1e-6)

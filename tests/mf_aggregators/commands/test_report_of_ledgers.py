@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting, checkpoints, random_streams, workloads
-from mf_aggregators.commands import command_line, ledger_report, report
+from mf_aggregators import accounting, checkpoints, printed_guarantees, random_streams, workloads
+from mf_aggregators.commands import command_line, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import (
     BallsInBins,
@@ -21,7 +21,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy import guarantees
 from simulations.runs.round_records import ParticipationLedger
 
 _PLANNED = ("--separation=4", "--max_participations=3", "--noise_multiplier=0.9", "--delta=1e-5")
@@ -333,8 +333,8 @@ def test_nothing_is_amplified_that_the_ledger_contradicts(
     assert deviation in fields["sampling_deviation"]
     assert _NAMED not in out
     assert fields["widened_epsilon"] >= fields["realised_epsilon"]
-    text = ledger_report.warning(fields, 12, 1e-5)
-    assert text is not None
+    _, out, _ = _call(capsys, checkpoint, ledger)
+    text = out.partition("\n\n")[0]
     assert text.startswith("WARNING: the ledger contradicts its sampling scheme (")
     assert deviation in text
     assert "allows" not in text
@@ -438,7 +438,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert "Every batch of the ledger is the one that the sampler's seed draws" in out
     assert f"({rounded_up(planned.epsilon)}, 1e-05)-DP allows" in out
     assert "For whoever knows who was drawn, nothing is amplified." in out
-    assert attackers.in_brief(planned.attacker()) in out
+    assert printed_guarantees.rates_in_brief(planned.attacker()) in out
     assert _NAMED not in out
     # Nobody else's seed does.
     random_streams.save_seed(2**100 + 16, tmp_path / "sampling_seed.json")

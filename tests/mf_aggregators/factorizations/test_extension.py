@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.accounting import noise_multiplier, zcdp_rho
 from mf_aggregators.catalogue.third_party import CheckedFactorization
-from mf_aggregators.commands import report_subject
+from mf_aggregators.commands.report_contents import Subject
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BltFactorization,
@@ -348,8 +348,8 @@ def test_the_costs_of_the_documents() -> None:
     assert set(printed) == set(made)
     for name, factorization in made.items():
         more, twice = (
-            report_subject.extension_fields(
-                factorization, schema, _sums(1000), rounds, multiplier, 1e-6
+            Subject.of(factorization, schema, _sums(1000), multiplier).extension_fields(
+                rounds, 1e-6
             )
             for rounds in (1100, 2000)
         )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, caches
 from mf_aggregators.accounting import noise_failure
+from mf_aggregators.caches import CacheWarning
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
@@ -219,10 +220,10 @@ def _altered(entry: pathlib.Path, claim: Any, *, has_digest: bool) -> None:
     contents = json.loads(entry.read_text())
     del contents["sha256"]
     if not has_digest:
-        digest = store._digest(contents)
+        digest = caches.digest(contents)
     contents["claim"] = claim
     if has_digest:
-        digest = store._digest(contents)
+        digest = caches.digest(contents)
     entry.write_text(json.dumps({**contents, "sha256": digest}))
 
 
@@ -265,7 +266,7 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     ]
     for changes in alterations:
         _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
-        with pytest.warns(store.CertificateStoreWarning, match="computed again"):
+        with pytest.warns(CacheWarning):
             again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
@@ -284,7 +285,7 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
     )
     for contents in (larger, None):
         _altered(entry, contents, has_digest=False)
-        with pytest.warns(store.CertificateStoreWarning, match="is damaged"):
+        with pytest.warns(CacheWarning):
             again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
@@ -294,7 +295,7 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
         dataclasses.replace(found.certificate, epsilon=found.epsilon * 1.2)
     )
     entry.write_text("[" * 100_000)
-    with pytest.warns(store.CertificateStoreWarning, match="is damaged"):
+    with pytest.warns(CacheWarning):
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
 
 

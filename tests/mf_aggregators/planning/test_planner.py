@@ -18,8 +18,8 @@ from mf_aggregators import (
     planning,
     workloads,
 )
+from mf_aggregators.caches import CacheWarning
 from mf_aggregators.catalogue.built_in import BandedEntry
-from mf_aggregators.checkpoints.factorization_cache import FactorizationCacheWarning
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
     BallsInBins,
@@ -582,7 +582,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> 
     setting = dataclasses.replace(
         _TIMERS, num_rounds=3, population=30, participation=MinSeparation(3)
     )
-    with pytest.warns(FactorizationCacheWarning):
+    with pytest.warns(CacheWarning):
         _check(planning.make(setting, cache_directory=file / "cache"))
 
 

@@ -35,7 +35,7 @@ from mf_aggregators.participation import (
     separated,
 )
 from mf_aggregators.participation.monte_carlo import certificates
-from mf_aggregators.privacy import amplification_conditions, guarantees
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -284,7 +284,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert plan.zcdp_rho == pytest.approx(most * 0.5 / 1.5**2)
     assert plan.certificate is not None
     assert plan.certificate.epsilon == plan.epsilon < without
-    columns = amplification_conditions.columns_of(factorization, scheme)
+    columns = guarantees.columns_of(factorization, scheme)
     assert columns is not None
     pair = scheme.dominating_pair(1.5, columns)
     assert certificates.is_proved(pair, plan.certificate)
@@ -319,10 +319,10 @@ def test_rows_that_are_rounded_by_more_than_is_charged_are_refused(
     rounded = types.SimpleNamespace(float_error=float_error)
     monkeypatch.setattr(integer_rows.Rounding, "of", lambda *unused: rounded)
     if is_charged:
-        amplification_conditions.check_bands(matrix, scheme)
+        guarantees.check_bands(matrix, scheme)
     else:
         with refuses("rounded"):
-            amplification_conditions.check_bands(matrix, scheme)
+            guarantees.check_bands(matrix, scheme)
 
 
 def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
@@ -355,13 +355,13 @@ def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
     strategy = factorization.strategy_matrix()
     moved = float(np.max(np.sum(np.abs(strategy / np.diag(strategy)), axis=1)))
     if moved < separated.LARGEST_ROUNDING:
-        amplification_conditions.check_bands(factorization, scheme)
+        guarantees.check_bands(factorization, scheme)
         return
     with refuses(f"{moved:.2g}"):
-        amplification_conditions.check_bands(factorization, scheme)
+        guarantees.check_bands(factorization, scheme)
     # Where the rounding of all rows together is charged, for one participation, it is allowed.
     poisson = PoissonSampling(num_rounds, num_rounds, 2 * num_rounds, 2)
-    amplification_conditions.check_bands(factorization, poisson)
+    guarantees.check_bands(factorization, poisson)
 
 
 def test_guarantees_compose() -> None:

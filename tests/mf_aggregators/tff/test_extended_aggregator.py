@@ -1,6 +1,5 @@
 """Aggregators of runs that were extended: a saved state goes on, and released rows stay."""
 
-import dataclasses
 import os
 import pathlib
 import warnings
@@ -22,8 +21,6 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.privacy import extensions
-from mf_aggregators.privacy.extensions import FirstPlan
 from mf_aggregators.tff import declared_participation, tensor_streams
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from mf_aggregators.tff.tensor_streams import NoiseOptions
@@ -32,7 +29,7 @@ from tests.refusals import refuses
 _BEFORE, _WHOLE = 7, 12
 _SIZE = 40
 _SPECS = tf.TensorSpec((_SIZE,), tf.float64)
-_FIRST = FirstPlan(MinSeparation(4), 0.8)
+_SCHEMA, _MULTIPLIER = MinSeparation(4), 0.8
 _SUMS = mfa.workloads.prefix_sum(_BEFORE)
 
 _MADE = {
@@ -46,33 +43,22 @@ _MADE = {
 _EVERY = pytest.mark.parametrize("name", _MADE)
 
 
-def _mechanism(
-    factorization: Factorization,
-    participation: Participation,
-    noise_multiplier: float,
-    began: FirstPlan | None,
+def _began(
+    whole: Factorization, *later: Participation, schema: Participation = _SCHEMA
 ) -> mfa.Mechanism:
-    """What is stated of a run that began in some way, whatever it is extended to."""
-    before: mfa.Mechanism | None = None
-    horizons = {} if began is None else extensions.horizons(factorization, began)
-    for rounds, schema in horizons.items():
-        assert began is not None
-        horizon = factorization.of_plan(rounds)
-        multiplier = began.noise_multiplier
-        if before is not None:
-            later = began.later_participations[: len(horizon.plans) - 1]
-            known = dataclasses.replace(began, later_participations=later)
-            multiplier = extensions.noise_multiplier(horizon, schema, known)
-        before = mfa.Mechanism(horizon, schema, multiplier, before)
-    return mfa.Mechanism(factorization, participation, noise_multiplier, before)
+    """What a run did, in its first horizon and some later ones, that goes on with a matrix."""
+    mechanism = mfa.Mechanism(whole.of_plan(_BEFORE), schema, _MULTIPLIER)
+    for rounds, each in zip(whole.plans[1:], later, strict=False):
+        mechanism = mechanism.extended(rounds, each, factorization=whole.of_plan(rounds))
+    return mechanism
 
 
 def _query(
     factorization: Factorization,
-    participation: Any = _FIRST.participation,
+    participation: Any = _SCHEMA,
     specs: Any = _SPECS,
-    noise_multiplier: float = _FIRST.noise_multiplier,
-    began: FirstPlan | None = None,
+    noise_multiplier: float = _MULTIPLIER,
+    began: mfa.Mechanism | None = None,
     **changes: Any,
 ) -> Any:
     arguments: dict[str, Any] = {
@@ -84,26 +70,23 @@ def _query(
     arguments.update(changes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
-        mechanism = _mechanism(factorization, participation, noise_multiplier, began)
+        mechanism = mfa.Mechanism(factorization, participation, noise_multiplier, began)
         return mfa.mf_dp_aggregator(mechanism, **arguments).query(specs)
 
 
 def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -> Any:
     size = sum(spec.shape.num_elements() for spec in tf.nest.flatten(specs))
     adaptive = isinstance(changes.get("clip_norm"), mfa.AdaptiveClip)
-    found = extensions.noise_multiplier(
-        whole,
-        changes.get("participation", _FIRST.participation),
-        changes.get("began", _FIRST),
+    began = changes.pop("began", None) or _began(whole)
+    found = began.extended(
+        whole.num_rounds,
+        changes.get("participation", _SCHEMA),
         num_parameters=size + int(adaptive),
         largest_cohort=2**22,
-        storage=mfa.noise.NoiseStorage(changes.get("noise_storage", "state")),
-    )
-    return _query(
-        whole,
-        specs=specs,
-        **{"noise_multiplier": found, "began": _FIRST, **changes},
-    )
+        storage=changes.get("noise_storage", "state"),
+        factorization=whole,
+    ).noise_multiplier
+    return _query(whole, specs=specs, **{"noise_multiplier": found, "began": began, **changes})
 
 
 def _rounds(query: Any, state: Any, first: int, end: int) -> tuple[list[np.ndarray], Any]:
@@ -145,7 +128,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     name: str, storage: str, tmp_path: pathlib.Path
 ) -> None:
     before = _MADE[name]
-    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    whole = before.extended(_WHOLE, participation=_SCHEMA)
     noise: dict[str, Any] = {"noise_storage": storage}
     if storage == "disk":
         noise["noise_directory"] = tmp_path / "noise"
@@ -162,7 +145,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     sums = np.array([np.sin(np.arange(_SIZE) + i) for i in range(_WHOLE)])
     norms = np.maximum(1.0, np.linalg.norm(sums, axis=1, keepdims=True))
     noise_rows = np.array([*released, *later]) - sums / norms
-    stddev = _FIRST.noise_multiplier * before.sensitivity(_FIRST.participation).value
+    stddev = _MULTIPLIER * before.sensitivity(_SCHEMA).value
     recursion = whole.noise_recursion()
     z = np.linalg.solve(recursion.noising_matrix()[:, :_WHOLE], noise_rows / stddev)
     assert np.all(np.abs(z) < 6.0)
@@ -173,7 +156,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
 def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> None:
     """Beside one whose matrix is the same from its first row on: but for scale, the same rows."""
     before = _MADE[name]
-    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    whole = before.extended(_WHOLE, participation=_SCHEMA)
     arrays = whole.arrays()
     parameters = {key: each for key, each in whole.parameters.items() if key != "extends"}
     planned = type(whole).from_arrays(_WHOLE, arrays, parameters=parameters)
@@ -183,10 +166,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
         np.array(_rounds(query, query.initial_global_state(), 0, _WHOLE)[0])
         for query in (silent, _extended_query(whole), _query(planned))
     )
-    ratio = (
-        before.sensitivity(_FIRST.participation).value
-        / planned.sensitivity(_FIRST.participation).value
-    )
+    ratio = before.sensitivity(_SCHEMA).value / planned.sensitivity(_SCHEMA).value
     np.testing.assert_allclose(noised[0] - sums, (noised[1] - sums) * ratio, atol=3e-6)
 
 
@@ -194,7 +174,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
 def test_a_clip_norm_that_adapts_goes_on(name: str) -> None:
     clip = mfa.AdaptiveClip(initial_norm=1.0)
     before = _MADE[name]
-    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    whole = before.extended(_WHOLE, participation=_SCHEMA)
     query = _query(before, clip_norm=clip)
     start = query.initial_global_state()
     released, state = _rounds(query, start, 0, _BEFORE)
@@ -213,7 +193,7 @@ def test_rows_of_several_chunks_go_on(name: str, tmp_path: pathlib.Path) -> None
     specs = tf.TensorSpec((CHUNK + 100,), tf.float32)
     noise: dict[str, Any] = {"noise_storage": "disk", "noise_directory": tmp_path / "noise"}
     before = _MADE[name]
-    whole = before.extended(_WHOLE, participation=_FIRST.participation)
+    whole = before.extended(_WHOLE, participation=_SCHEMA)
     query, longer = _query(before, specs=specs, **noise), _extended_query(whole, specs, **noise)
     state = query.initial_global_state()
     other = _saved(state)
@@ -226,11 +206,11 @@ def test_rows_of_several_chunks_go_on(name: str, tmp_path: pathlib.Path) -> None
 
 def test_a_whole_that_is_stated_better_than_it_is_is_refused() -> None:
     whole = _MADE["blt"].extended(_WHOLE)
-    for stated in (_FIRST.noise_multiplier, 10.0):
+    for stated in (_MULTIPLIER, 10.0):
         with refuses("noise multiplier"):
-            _query(whole, noise_multiplier=stated, began=_FIRST)
+            _query(whole, noise_multiplier=stated, began=_began(whole))
     # Less than there is may be stated; the noise is the same.
-    _query(whole, noise_multiplier=0.1, began=_FIRST)
+    _query(whole, noise_multiplier=0.1, began=_began(whole))
 
 
 def test_what_was_allowed_before_must_be_allowed_of_the_whole() -> None:
@@ -238,33 +218,35 @@ def test_what_was_allowed_before_must_be_allowed_of_the_whole() -> None:
     with refuses("horizon"):
         _extended_query(whole, participation=MinSeparation(6))
     with refuses("horizon"):
-        extensions.noise_multiplier(whole, SingleParticipation(), _FIRST)
+        _began(whole).extended(_WHOLE, SingleParticipation(), factorization=whole)
     # In seven rounds, seven rounds apart is once.
-    single = FirstPlan(MinSeparation(7), 0.8)
-    assert extensions.noise_multiplier(whole, MinSeparation(9), single) > 0.0
+    single = _began(whole, schema=MinSeparation(7))
+    assert single.extended(_WHOLE, MinSeparation(9), factorization=whole).noise_multiplier > 0.0
 
 
 def test_more_participations_are_counted() -> None:
     whole = _MADE["banded"].extended(_WHOLE, participation=MinSeparation(4))
-    first = FirstPlan(FixedEpochOrder(2, 4), 0.8)
-    two, three = (extensions.noise_multiplier(whole, FixedEpochOrder(k, 4), first) for k in (2, 3))
+    first = _began(whole, schema=FixedEpochOrder(2, 4))
+    two, three, as_many_as_fit = (
+        first.extended(_WHOLE, schema, factorization=whole).noise_multiplier
+        for schema in (FixedEpochOrder(2, 4), FixedEpochOrder(3, 4), MinSeparation(4))
+    )
     assert three == pytest.approx(0.8 * (2 / 3) ** 0.5, rel=0.06)
     assert three < two <= 0.8
     # As many as fit are more in more rounds.
-    assert extensions.noise_multiplier(whole, MinSeparation(4), first) == pytest.approx(three)
+    assert as_many_as_fit == pytest.approx(three)
 
 
-def test_extensions_need_their_first_plan_and_others_have_none() -> None:
+def test_extensions_need_their_first_horizon_and_others_have_none() -> None:
+    whole = _MADE["blt"].extended(_WHOLE)
     with refuses("extends", "[7]"):
-        _query(_MADE["blt"].extended(_WHOLE))
-    with pytest.raises(ValueError, match="extends none"):
-        _query(_MADE["blt"], began=_FIRST)
-    with refuses("blt"):
-        extensions.noise_multiplier(_MADE["blt"], _FIRST.participation, _FIRST)
+        _query(whole)
+    with refuses("extends", "[7]"):
+        _query(_MADE["blt"], began=_began(whole))
 
 
 def test_without_noise_an_extension_has_none() -> None:
-    first = FirstPlan(_FIRST.participation, 0.0)
+    first = mfa.Mechanism(_MADE["blt"], _SCHEMA, 0.0)
     whole = _MADE["blt"].extended(_WHOLE)
     query = _extended_query(whole, began=first, noise_multiplier=0.0, allow_no_noise=True)
     released, _ = _rounds(query, query.initial_global_state(), 0, 2)
@@ -306,19 +288,20 @@ def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
     whole = _MADE["blt"].extended(9).extended(_WHOLE)
     assert whole.plans == (_BEFORE, 9)
     stated: dict[str, Any] = {"participation": MinSeparation(4), "noise_multiplier": 0.1}
-    for later, names in (((), ["7", "9"]), ((MinSeparation(2),), ["horizon", "9"])):
-        began = FirstPlan(MinSeparation(4), 0.8, later)
-        with refuses(*names):
-            _query(whole, began=began, **stated)
-    _query(whole, began=FirstPlan(MinSeparation(4), 0.8, (MinSeparation(4),)), **stated)
+    with refuses("7", "9"):
+        _query(whole, began=_began(whole), **stated)
+    with refuses("horizon", "9"):
+        _query(whole, began=_began(whole, MinSeparation(2)), **stated)
+    _query(whole, began=_began(whole, MinSeparation(4)), **stated)
 
 
 @_EVERY
 def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.Path) -> None:
     """Rows are then products of the same shapes, and the same to the last bit for any model."""
     whole = _MADE[name].extended(_WHOLE)
-    recursion = extensions.recursion(whole, _FIRST)
-    first = extensions.first_recursion(whole, _FIRST)
+    began = _began(whole)
+    recursion = began.extended(_WHOLE, factorization=whole).noise_recursion()
+    first = began.noise_recursion()
     made = [
         tensor_streams.make(
             each, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"), continued
@@ -336,10 +319,10 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
 
 
 def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:
-    mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, _FIRST.noise_multiplier)
+    mechanism = mfa.Mechanism(_MADE["blt"], _SCHEMA, _MULTIPLIER)
     long: dict[str, Any] = {
-        "participation": _FIRST.participation,
-        "noise_multiplier": _FIRST.noise_multiplier,
+        "participation": _SCHEMA,
+        "noise_multiplier": _MULTIPLIER,
     }
     released = []
     spellings: list[tuple[Any, dict[str, Any]]] = [(mechanism, {}), (_MADE["blt"], long)]
@@ -355,10 +338,10 @@ def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:
 
 def test_a_mechanism_that_was_extended_twice_states_what_its_rows_have() -> None:
     """And goes on from a saved state with the bits of a mechanism that is stated by hand."""
-    mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, _FIRST.noise_multiplier)
+    mechanism = mfa.Mechanism(_MADE["blt"], _SCHEMA, _MULTIPLIER)
     longer = mechanism.extended(9, num_parameters=_SIZE, storage="state")
     whole = longer.extended(_WHOLE, MinSeparation(2), num_parameters=_SIZE, storage="state")
-    began = FirstPlan(_FIRST.participation, _FIRST.noise_multiplier, (longer.schema,))
+    began = _began(whole.factorization, longer.schema)
     by_hand = _query(whole.factorization, MinSeparation(2), _SPECS, whole.noise_multiplier, began)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
@@ -373,7 +356,7 @@ def test_a_mechanism_that_was_extended_twice_states_what_its_rows_have() -> None
 
 
 def test_a_mechanism_is_not_contradicted() -> None:
-    mechanism = mfa.Mechanism(_MADE["blt"], _FIRST.participation, 0.8)
+    mechanism = mfa.Mechanism(_MADE["blt"], _SCHEMA, 0.8)
     with refuses("participation", error=TypeError):
         mfa.mf_dp_aggregator(
             mechanism, participation=MinSeparation(5), clip_norm=1.0, clients_per_round=4

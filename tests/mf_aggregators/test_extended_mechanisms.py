@@ -18,8 +18,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     check_extended,
 )
-from mf_aggregators.privacy import extensions
-from mf_aggregators.privacy.extensions import FirstPlan
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -79,6 +77,14 @@ def _reached(strategy: np.ndarray, patterns: Iterator[tuple[int, ...]]) -> float
     return max(float(np.linalg.norm(strategy[:, pattern].sum(axis=1))) for pattern in patterns)
 
 
+def _extended(whole: Factorization, *schemas: Participation) -> mfa.Mechanism:
+    """A run that had a schema in each horizon, the first with noise multiplier 1.3."""
+    mechanism = mfa.Mechanism(whole.of_plan(whole.plans[0]), schemas[0], 1.3)
+    for rounds, schema in zip(whole.plans[1:], schemas[1:-1], strict=True):
+        mechanism = mechanism.extended(rounds, schema, factorization=whole.of_plan(rounds))
+    return mechanism.extended(whole.num_rounds, schemas[-1], factorization=whole)
+
+
 @settings(max_examples=examples(400), deadline=None)
 @given(st.sampled_from(sorted(_CHAINS)), st.tuples(_schemas(), _schemas(), _schemas()))
 def test_no_client_that_kept_every_timer_has_less_than_is_stated(
@@ -86,16 +92,15 @@ def test_no_client_that_kept_every_timer_has_less_than_is_stated(
 ) -> None:
     whole = _CHAINS[name]
     assert whole.plans == _ROUNDS[:2]
-    began = FirstPlan(schemas[0], 1.3, schemas[1:2])
     is_kept = all(
         set(brute_force.patterns(before, rounds)) <= set(brute_force.patterns(after, rounds))
         for (before, after), rounds in zip(itertools.pairwise(schemas), _ROUNDS[:2], strict=True)
     )
     if not is_kept:
         with refuses("horizon"):
-            extensions.noise_multiplier(whole, schemas[-1], began)
+            _extended(whole, *schemas)
         return
-    stated = extensions.noise_multiplier(whole, schemas[-1], began)
+    stated = _extended(whole, *schemas).noise_multiplier
     strategy = whole.strategy_matrix()
     assert strategy.min() >= 0.0
     first = _reached(
@@ -108,20 +113,21 @@ def test_a_horizon_in_the_middle_is_not_forgotten() -> None:
     """Twice as often in the middle: a client who kept every timer has epsilon 12.47, not 9.50."""
     first, middle, last = MinSeparation(10, 2), MinSeparation(4, 10), MinSeparation(10, 6)
     made = mfa.factorizations.blt(20, 3, participation=first)
-    whole = made.extended(40, participation=middle).extended(60, participation=last)
+    begun = mfa.Mechanism(made, first, 1.0)
+    longer = begun.extended(40, middle)
+    whole = longer.factorization.extended(60, participation=last)
     strategy = whole.strategy_matrix()
     scale = np.linalg.norm(strategy[:20, [0, 10]].sum(axis=1))
     moved = np.linalg.norm(strategy[:, [0, 10, 20, 24, 28, 32, 36]].sum(axis=1))
     assert accounting.epsilon(float(scale / moved), 1e-6) == pytest.approx(12.467, abs=5e-4)
     with refuses("20", "40"):
-        extensions.noise_multiplier(whole, last, FirstPlan(first, 1.0))
-    began = FirstPlan(first, 1.0, (middle,))
+        begun.extended(60, last, factorization=whole)
     with refuses("40", "10"):
-        extensions.noise_multiplier(whole, last, began)
+        longer.extended(60, last, factorization=whole)
     # What allows the middle as well is accounted for.
-    stated = extensions.noise_multiplier(whole, MinSeparation(4, 10), began)
-    assert accounting.epsilon(stated, 1e-6) > 12.467
-    assert extensions.horizons(whole, began) == {20: first, 40: middle}
+    stated = longer.extended(60, MinSeparation(4, 10), factorization=whole)
+    assert accounting.epsilon(stated.noise_multiplier, 1e-6) > 12.467
+    assert stated.earlier_participations == {20: first, 40: middle}
 
 
 def test_horizons_are_compared_one_after_the_other() -> None:
@@ -135,9 +141,4 @@ def test_horizons_are_compared_one_after_the_other() -> None:
 
 def test_wrong_horizons_are_refused() -> None:
     with refuses("participation", error=TypeError):
-        FirstPlan(MinSeparation(2), 1.0, ("min_sep",))  # type: ignore[arg-type]
-    with refuses("participation", error=TypeError):
         check_extended({3: MinSeparation(2)}, "min_sep")  # type: ignore[arg-type]
-    too_many = FirstPlan(MinSeparation(2), 1.0, (MinSeparation(2), MinSeparation(2)))
-    with refuses("3"):
-        extensions.noise_multiplier(_CHAINS["blt"], MinSeparation(2), too_many)

@@ -1,6 +1,7 @@
 """Sensitivities of patterns that took place, against direct sums over the rounds of a client."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
-from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import guarantees, pattern_sensitivities
+from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from tests.mf_aggregators import small_mechanisms
 
@@ -24,6 +26,22 @@ _NUM_ROUNDS = 9
 _patterns = st.lists(
     st.lists(st.integers(0, _NUM_ROUNDS - 1), unique=True).map(sorted), min_size=1, max_size=8
 )
+
+
+def _ledger(rounds_of_clients: Sequence[Sequence[int] | np.ndarray], num_rounds: int) -> Ledger:
+    """A ledger whose clients are named by their index."""
+    names = tuple(map(str, range(len(rounds_of_clients))))
+    rounds = tuple(np.array(client, np.int64) for client in rounds_of_clients)
+    return Ledger(names, rounds, num_rounds)
+
+
+def _worst(
+    factorization: Factorization,
+    rounds_of_clients: Sequence[Sequence[int] | np.ndarray],
+    num_rounds: int,
+) -> WorstClient | None:
+    plan = guarantees.planned(factorization, SingleParticipation(), 1.0, 1e-5)
+    return guarantees.worst_client(plan, factorization, _ledger(rounds_of_clients, num_rounds))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +57,7 @@ def test_the_worst_client_has_the_largest_sum_over_its_rounds(
     factorization = mechanisms[index]
     last = max((client[-1] for client in rounds_of_clients if client), default=-1)
     num_rounds = min(_NUM_ROUNDS, last + 1 + extra)
-    worst = pattern_sensitivities.worst_client(factorization, rounds_of_clients, num_rounds)
+    worst = _worst(factorization, rounds_of_clients, num_rounds)
     if last < 0:
         assert worst is None
         return
@@ -52,8 +70,8 @@ def test_the_worst_client_has_the_largest_sum_over_its_rounds(
     ]
     assert worst is not None
     assert worst.sensitivity == pytest.approx(max(values))
-    assert values[worst.index] == pytest.approx(max(values))
-    assert list(worst.rounds) == rounds_of_clients[worst.index]
+    assert values[int(worst.client_id)] == pytest.approx(max(values))
+    assert list(worst.rounds) == rounds_of_clients[int(worst.client_id)]
 
 
 def test_negative_correlations_count_as_much() -> None:
@@ -63,7 +81,7 @@ def test_negative_correlations_count_as_much() -> None:
     assert np.any(strategy.T @ strategy < 0.0)
     patterns = [[0, 1], [0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4]]
     for pattern in patterns:
-        worst = pattern_sensitivities.worst_client(factorization, [pattern], 5)
+        worst = _worst(factorization, [pattern], 5)
         by_signs = max(
             np.linalg.norm(strategy[:, pattern] @ np.array(signs))
             for signs in itertools.product([1.0, -1.0], repeat=len(pattern))
@@ -81,24 +99,21 @@ def test_no_client_is_worse_off_than_the_realised_guarantee_says(
     plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
     took_place = guarantees.realised_participation(rounds_of_clients, _NUM_ROUNDS)
     realised = guarantees.realised(plan, factorization, took_place)
-    names = tuple(f"client {i}" for i in range(len(rounds_of_clients)))
-    record = Ledger(
-        names, tuple(np.array(client, np.int64) for client in rounds_of_clients), _NUM_ROUNDS
-    )
+    record = _ledger(rounds_of_clients, _NUM_ROUNDS)
     worst = guarantees.worst_client(plan, factorization, record)
     if worst is None:
         assert took_place.max_participations == 0
     else:
         assert worst.epsilon <= realised.epsilon * (1 + 1e-9) + 1e-9
-        assert worst.client_id in names
+        assert worst.client_id in record.client_ids
 
 
 def test_many_clients_are_looked_up_in_parts() -> None:
     generator = np.random.default_rng(3)
     patterns = [np.sort(generator.choice(300, 60, replace=False)) for _ in range(9_000)]
-    worst = pattern_sensitivities.worst_client(identity(300), patterns, 300)
+    worst = _worst(identity(300), patterns, 300)
     assert worst is not None
-    assert worst.index == 0
+    assert worst.client_id == "0"
     assert worst.sensitivity == pytest.approx(np.sqrt(60))
 
 
@@ -117,9 +132,9 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
         "identity": lambda: identity(planned),
     }[name]()
     clients = [[0, 5], [1, 2, 6]]
-    found = pattern_sensitivities.worst_client(factorization, clients, 7)
+    found = _worst(factorization, clients, 7)
     assert found is not None
-    assert found.index == 1
+    assert found.client_id == "1"
     took_place = guarantees.realised_participation(clients, 7)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
     realised = guarantees.realised(plan, factorization, took_place)
@@ -127,5 +142,5 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
 
 
 def test_too_many_rounds_have_no_answer() -> None:
-    assert pattern_sensitivities.worst_client(identity(10_000), [[1]], 10_000) is None
-    assert pattern_sensitivities.worst_client(identity(4), [], 0) is None
+    assert _worst(identity(10_000), [[1]], 10_000) is None
+    assert _worst(identity(4), [], 0) is None

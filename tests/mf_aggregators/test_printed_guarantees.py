@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, printed_guarantees
 from mf_aggregators.factorizations import identity
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy import guarantees
 from tests.examples import examples
 
 
 @given(st.floats(1e-6, 1.0))
 @settings(max_examples=examples(200))
 def test_percents_are_rounded_up(rate: float) -> None:
-    shown = Decimal(attackers.percent(rate).removesuffix(" %")) / 100
+    shown = Decimal(printed_guarantees.percent(rate).removesuffix(" %")) / 100
     assert shown >= Decimal(rate)
     assert shown <= Decimal(rate) * Decimal("1.00011")
 
@@ -30,14 +30,15 @@ def test_a_guarantee_says_what_an_attacker_can_do() -> None:
     ]
     assert found["planned_true_positive_rate_at_0.01"] == pytest.approx(0.3139349, abs=1e-6)
     assert guarantee.to_dict()["true_positive_rate_at_0.001"] == pytest.approx(0.1059036, abs=1e-6)
-    brief = attackers.in_brief(found, "planned_")
+    brief = printed_guarantees.rates_in_brief(found, "planned_")
     assert brief == (
         "31.394 % at a false positive rate of 1 % and 10.591 % at a false positive rate of 0.1 %"
     )
-    assert attackers.line(guarantee.attacker()) == (
+    assert printed_guarantees.rates_line(guarantee.attacker()) == (
         "finds at most 31.394 % at 1 % false positives, 10.591 % at 0.1 %"
     )
-    for text in (attackers.sentence(found, "planned_"), attackers.remark(found, "planned_")):
+    for in_words in (printed_guarantees.rates_sentence, printed_guarantees.rates_remark):
+        text = in_words(found, "planned_")
         assert brief in text
         assert text.endswith("%.")
 
@@ -47,7 +48,8 @@ def test_without_a_guarantee_an_attacker_may_find_everybody() -> None:
         guarantee = guarantees.planned(identity(6), MinSeparation(2), multiplier, 1e-5)
         assert set(guarantee.attacker().values()) == {1.0}
     nothing = dict.fromkeys(guarantee.attacker())
-    assert attackers.sentence(nothing) == attackers.remark(nothing) == ""
+    assert printed_guarantees.rates_sentence(nothing) == ""
+    assert printed_guarantees.rates_remark(nothing) == ""
 
 
 def test_who_was_in_no_round_is_found_by_guessing_alone() -> None:

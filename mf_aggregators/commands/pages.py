@@ -1,0 +1,267 @@
+"""Pages and figures of commands: panels that several draw, and a result as one HTML page.
+
+A page is made from one of the ``templates``: that has the text and the order, and a command gives
+it numbers and figures, all of which is escaped. This imports matplotlib, which takes a second:
+commands import it once they draw.
+"""
+
+import dataclasses
+import itertools
+import math
+import pathlib
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from absl import flags
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mf_aggregators import accounting, atomic_files, figures, version
+from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.privacy.guarantees import Guarantee
+
+Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+# Width and height of a panel.
+INCHES = (5.4, 4.2)
+# Above this, a panel shows the first column of C instead of the whole matrix.
+_MOST_ROUNDS_DRAWN = 4096
+# False positive rates of the trade-off curves, on a logarithmic axis.
+_LEAST_RATE_DRAWN, _RATES_DRAWN = 1e-4, 121
+_TEMPLATES = pathlib.Path(__file__).with_name("templates")
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure with its caption.
+
+    Attributes:
+      figure: The figure.
+      caption: What it shows, below it; also what a reader hears who does not see it.
+    """
+
+    figure: Figure
+    caption: str
+
+
+def write(
+    program: str,
+    values: flags.FlagValues,
+    template: str,
+    *,
+    title: str,
+    pictures: Mapping[str, Sequence[Picture]],
+    **context: Any,
+) -> None:
+    """Writes a page, whole or not at all.
+
+    Args:
+      program: The name of the command, which the page shows with the flags that were given.
+      values: The parsed flags; ``report`` is the file, whose missing parents are made.
+      template: As :func:`text` takes it, and what follows.
+      title: Of the page.
+      pictures: Its figures.
+      **context: What else the template names.
+
+    Raises:
+      CommandError: If it cannot be written.
+    """
+    given = [values[name].serialize() for name in values if values[name].present]
+    contents = text(
+        template, title=title, command=shlex.join([program, *given]), pictures=pictures, **context
+    )
+    target = pathlib.Path(values.report)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Names of files may be no Unicode text.
+        atomic_files.write_text(target, contents.encode("utf-8", "backslashreplace").decode())
+    except OSError as error:
+        raise CommandError(f"--report={target} cannot be written: {error.strerror}.") from error
+
+
+def text(
+    template: str,
+    *,
+    title: str,
+    command: str,
+    pictures: Mapping[str, Sequence[Picture]],
+    **context: Any,
+) -> str:
+    """Returns a page.
+
+    Args:
+      template: A file of the folder ``templates``.
+      title: Of the page.
+      command: What made it.
+      pictures: Its figures, by where the template has them.
+      **context: What else the template names; nothing that it names may be missing.
+    """
+    # A figure alone needs no templates.
+    import jinja2
+
+    colours: dict[str, str] = {}
+    drawn: dict[str, list[dict[str, str]]] = {}
+    number = itertools.count(1)
+    for name, row in pictures.items():
+        drawn[name] = []
+        for picture in row:
+            svg = figures.inline_svg(picture.figure, f"figure-{next(number)}", picture.caption)
+            colours.update(svg.colours_in_the_dark)
+            drawn[name].append({"element": svg.element, "caption": picture.caption})
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["words"] = lambda words: filter(None, re.split(r"(\s+)", words))
+    return environment.get_template(template).render(
+        context,
+        title=title,
+        command=command,
+        pictures=drawn,
+        colours_in_the_dark=colours,
+        version=version.__version__,
+    )
+
+
+def one_panel(height: float = INCHES[1]) -> tuple[Figure, Axes]:
+    """Returns a figure of one panel, and the panel.
+
+    Args:
+      height: In inches.
+    """
+    figure, ((axes,),) = figures.panels(1, 1, (INCHES[0], height))
+    return figure, axes
+
+
+def draw_by_round(
+    axes: Axes, variances: Mapping[str, np.ndarray], *, title: str, logarithmic: str = ""
+) -> None:
+    """Draws standard deviations by round.
+
+    Args:
+      axes: The panel.
+      variances: (num_rounds,) floats by name.
+      title: Above the panel.
+      logarithmic: Which axes are logarithmic.
+    """
+    figures.lines(
+        axes,
+        {
+            name: (np.arange(1, len(of_rounds) + 1), np.sqrt(of_rounds))
+            for name, of_rounds in variances.items()
+        },
+        title=title,
+        x="round",
+        y="standard deviation",
+        logarithmic=logarithmic,
+    )
+
+
+def draw_matrix(figure: Figure, axes: Axes, factorization: Factorization) -> None:
+    """Draws the strategy matrix, or its first column for many rounds.
+
+    Args:
+      figure: The figure.
+      axes: The panel.
+      factorization: Has the matrix.
+    """
+    num_rounds = factorization.num_rounds
+    if num_rounds <= _MOST_ROUNDS_DRAWN:
+        magnitudes = np.sqrt(np.abs(factorization.strategy_matrix()))
+        figures.heat_map(figure, axes, magnitudes, title="Strategy matrix C (root of magnitudes)")
+        return
+    first = np.zeros(num_rounds)
+    first[0] = 1.0
+    column = np.abs(factorization.encode(first))[:num_rounds]
+    figures.lines(
+        axes,
+        {factorization.mechanism: (np.arange(1, num_rounds + 1), column)},
+        title="First column of C (magnitudes)",
+        x="row",
+        y="magnitude",
+        logarithmic="xy",
+        with_legend=False,
+    )
+
+
+def draw_trade_offs(
+    axes: Axes, stated: Mapping[str, Guarantee], others: Curves | None = None
+) -> None:
+    """Draws the highest true positive rates of an attacker over false positive rates.
+
+    Args:
+      axes: The panel.
+      stated: The guarantees, by name.
+      others: Further curves.
+    """
+    rates = false_positive_rates()
+    curves = {
+        name: (rates, np.asarray(guarantee.true_positive_rate(rates)))
+        for name, guarantee in stated.items()
+    }
+    figures.lines(
+        axes,
+        {**curves, **(others or {}), "guessing": (rates, rates)},
+        title="What an attacker can do",
+        x="false positive rate",
+        y="highest true positive rate",
+        logarithmic="xy",
+    )
+
+
+def false_positive_rates() -> np.ndarray:
+    """Returns the false positive rates of trade-off curves: (121,) floats from 1e-4 to 1."""
+    return np.geomspace(_LEAST_RATE_DRAWN, 1.0, _RATES_DRAWN)
+
+
+def epsilons_of(
+    epsilon: Callable[[float], float], multipliers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a curve of epsilons, without those of so little noise that none is stated.
+
+    Args:
+      epsilon: From noise multipliers to epsilons; may raise a TailError.
+      multipliers: The noise multipliers.
+
+    Returns:
+      The noise multipliers that have a finite epsilon above 0, and the epsilons.
+    """
+    found = []
+    for multiplier in multipliers:
+        try:
+            found.append(epsilon(float(multiplier)))
+        except accounting.TailError:
+            found.append(math.inf)
+    values = np.array(found)
+    is_stated = np.isfinite(values) & (values > 0.0)
+    return multipliers[is_stated], values[is_stated]
+
+
+def draw_epsilons(
+    axes: Axes, curves: Curves, *, x: str, delta: float, target: float | None = None
+) -> None:
+    """Draws epsilons over noise.
+
+    Args:
+      axes: The panel.
+      curves: Noise and epsilons, by name.
+      x: Which noise.
+      delta: That the epsilons are for.
+      target: An epsilon that is marked by a line, if any.
+    """
+    figures.lines(
+        axes,
+        curves,
+        title=f"Epsilon at delta {figures.scientific(delta)}",
+        x=x,
+        y="epsilon",
+        logarithmic="xy",
+        levels=None if target is None else {f"epsilon {target:.4g}": target},
+    )

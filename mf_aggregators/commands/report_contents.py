@@ -1,0 +1,425 @@
+"""What mf-report says: of a checkpoint, of more rounds under its matrix, and of a run's ledger."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from mf_aggregators import (
+    accounting,
+    catalogue,
+    checkpoints,
+    factorizations,
+    lower_bounds,
+    printed_guarantees,
+    workloads,
+)
+from mf_aggregators import participation as participations
+from mf_aggregators.catalogue import Request
+from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.mechanism import Mechanism, Observed
+from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, pair, rate_field
+from mf_aggregators.privacy import client_names, guarantees
+from mf_aggregators.privacy.guarantees import Guarantee, WorstClient
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.workloads import Workload
+
+INDEPENDENT_NOISE = "independent noise"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """What a report is about.
+
+    Attributes:
+      factorization: What the checkpoint holds.
+      schema: The schema of the flags, or the one that the checkpoint was made for.
+      workload: That of the flags, or the one that the checkpoint was made for.
+      errors: The sensitivity and the errors under the schema.
+      mechanism: The factorization with the schema and the noise; None if no noise is told.
+    """
+
+    factorization: Factorization
+    schema: Participation
+    workload: Workload
+    errors: Errors
+    mechanism: Mechanism | None
+
+    @classmethod
+    def of(
+        cls,
+        factorization: Factorization,
+        schema: Participation,
+        workload: Workload,
+        noise_multiplier: float | None = None,
+    ) -> "Subject":
+        """Returns the subject of a factorization.
+
+        Args:
+          factorization: The factorization.
+          schema: The schema that clients keep to.
+          workload: The workload.
+          noise_multiplier: Relative to the sensitivity under the schema; None if it is not told.
+        """
+        mechanism = None
+        if noise_multiplier is not None:
+            mechanism = Mechanism.of_one_schema(factorization, schema, noise_multiplier)
+        errors = factorization.errors(workload, schema)
+        return cls(factorization, schema, workload, errors, mechanism)
+
+    def variances(self) -> dict[str, np.ndarray]:
+        """Returns the (num_rounds,) variances by round at noise multiplier 1, by what makes noise.
+
+        Those of independent noise are beside them.
+        """
+        independent = factorizations.identity(self.factorization.num_rounds)
+        return {
+            self.factorization.mechanism: self.errors.per_round_variance,
+            INDEPENDENT_NOISE: independent.per_round_variance(self.workload, self.schema),
+        }
+
+    def error_fields(self) -> dict[str, Any]:
+        """Returns the errors at noise multiplier 1, beside the least possible, and the noise."""
+        factorization, errors = self.factorization, self.errors
+        bound = lower_bounds.compute(self.workload, self.schema)
+        recursion = factorization.noise_recursion()
+        return {
+            "mechanism": factorization.mechanism,
+            "num_rounds": factorization.num_rounds,
+            "workload": self.workload.name,
+            "participation": str(self.schema),
+            "sensitivity": errors.sensitivity.value,
+            "sensitivity_is_exact": errors.sensitivity.is_exact,
+            "sensitivity_theorem": errors.sensitivity.theorem,
+            **errors.to_dict(),
+            "rmse_lower_bound": None if bound is None else bound.rmse,
+            "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
+            "optimality_gap": mechanism_flags.gap_for(factorization, self.workload, self.schema),
+            "noise_state_floats_per_parameter": recursion.floats_per_parameter,
+            "rows_of_z_per_round": recursion.rows_of_z_per_round,
+        }
+
+    def guarantee_fields(self, delta: float, clients_per_round: int | None) -> dict[str, Any]:
+        """Returns the guarantee of all rounds and the effective RMSE; None where no noise is told.
+
+        Args:
+          delta: Above 0 and below 1.
+          clients_per_round: The cohort size, for the effective RMSE (BandMF Eq. 11).
+        """
+        if self.mechanism is None:
+            names = (
+                "noise_multiplier",
+                "effective_rmse",
+                "zcdp_rho",
+                "zcdp_delta",
+                "epsilon",
+                "delta",
+            )
+            return {**dict.fromkeys(names), **_no_rates()}
+        multiplier = self.mechanism.noise_multiplier
+        return {
+            "noise_multiplier": multiplier,
+            "effective_rmse": (
+                None
+                if clients_per_round is None
+                else multiplier * self.errors.rmse / clients_per_round
+            ),
+            "zcdp_rho": accounting.zcdp_rho(multiplier),
+            # Zero without noise: nothing is stated then.
+            "zcdp_delta": accounting.zcdp_delta(multiplier),
+            "epsilon": accounting.epsilon(multiplier, delta),
+            "delta": delta,
+            **self.mechanism.guarantee(delta).attacker(),
+        }
+
+    def extension_fields(
+        self, num_rounds: int, delta: float, num_parameters: int | None = None
+    ) -> dict[str, Any]:
+        """Returns what it costs to go on for more rounds under the same schema.
+
+        Args:
+          num_rounds: The rounds of the whole run.
+          delta: Above 0 and below 1.
+          num_parameters: The parameters of the model; None leaves out what roundings of more rounds
+            take of the noise.
+
+        Returns:
+          ``extend_to``; the ``extended_`` sensitivity, rmse, noise_multiplier and epsilon of the
+          whole, for a workload of the same name; ``planned_rmse`` of the same mechanism made for
+          all rounds (None where it cannot be, as with more bands than the separation), and the
+          ratio ``extended_rmse_over_planned``. Errors are at noise multiplier 1, so that they
+          compare matrices at one guarantee.
+
+        Raises:
+          CommandError: If there is no such extension; the message says why.
+        """
+        try:
+            workload = _longer(self.workload, num_rounds)
+            whole = self.factorization.extended(
+                num_rounds, participation=self.schema, workload=workload
+            )
+        except ValueError as error:
+            raise CommandError(f"--extend_to={num_rounds}: {error}") from error
+        rmse = whole.rmse(workload, self.schema)
+        planned_rmse = _planned_rmse(self.factorization, self.schema, workload)
+        multiplier, epsilon = None, None
+        if self.mechanism is not None:
+            extended = self.mechanism.extended(
+                num_rounds, workload=workload, num_parameters=num_parameters
+            )
+            multiplier, epsilon = extended.noise_multiplier, extended.guarantee(delta).epsilon
+        return {
+            "extend_to": num_rounds,
+            "extended_sensitivity": whole.sensitivity(self.schema).value,
+            "extended_rmse": rmse,
+            "planned_rmse": planned_rmse,
+            "extended_rmse_over_planned": None if planned_rmse is None else rmse / planned_rmse,
+            "extended_noise_multiplier": multiplier,
+            "extended_epsilon": epsilon,
+        }
+
+
+def read(values: flags.FlagValues) -> Subject:
+    """Reads the checkpoint that the flags name.
+
+    Args:
+      values: The parsed flags of mf-report.
+
+    Raises:
+      ValueError: If the checkpoint cannot be read, or the flags do not fit it.
+    """
+    factorization, description = checkpoints.load_with_description(values.checkpoint)
+    made_for = description["errors"]
+    schema = mechanism_flags.participation(values) or participations.from_dict(
+        made_for["participation"]
+    )
+    workload = workloads.describe(
+        mechanism_flags.workload_description(values) or made_for["workload"],
+        factorization.num_rounds,
+    )
+    return Subject.of(factorization, schema, workload, mechanism_flags.noise_multiplier(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerReport:
+    """What follows from a ledger.
+
+    Attributes:
+      plan: The guarantee that was planned; amplified for a ledger of a data sampler.
+      observed: What took place.
+      realised: The guarantee of what took place, without amplification.
+      worst_client: The client that is protected least. None for batches of a data sampler: who was
+        drawn is a secret.
+      worst_case: What holds for a plan that was broken; None for others.
+    """
+
+    plan: Guarantee
+    observed: Observed
+    realised: Guarantee
+    worst_client: WorstClient | None
+    worst_case: Guarantee | None
+
+    @classmethod
+    def of(
+        cls, mechanism: Mechanism, ledger: Ledger, delta: float, sampling_seed: int | None = None
+    ) -> "LedgerReport":
+        """Returns what follows from a ledger.
+
+        Args:
+          mechanism: That of the run, with the schema that clients were to keep to.
+          ledger: Who took part in which round.
+          delta: Above 0 and below 1.
+          sampling_seed: The secret seed of the data sampler, for a ledger that names its scheme:
+            then every draw is compared with the ledger. None if it is not known.
+
+        Raises:
+          ValueError: If the ledger is broken, or its scheme does not fit the factorization.
+        """
+        if ledger.sampling is not None:
+            # Relative to one participation, as schemes have it.
+            factorization = mechanism.factorization
+            ratio = factorization.sensitivity(mechanism.schema).value
+            ratio /= factorization.sensitivity(SingleParticipation()).value
+            mechanism = Mechanism(
+                factorization, ledger.sampling, mechanism.noise_multiplier * ratio
+            )
+        observed = mechanism.observed(ledger, sampling_seed=sampling_seed)
+        certification = guarantees.default_certification(show_progress=True)
+        is_broken = observed.keeps_participation is False
+        return cls(
+            plan=mechanism.guarantee(delta, certification=certification),
+            observed=observed,
+            realised=observed.unamplified_guarantee(delta),
+            worst_client=None if ledger.sampling is not None else observed.worst_client(delta),
+            worst_case=observed.worst_case(delta) if is_broken else None,
+        )
+
+    @property
+    def keeps_plan(self) -> bool | None:
+        """Whether the plan was kept: ``Observed.keeps_participation``."""
+        return self.observed.keeps_participation
+
+    def guarantees(self) -> dict[str, Guarantee]:
+        """Returns the guarantees that may be stated, by what they are called in a figure."""
+        if self.worst_case is not None:
+            return {"what took place": self.realised, "worst case": self.worst_case}
+        if self.plan.sampling is None:
+            return {"planned": self.plan, "what took place": self.realised}
+        return {"amplified": self.plan, "for who knows the batches": self.realised}
+
+    def fields(self, *, name_clients: bool = False) -> dict[str, Any]:
+        """Returns it as fields of a report.
+
+        Args:
+          name_clients: Whether the client that is protected least is named, with its rounds,
+            which tell it from all others as well.
+        """
+        found, realised, worst = self.observed.participation, self.realised, self.worst_client
+        worst_case = self.worst_case
+        return {
+            "keeps_plan": self.keeps_plan,
+            "alike_client_names": self.observed.num_alike_names,
+            **self._sampling_fields(),
+            "realised_num_rounds": found.num_rounds,
+            "realised_num_clients": found.num_clients,
+            "realised_separation": found.separation,
+            "realised_largest_separation": found.largest_separation,
+            "realised_max_participations": found.max_participations,
+            "realised_sensitivity": realised.sensitivity,
+            "realised_sensitivity_is_exact": realised.sensitivity_is_exact,
+            "realised_noise_multiplier": realised.noise_multiplier,
+            "realised_zcdp_rho": realised.zcdp_rho,
+            "realised_zcdp_delta": realised.zcdp_delta,
+            "realised_epsilon": realised.epsilon,
+            **realised.attacker("realised_"),
+            "widened_epsilon": None if worst_case is None else worst_case.epsilon,
+            **(_no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")),
+            "worst_client": worst.client_id if worst and name_clients else None,
+            "worst_client_rounds": list(worst.rounds) if worst and name_clients else None,
+            "worst_client_num_rounds": None if worst is None else len(worst.rounds),
+            "worst_client_sensitivity": None if worst is None else worst.sensitivity,
+            "worst_client_epsilon": None if worst is None else worst.epsilon,
+        }
+
+    def warnings(self) -> list[str]:
+        """Returns what a reader must know before anything else, as sentences."""
+        found = []
+        if self.worst_case is not None:
+            breaks = (
+                "the ledger breaks the schema that is declared, whose guarantee does not hold."
+                if self.plan.sampling is None
+                else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
+                "that nothing is amplified."
+            )
+            found.append(
+                f"WARNING: {breaks} {self._took_place()} Whatever else might have happened within "
+                "that separation, and the larger of both numbers of participations: "
+                f"{pair(self.worst_case.epsilon, self.plan.delta)}-DP. "
+                f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
+            )
+        elif absent := self.observed.num_absent:
+            found.append(
+                f"WARNING: of the participations that the sampler's seed draws, {absent} are not "
+                "in the ledger, and all that are in it were drawn. This is right if these clients "
+                "could not be asked. If they took part, the ledger is not complete, and what is "
+                "said below of what took place is too good."
+            )
+        if alike := self.observed.num_alike_names:
+            found.append(f"WARNING: {client_names.warning(alike)}")
+        return found
+
+    def sentences(self) -> str:
+        """Returns what the numbers mean of a plan that was not broken."""
+        if self.plan.sampling is None:
+            return self._took_place()
+        amplified = (
+            f"Whoever observes all {self.observed.mechanism.num_rounds} rounds, and does not learn "
+            "who was drawn, learns about one client at most what "
+            f"{pair(self.plan.epsilon, self.plan.delta)}-DP allows (zero-out adjacency)"
+        )
+        attacker = printed_guarantees.rates_sentence(self.plan.attacker(), knows_rounds=False)
+        if self.keeps_plan:
+            drawn = "Every batch of the ledger is the one that the sampler's seed draws. "
+            amplified += (
+                f". {attacker} {'' if self.observed.num_absent else drawn}The seed must have come "
+                "from secret random bits."
+            )
+        else:
+            amplified += (
+                f", if every batch was drawn by the scheme of the ledger. {attacker} No ledger "
+                "shows that: --sampling_seed, with the secret seed of the run, compares every "
+                "draw, as the run has done for its privacy.json."
+            )
+        return (
+            f"{amplified} For whoever knows who was drawn, nothing is amplified. "
+            f"{self._took_place()} Who was drawn is a secret, and so is all that is said here of "
+            "what took place."
+        )
+
+    def _sampling_fields(self) -> dict[str, Any]:
+        plan = self.plan
+        if plan.sampling is None:
+            return {}
+        # Never a number that the ledger shows not to hold.
+        is_broken = self.worst_case is not None
+        return {
+            "sampling": plan.sampling.to_dict(),
+            "amplified_noise_multiplier": plan.noise_multiplier,
+            "amplified_epsilon": None if is_broken else plan.epsilon,
+            "amplified_certificate": (
+                None if is_broken or plan.certificate is None else plan.certificate.to_dict()
+            ),
+            **(_no_rates("amplified_") if is_broken else plan.attacker("amplified_")),
+            "sampling_deviation": self.observed.deviation,
+            "absent_participations": self.observed.num_absent,
+        }
+
+    def _took_place(self) -> str:
+        released, planned = self.realised.num_rounds, self.observed.mechanism.num_rounds
+        guarantee = (
+            f"What took place gives {pair(self.realised.epsilon, self.plan.delta)}-DP (zero-out "
+            "adjacency), by the rounds between participations of one client and their largest "
+            "number."
+        )
+        if released < planned:
+            guarantee += (
+                f" Only {released} of {planned} rounds were released: that helps only if neither "
+                "the data nor what was released had a part in stopping."
+            )
+        return f"{guarantee} {printed_guarantees.rates_remark(self.realised.attacker())}"
+
+
+def _no_rates(prefix: str = "") -> dict[str, float | None]:
+    return dict.fromkeys(rate_field(rate, prefix) for rate in FALSE_POSITIVE_RATES)
+
+
+def _longer(workload: Workload, num_rounds: int) -> Workload:
+    description = workload.to_dict()
+    if isinstance(description.get("learning_rates"), list):
+        raise ValueError(
+            "the workload has a learning rate for each of its rounds, and none for more: name the "
+            "workload of the whole in Python (Factorization.extended)."
+        )
+    return workloads.describe(description, num_rounds)
+
+
+def _planned_rmse(
+    factorization: Factorization, schema: Participation, workload: Workload
+) -> float | None:
+    """The rmse of the same mechanism with the same options, made for all rounds."""
+    mechanism = catalogue.entry(factorization.mechanism)
+    names = {option.name for option in mechanism.options}
+    given = {name: each for name, each in factorization.parameters.items() if name in names}
+    if factorization.strategy_bands() == factorization.num_rounds:
+        # All bands that there are: then of all rounds.
+        given = {name: each for name, each in given.items() if name != "num_bands"}
+    try:
+        made = mechanism.build(Request(workload.num_rounds, workload, schema, given))
+    except ValueError:
+        return None
+    assert isinstance(made, Factorization)
+    return made.rmse(workload, schema)

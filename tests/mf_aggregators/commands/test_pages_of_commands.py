@@ -1,0 +1,329 @@
+"""The pages of mf-plan and mf-report: the numbers of the JSON, and what a reader must not miss."""
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
+from mf_aggregators.commands import command_line, plan, report
+from mf_aggregators.participation import MinSeparation, sampling_from_dict
+from tests import figure_checks, page_checks
+from tests.page_checks import Page
+
+_PLAN = (
+    "--num_rounds=12",
+    "--population=40",
+    "--clients_per_round=10",
+    "--target_epsilon=7.123456789",
+    "--delta=1.5e-3",
+    "--model_size=1000",
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"--cache_dir={tmp_path_factory.mktemp('cache')}"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
+    """The figures of the pages that a test makes."""
+    found: list[matplotlib.figure.Figure] = []
+    inline_svg = figures.inline_svg
+
+    def record(figure: matplotlib.figure.Figure, name: str, description: str) -> figures.InlineSvg:
+        found.append(figure)
+        return inline_svg(figure, name, description)
+
+    monkeypatch.setattr(figures, "inline_svg", record)
+    return found
+
+
+def _call(
+    capsys: pytest.CaptureFixture[str], command: Any, program: str, *arguments: str
+) -> dict[str, Any]:
+    status = command_line.run(
+        "", command.define_flags, command.main, [program, *arguments, "--format=json"]
+    )
+    captured = capsys.readouterr()
+    fields: dict[str, Any] = json.loads(captured.out)
+    assert status == (1 if fields.get("keeps_plan") is False else 0), captured.err
+    return fields
+
+
+def _planned(
+    capsys: pytest.CaptureFixture[str], path: pathlib.Path, *arguments: str
+) -> tuple[dict[str, Any], Page]:
+    fields = _call(capsys, plan, "mf-plan", *_PLAN, *arguments, f"--report={path}")
+    return fields, page_checks.read(path)
+
+
+def _lines(figure: matplotlib.figure.Figure) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {
+        str(line.get_label()): (
+            np.asarray(line.get_xdata(), float),
+            np.asarray(line.get_ydata(), float),
+        )
+        for line in figure.axes[0].get_lines()
+    }
+
+
+def _lengths(figure: matplotlib.figure.Figure) -> list[float]:
+    bars: list[Any] = list(figure.axes[0].patches)
+    return [float(bar.get_width()) for bar in bars]
+
+
+def _numbers(texts: Sequence[str]) -> list[float]:
+    return [float(text.removeprefix("~")) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--separation=4",),
+        pytest.param(("--separation=4", "--noise_memory_gb=1e-5"), marks=pytest.mark.long),
+        pytest.param(("--sampling=fixed_size", "--num_rounds=4"), marks=pytest.mark.long),
+        ("--sampling=balls_in_bins", "--num_rounds=6"),
+    ],
+    ids=" ".join,
+)
+def test_the_page_of_a_plan_has_the_numbers_of_its_json(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    drawn: list[matplotlib.figure.Figure],
+    arguments: tuple[str, ...],
+) -> None:
+    fields, page = _planned(capsys, tmp_path / "plan.html", *arguments, cache)
+    assert page.faults == []
+    assert [fault for figure in drawn for fault in figure_checks.faults(figure)] == []
+    candidates = fields["candidates"]
+    (chosen,) = (candidate for candidate in candidates if candidate["recommended"])
+
+    ((columns, *rows),) = page.tables
+    assert len(rows) == len(candidates)
+    for name, field in (
+        ("effective RMSE", "effective_rmse"),
+        ("worst round", "max_effective_error"),
+        ("RMSE", "rmse"),
+        ("noise GB", "memory_gb"),
+        ("disk GB", "disk_gb"),
+        ("s/round", "seconds_per_round"),
+    ):
+        place = columns.index(name)
+        written = _numbers([row[place] for row in rows])
+        np.testing.assert_allclose(written, [each[field] for each in candidates], rtol=0.05)
+    assert page.marked == [rows[candidates.index(chosen)]]
+    assert all(
+        row[0].startswith(each["mechanism"]) for row, each in zip(rows, candidates, strict=True)
+    )
+    assert f"Recommended: {fields['reason']}" in page.paragraphs
+    for each in fields["left_out"]:
+        assert f"Left out: {each['mechanism']} {each['reason']}." in page.paragraphs
+
+    # Nobody may miss what the guarantee depends on, and everything can be copied.
+    assert page.conditions == [fields["steps"][-1]["notes"][0]]
+    assert "only if" in page.conditions[0]
+    *steps, made = page.commands
+    assert [text.splitlines()[-1] for text in steps] == [
+        step["command"] for step in fields["steps"]
+    ]
+    for text, step in zip(steps, fields["steps"], strict=True):
+        comments = " ".join(line.removeprefix("# ") for line in text.splitlines()[:-1])
+        assert comments == " ".join(step["notes"])
+    assert made.startswith("mf-plan --num_rounds=")
+
+    rate = fields["true_positive_rate_at_0.01"]
+    (printed,) = re.findall(r"at most ([0-9.]+) % at a false positive rate of 1 %", page.text)
+    assert rate <= float(printed) / 100.0 <= 1.001 * rate
+    assert 0.01 < rate < math.exp(7.123456789) * 0.01 + 1.5e-3
+    assert ("~" in page.text) == any(each["is_estimate"] for each in candidates)
+
+
+def test_curves_of_a_plan_are_those_of_its_candidates(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    drawn: list[matplotlib.figure.Figure],
+) -> None:
+    fields, _ = _planned(capsys, tmp_path / "plan.html", "--separation=4", cache)
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    errors, by_round, epsilons, trade_offs, *costs = drawn
+    name = f"banded {chosen['num_bands']}"
+    assert chosen["mechanism"] == "banded"
+
+    assert _lengths(errors) == [each["effective_rmse"] for each in fields["candidates"]]
+    names = [label.get_text() for label in errors.axes[0].get_yticklabels()]
+    assert f"{name} (recommended)" in [each.replace("\n", " ") for each in names]
+
+    rounds, deviations = _lines(by_round)[name]
+    np.testing.assert_array_equal(rounds, np.arange(1, 13))
+    assert math.sqrt(np.mean(deviations**2)) == pytest.approx(chosen["effective_rmse"])
+    assert np.max(deviations) == pytest.approx(chosen["max_effective_error"])
+    assert "identity" in _lines(by_round)
+
+    noise, found = _lines(epsilons)[name]
+    for one, epsilon in zip(noise, found, strict=True):
+        multiplier = one * 10 / chosen["rmse"]
+        assert epsilon == pytest.approx(accounting.epsilon(multiplier, 1.5e-3), rel=1e-9)
+    # The noise of the plan gives its target.
+    at_target = np.interp(math.log(chosen["effective_rmse"]), np.log(noise), np.log(found))
+    assert math.exp(at_target) == pytest.approx(7.123456789, rel=0.05)
+
+    rates, highest = _lines(trade_offs)[name]
+    np.testing.assert_allclose(
+        highest, accounting.true_positive_rate(chosen["noise_multiplier"], rates)
+    )
+    for figure, field in zip(costs, ("memory_gb", "disk_gb", "seconds_per_round"), strict=True):
+        assert _lengths(figure) == [each[field] for each in fields["candidates"]]
+
+
+def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    drawn: list[matplotlib.figure.Figure],
+) -> None:
+    arguments = ("--sampling=poisson", "--num_rounds=4", cache)
+    fields, _ = _planned(capsys, tmp_path / "plan.html", *arguments)
+    (identity,) = (each for each in fields["candidates"] if each["mechanism"] == "identity")
+    noise, found = _lines(drawn[2])["identity, amplified"]
+    assert len(noise) > 2
+    scheme = sampling_from_dict(identity["sampling"])
+    multiplier = noise[1] * 10 / identity["rmse"]
+    assert found[1] == pytest.approx(scheme.epsilon(multiplier, 1.5e-3), rel=1e-9)
+
+
+def test_epsilons_of_clients_that_draw_for_themselves_are_estimates_but_for_the_target(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    drawn: list[matplotlib.figure.Figure],
+) -> None:
+    arguments = ("--sampling=balls_in_bins", "--num_rounds=6", cache)
+    fields, page = _planned(capsys, tmp_path / "plan.html", *arguments)
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    # Beside the only curve there are the point of each other candidate, and the target's line.
+    noise, found = max(_lines(drawn[2]).values(), key=lambda line: len(line[0]))
+    factors = found / 7.123456789
+    np.testing.assert_allclose(factors, [0.25, 0.5, 1.0, 2.0])
+    assert np.all(np.diff(noise) < 0.0)
+    assert noise[2] == pytest.approx(chosen["effective_rmse"])
+    assert "rough estimates" in page.captions[2]
+
+
+def _checkpoint(tmp_path: pathlib.Path) -> str:
+    factorization = factorizations.banded(workloads.prefix_sum(12), 4)
+    checkpoints.save(factorization, tmp_path / "checkpoint", participation=MinSeparation(4, 3))
+    return str(tmp_path / "checkpoint")
+
+
+def _reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, *arguments: str
+) -> tuple[dict[str, Any], Page]:
+    path = tmp_path / "report.html"
+    checkpoint = _checkpoint(tmp_path)
+    fields = _call(
+        capsys, report, "mf-report", f"--checkpoint={checkpoint}", *arguments, f"--report={path}"
+    )
+    return fields, page_checks.read(path)
+
+
+@pytest.mark.parametrize("ledger", [None, "kept", "broken"])
+def test_the_page_of_a_report_has_the_numbers_of_its_json(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    drawn: list[matplotlib.figure.Figure],
+    ledger: str | None,
+) -> None:
+    arguments = ["--noise_multiplier=0.7", "--delta=1e-5", "--model_size=1000"]
+    if ledger is not None:
+        rounds = [0, 4, 8] if ledger == "kept" else [0, 1, 2]
+        (tmp_path / "ledger.csv").write_text("".join(f"<ada>,{each}\n" for each in rounds))
+        arguments.append(f"--ledger={tmp_path / 'ledger.csv'}")
+    fields, page = _reported(capsys, tmp_path, *arguments)
+    assert page.faults == []
+    assert [fault for figure in drawn for fault in figure_checks.faults(figure)] == []
+    ((_, *rows),) = page.tables
+    assert [name for name, _ in rows] == list(fields)
+    for name, written in rows:
+        assert written == command_line.readable(name, fields[name])
+    assert any("zero-out adjacency" in each for each in page.conditions)
+    is_warning = [each.startswith("WARNING") for each in page.conditions]
+    assert is_warning == [ledger == "broken", *([False] * (len(is_warning) - 1))]
+    assert (len(page.commands) == 2) == (ledger is None)
+    if ledger is None:
+        assert "clients_per_round=None" in page.commands[0]
+        assert "A template" in page.commands[0]
+        assert "noise_multiplier=0.7" in page.commands[0]
+    else:
+        assert fields["worst_client"] is None
+        assert "ada" not in page.text
+
+    noise, found = _lines(drawn[2])["without amplification"]
+    for one, epsilon in zip(noise, found, strict=True):
+        assert epsilon == pytest.approx(accounting.epsilon(float(one), 1e-5), rel=1e-9)
+    label = "what took place" if ledger == "broken" else "planned"
+    shown = {name: line for name, line in _lines(drawn[2]).items() if label in name}
+    ((multipliers, epsilons),) = shown.values()
+    prefix = "realised_" if ledger == "broken" else ""
+    assert multipliers == [fields[f"{prefix}noise_multiplier"]]
+    assert epsilons == [fields[f"{prefix}epsilon"]]
+
+
+def test_a_report_without_noise_states_no_guarantee(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    _, page = _reported(capsys, tmp_path)
+    assert page.faults == []
+    assert page.conditions == ["--noise_multiplier or --target_epsilon adds the privacy guarantee."]
+    assert "attacker" not in page.text
+    assert len(page.commands) == 1
+
+
+@pytest.mark.parametrize(("command", "program"), [(plan, "mf-plan"), (report, "mf-report")])
+def test_pages_are_checked_before_anything_is_computed(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
+    program: str,
+) -> None:
+    old = tmp_path / "old.html"
+    old.write_text("old")
+    monkeypatch.setattr(checkpoints, "load_with_description", None)
+    monkeypatch.setattr(plan.planning, "computations", None)
+    checkpoint = tmp_path / "checkpoint"
+    flags: tuple[str, ...] = (*_PLAN, f"--output={checkpoint}")
+    if program == "mf-report":
+        flags = (f"--checkpoint={checkpoint}",)
+    for path, message in (
+        (tmp_path / "page.pdf", "--report must name an .html file"),
+        (old, "is there already: replace it by --overwrite"),
+        # No checkpoint is replaced that holds other files.
+        (checkpoint / "page.html", "is not apart from the checkpoint"),
+    ):
+        status = command_line.run(
+            "", command.define_flags, command.main, [program, *flags, f"--report={path}"]
+        )
+        captured = capsys.readouterr()
+        assert status == 2
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["old.html"]
+    assert old.read_text() == "old"
+
+
+def test_a_page_is_replaced_on_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "report.html").write_text("old")
+    _, page = _reported(capsys, tmp_path, "--overwrite")
+    assert page.faults == []
