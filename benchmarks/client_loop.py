@@ -30,11 +30,11 @@ def main(values: flags.FlagValues) -> None:
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from stackoverflow_nwp import settings
+    from stackoverflow_nwp import run_stackoverflow
     from stackoverflow_nwp.task import NextWordTask
 
     quiet.end_workers_at_exit()
-    small = settings.SMALL
+    small = run_stackoverflow.SMALL
     task = NextWordTask(small.vocab_size, 20, small.embedding_size, small.lstm_size, False)
     generator = np.random.default_rng(0)
 

@@ -51,11 +51,11 @@ def main(values: flags.FlagValues) -> None:
     import tensorflow_federated as tff
 
     from simulations.training import private_aggregation
-    from stackoverflow_nwp import settings
+    from stackoverflow_nwp import run_stackoverflow
     from stackoverflow_nwp.task import NextWordTask
 
     quiet.end_workers_at_exit()
-    paper = settings.PAPER
+    paper = run_stackoverflow.PAPER
     task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)
     generator = np.random.default_rng(0)
     sentences = [

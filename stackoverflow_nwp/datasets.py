@@ -1,22 +1,27 @@
-"""The data sets of the next-word-prediction task, by name or by path.
+"""The data sets of the next-word-prediction task, by name or by path, and their vocabularies.
 
 `docstrings` is made of the installed packages' docstrings and needs no download, `stackoverflow`
 is TFF's download, and a path names any file in the same format (`make-text-dataset` makes one).
+
+A word's count is the number of training clients that have an example with it, as TFF counts them
+for StackOverflow: one client's many sentences count no more than another's one.
 """
 
+import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mf_aggregators import atomic_files, caches, validation
 from mf_aggregators.progress_bars import ProgressBar
-from stackoverflow_nwp import docstrings, federated_text, token_arrays, vocabulary
+from stackoverflow_nwp import docstrings, federated_text, token_arrays
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -81,19 +86,13 @@ class FederatedText:
         return digest
 
     def word_counts(self) -> dict[str, int]:
-        """Counts the training clients that use each word, from a cache if there is one.
-
-        Returns:
-            The counts, most frequent word first.
+        """Returns how many training clients use each word, most frequent first.
 
         Raises:
             ValueError: StackOverflow's counts, which are downloaded, cannot be.
         """
-        if self.name == STACKOVERFLOW:
-            return vocabulary.load_word_counts(
-                self.path, lambda _: _download_stackoverflow_word_counts(self.cache_dir)
-            )
-        return vocabulary.load_word_counts(self.path)
+        download = functools.partial(_download_stackoverflow_word_counts, self.cache_dir)
+        return load_word_counts(self.path, download if self.name == STACKOVERFLOW else None)
 
     def vocabulary(self, size: int) -> tuple[str, ...]:
         """Takes the words that most training clients use.
@@ -107,7 +106,15 @@ class FederatedText:
         Raises:
             ValueError: The size is not positive, or the text has fewer words.
         """
-        return vocabulary.most_frequent(self.word_counts(), size)
+        word_counts = self.word_counts()
+        if size < 1:
+            raise ValueError(f"The vocabulary size must be positive, not {size}.")
+        if size > len(word_counts):
+            raise ValueError(
+                f"The training text has {len(word_counts)} different words, fewer than the"
+                f" vocabulary size {size}: lower the size or use more text."
+            )
+        return tuple(word_counts)[:size]
 
     def client_tokens(
         self,
@@ -218,6 +225,103 @@ def load(
             f" {min_train_clients} needed: ask for fewer clients a round or use more text."
         )
     return FederatedText(dataset, path, splits, directory or path.parent)
+
+
+def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Counts for each word the clients that use it.
+
+    Args:
+        tokens_by_client: Pairs of a client and the space-separated tokens of one of its examples,
+            in any order.
+
+    Returns:
+        The counts, most frequent word first, words with equal counts in alphabetical order.
+    """
+    clients: dict[str, int] = {}
+    words: dict[str, int] = {}
+    # One set of pairs of small integers, rather than a set of clients for each word.
+    pairs: set[tuple[int, int]] = set()
+    counts: collections.Counter[str] = collections.Counter()
+    for client, tokens in tokens_by_client:
+        client_number = clients.setdefault(client, len(clients))
+        for word in tokens.split():
+            pair = (client_number, words.setdefault(word, len(words)))
+            if pair not in pairs:
+                pairs.add(pair)
+                counts[word] += 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def write_word_counts(path: pathlib.Path, word_counts: dict[str, int]) -> None:
+    """Writes word counts in TFF's text format, a word and its count a line.
+
+    Args:
+        path: The file, replaced in one step if it is there.
+        word_counts: Counts by word, in the order to write.
+    """
+    lines = (f"{word} {count}\n" for word, count in word_counts.items())
+    atomic_files.write_text(path, "".join(lines))
+
+
+def read_word_counts(path: pathlib.Path) -> dict[str, int]:
+    """Reads word counts in TFF's text format.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Counts by word, in the order of the file.
+
+    Raises:
+        ValueError: A line is not a word and a count, or a word occurs twice.
+        OSError: The file cannot be read.
+    """
+    word_counts: dict[str, int] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = line.split()
+        if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in word_counts:
+            raise ValueError(f"{path}, line {number}: expected a new word and its count.")
+        word_counts[fields[0]] = int(fields[1])
+    return word_counts
+
+
+def load_word_counts(
+    path: pathlib.Path, count: Callable[[], dict[str, int]] | None = None
+) -> dict[str, int]:
+    """Reads the cached word counts of federated text, or counts and caches them.
+
+    The cache has the time stamp of the text that it was made from, and is made anew when that
+    differs.
+
+    Args:
+        path: A SQLite file of federated text.
+        count: What gives the counts if they are not cached; None to count the words of the
+            file's training clients.
+
+    Returns:
+        The counts, most frequent word first.
+    """
+    # The name that TFF's own file for StackOverflow has.
+    cache = path.with_suffix(".word_count")
+    text_time = path.stat().st_mtime_ns
+    try:
+        if cache.stat().st_mtime_ns == text_time:
+            return read_word_counts(cache)
+    except (OSError, ValueError):
+        pass  # Missing or broken: made anew.
+    word_counts = _count_training_words(path) if count is None else count()
+    try:
+        write_word_counts(cache, word_counts)
+        os.utime(cache, ns=(text_time, text_time))
+    except OSError as error:
+        # A shared, read-only data set works too; it is only slower.
+        _LOGGER.warning("Could not cache the word counts in %s: %s", cache, error)
+    return word_counts
+
+
+def _count_training_words(path: pathlib.Path) -> dict[str, int]:
+    sentences = federated_text.read_tokens(path, federated_text.TRAIN)
+    return count_words(ProgressBar(sentences, desc="Counting words", unit="sentence"))
 
 
 def build_docstrings(

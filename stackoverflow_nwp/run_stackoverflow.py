@@ -14,16 +14,18 @@ Examples:
   run-stackoverflow --output_dir=runs/paper --dataset=stackoverflow --simulated_clients=100
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
-from mf_aggregators import validation
+from mf_aggregators import memory, validation
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.runs import federated_runs
-from simulations.training.federated_task import TaskCommand
-from stackoverflow_nwp import datasets, next_word_data, settings
+from simulations.training.federated_task import HELDOUT, FederatedTask, TaskCommand
+from stackoverflow_nwp import datasets
 
 _COUNTS = (
     "vocab_size",
@@ -34,11 +36,120 @@ _COUNTS = (
     "heldout_sentences",
     "test_sentences",
 )
+# The number of sentences that the most frequent word is counted on.
+_COUNTED_SENTENCES = 50_000
+_BYTES_PER_NUMBER = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The defaults of a run's flags.
+
+    Attributes:
+      vocab_size: Words in the vocabulary.
+      embedding_size: The size of the embedding of the model.
+      lstm_size: The units of the LSTM of the model.
+      num_rounds: n.
+      clients_per_round: m.
+      max_bands: The most bands of C; the separation is the other limit.
+      sentences_per_client: The most sentences of a client in a round.
+      batch_size: Sentences in a local step.
+      client_epochs: Passes of a client over its sentences of a round.
+      client_optimizer: ``sgd`` or ``adam``.
+      client_learning_rate: The learning rate of the client's optimizer.
+      server_learning_rate: The learning rate of the server's SGD with momentum.
+      server_momentum: The momentum of the server's SGD with momentum.
+      server_warmup: Share of the rounds, the first ones, in which the rate rises from 5 %.
+      server_cooldown: Share of the rounds, the last ones, in which the rate falls to 5 %.
+      clip_norm: L2 norm that each client's update is clipped to.
+      zeroing_norm: L-infinity norm above which an update is replaced by zero; None for none.
+      target_epsilon: The epsilon of the planned guarantee.
+      delta: The delta of the planned guarantee.
+      evaluate_every: Rounds between evaluations.
+      heldout_sentences: Sentences of held-out clients, for evaluations during training.
+      test_sentences: Sentences of test clients, for the final accuracy.
+    """
+
+    vocab_size: int
+    embedding_size: int
+    lstm_size: int
+    num_rounds: int
+    clients_per_round: int
+    max_bands: int
+    sentences_per_client: int
+    batch_size: int
+    client_epochs: int
+    client_optimizer: str
+    client_learning_rate: float
+    server_learning_rate: float
+    server_momentum: float
+    server_warmup: float
+    server_cooldown: float
+    clip_norm: float
+    zeroing_norm: float | None
+    target_epsilon: float
+    delta: float
+    evaluate_every: int
+    heldout_sentences: int
+    test_sentences: int
+
+
+SMALL = Settings(
+    vocab_size=2000,
+    embedding_size=16,
+    lstm_size=32,
+    num_rounds=200,
+    clients_per_round=100,
+    max_bands=64,
+    sentences_per_client=64,
+    batch_size=16,
+    client_epochs=1,
+    client_optimizer="sgd",
+    client_learning_rate=2.0,
+    server_learning_rate=1.5,
+    server_momentum=0.8,
+    server_warmup=0.0,
+    server_cooldown=0.4,
+    clip_norm=1.2,
+    zeroing_norm=None,
+    target_epsilon=8.0,
+    delta=1e-4,
+    evaluate_every=10,
+    heldout_sentences=2_000,
+    test_sentences=20_000,
+)
+
+# BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six participations at least 342
+# rounds apart. Their noise rows take 6 GB of disk.
+PAPER = Settings(
+    vocab_size=10_000,
+    embedding_size=96,
+    lstm_size=670,
+    num_rounds=2052,
+    clients_per_round=1000,
+    max_bands=342,
+    sentences_per_client=256,
+    batch_size=16,
+    client_epochs=1,
+    client_optimizer="sgd",
+    client_learning_rate=1.0,
+    server_learning_rate=0.5,
+    server_momentum=0.95,
+    server_warmup=0.15,
+    server_cooldown=0.25,
+    clip_norm=1.0,
+    zeroing_norm=1.0,
+    target_epsilon=8.0,
+    delta=1e-6,
+    evaluate_every=20,
+    heldout_sentences=10_000,
+    test_sentences=100_000,
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the task: its data, model and evaluation."""
-    texts = settings.default_texts()
+    texts = _default_texts()
     group = FlagGroup(values, "Data", texts)
     group.path(
         "dataset",
@@ -63,8 +174,23 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
-    """Returns the defaults for the data set."""
-    return settings.for_dataset(values.dataset).to_dict()
+    """Returns the defaults for the data set: the papers' for StackOverflow's alone."""
+    return dataclasses.asdict(PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL)
+
+
+def _default_texts() -> Mapping[str, str]:
+    """What ``--help`` says of each default: both settings, side by side."""
+
+    def text(value: Any) -> str:
+        if value is None:
+            return "none"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    texts, papers = {}, dataclasses.asdict(PAPER)
+    for name, default in dataclasses.asdict(SMALL).items():
+        other = f"; {text(papers[name])} with --dataset={datasets.STACKOVERFLOW}"
+        texts[name] = f"Default: {text(default)}{other if papers[name] != default else ''}."
+    return texts
 
 
 def check_flags(options: Mapping[str, Any]) -> None:
@@ -80,6 +206,122 @@ def check_flags(options: Mapping[str, Any]) -> None:
         validation.positive_integer(options[name], f"--{name}")
 
 
+@dataclasses.dataclass(frozen=True)
+class NextWordData:
+    """The data of a run: a data set of text, and every flag by name."""
+
+    text: datasets.FederatedText
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The path of the file."""
+        return str(self.text.path)
+
+    @property
+    def num_clients(self) -> int:
+        """The number of training clients."""
+        return self.text.splits["train"].clients
+
+    def fingerprint(self) -> str:
+        """Returns the hash of the file."""
+        return self.text.fingerprint()
+
+    def load(self, seed: int) -> FederatedTask:
+        """Returns the task; see :class:`simulations.training.federated_task.TaskData`."""
+        import tensorflow as tf
+
+        from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
+
+        options = self.options
+        task = NextWordTask(
+            options["vocab_size"],
+            options["sequence_length"],
+            options["embedding_size"],
+            options["lstm_size"],
+            options["shared_embedding"],
+        )
+        words = self.text.vocabulary(options["vocab_size"])
+        splits = {
+            split: self.text.client_tokens(split, words, options["sequence_length"])
+            for split in ("train", "heldout", "test")
+        }
+        heldout, test, counted = (
+            all_sentences(splits[split], at_most, seed, number)
+            for number, (split, at_most) in enumerate(
+                (
+                    ("heldout", options["heldout_sentences"]),
+                    ("test", options["test_sentences"]),
+                    ("train", _COUNTED_SENTENCES),
+                )
+            )
+        )
+        tf.keras.utils.set_random_seed(seed % 2**32)
+        initial_weights = tuple(task.keras_model().get_weights())
+        word, word_accuracy = task.constant_accuracy(counted, test)
+
+        def evaluate(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float]:
+            values = task.evaluate(weights, heldout if split == HELDOUT else test)
+            return {"loss": values["loss"], "accuracy": values[ACCURACY]}
+
+        return FederatedTask(
+            client_ids=tuple(splits["train"].client_ids),
+            client_dataset=ClientDatasets(
+                splits["train"],
+                options["sentences_per_client"],
+                options["batch_size"],
+                options["client_epochs"],
+                seed,
+            ),
+            model_fn=task.model_fn(),
+            initial_weights=initial_weights,
+            evaluate=evaluate,
+            accuracy=ACCURACY,
+            facts={
+                "most_frequent_word": words[word - 1],
+                "most_frequent_word_accuracy": word_accuracy,
+            },
+        )
+
+
+def open_data(options: Mapping[str, Any]) -> NextWordData:
+    """Opens the data set of a run, making or downloading it the first time.
+
+    Args:
+      options: Every flag by name, checked one by one.
+
+    Returns:
+      The data.
+
+    Raises:
+      ValueError: If there is no such data set, or it is too small for the flags.
+    """
+    cohort = options["simulated_clients"] or options["clients_per_round"]
+    text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
+    # Before anything is written, refuse a vocabulary that the text cannot fill ...
+    text.vocabulary(options["vocab_size"])
+    # ... and a model, or sentences, that no memory could hold.
+    embedding, units, words = (
+        options[name] for name in ("embedding_size", "lstm_size", "vocab_size")
+    )
+    parameters = words * embedding + 4 * units * (embedding + units) + units * embedding
+    memory.check(
+        2 * _BYTES_PER_NUMBER * parameters,
+        f"a model of at least {parameters} parameters",
+        "use a smaller --embedding_size or --lstm_size",
+    )
+    sentences = sum(
+        min(options[f"{split}_sentences"], text.splits[split].examples)
+        for split in ("heldout", "test")
+    )
+    memory.check(
+        _BYTES_PER_NUMBER * sentences * options["sequence_length"],
+        f"{sentences} sentences of {options['sequence_length']} words each",
+        "use a smaller --sequence_length, or fewer --heldout_sentences and --test_sentences",
+    )
+    return NextWordData(text, options)
+
+
 def outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Returns the baseline of always predicting the most frequent word."""
     accuracy = federated_runs.percent(facts["most_frequent_word_accuracy"])
@@ -93,9 +335,9 @@ def command() -> TaskCommand:
         description=__doc__ or "",
         define_flags=define_flags,
         defaults=defaults,
-        default_texts=settings.default_texts(),
+        default_texts=_default_texts(),
         check_flags=check_flags,
-        open_data=next_word_data.open_data,
+        open_data=open_data,
         outcome_lines=outcome_lines,
     )
 

@@ -51,7 +51,7 @@ from simulations.comparison.repeated_runs import MODULES
 from simulations.devices import device_flags
 from simulations.runs import run_config
 from simulations.workers import worker_addresses
-from stackoverflow_nwp import datasets, docstrings, federated_text, vocabulary
+from stackoverflow_nwp import datasets, docstrings, federated_text
 from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
 from tests.console_commands import ROOT
@@ -309,7 +309,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         path = directory / f"{name}.sqlite"
         federated_text.write(path, examples)
         # Those of StackOverflow would be downloaded.
-        vocabulary.load_word_counts(path)
+        datasets.load_word_counts(path)
     return root
 
 

@@ -16,13 +16,6 @@ from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import small_examples
 
 
-@pytest.fixture
-def small_file(tmp_path: pathlib.Path) -> pathlib.Path:
-    path = tmp_path / "small.sqlite"
-    federated_text.write(path, small_examples())
-    return path
-
-
 def test_path(small_file: pathlib.Path) -> None:
     text = datasets.load(str(small_file))
     assert text.path == small_file
@@ -173,32 +166,28 @@ def test_a_fingerprint_tells_files_and_their_changes_apart(tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize("hashed_each_time", [0, 10**9])
 def test_a_fingerprint_is_of_every_byte(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, hashed_each_time: int
+    small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch, hashed_each_time: int
 ) -> None:
     monkeypatch.setattr(datasets, "_MAX_HASHED_EACH_TIME", hashed_each_time)
-    path = tmp_path / "text.sqlite"
-    federated_text.write(path, small_examples())
-    text = datasets.load(str(path), tmp_path)
-    original, status = path.read_bytes(), path.stat()
+    text = datasets.load(str(small_file))
+    original, status = small_file.read_bytes(), small_file.stat()
     first = text.fingerprint()
     assert first == hashlib.sha256(original).hexdigest()
     changed = bytearray(original)
     changed[len(changed) // 2] ^= 1
-    path.write_bytes(changed)
+    small_file.write_bytes(changed)
     # The file looks as old as before.
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.utime(small_file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert text.fingerprint() == hashlib.sha256(changed).hexdigest()
-    path.write_bytes(original)
+    small_file.write_bytes(original)
     assert text.fingerprint() == first
 
 
 def test_the_hash_of_a_large_file_is_computed_once(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets, "_MAX_HASHED_EACH_TIME", 0)
-    path = tmp_path / "text.sqlite"
-    federated_text.write(path, small_examples())
-    text = datasets.load(str(path), tmp_path)
+    text = datasets.load(str(small_file))
     first = text.fingerprint()
     calls = []
     sha256 = datasets._sha256
@@ -210,21 +199,84 @@ def test_the_hash_of_a_large_file_is_computed_once(
     monkeypatch.setattr(datasets, "_sha256", counted)
     assert text.fingerprint() == first
     assert not calls
-    (kept,) = tmp_path.glob("*.sha256.json")
+    (kept,) = small_file.parent.glob("*.sha256.json")
     for broken in ("", "[]", '{"identity": 1}'):
         kept.write_text(broken)
         assert text.fingerprint() == first
     assert len(calls) == 3
 
 
-def test_changes_that_are_not_in_the_file_yet_are_refused(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "text.sqlite"
-    federated_text.write(path, small_examples())
-    text = datasets.load(str(path), tmp_path)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+def test_changes_that_are_not_in_the_file_yet_are_refused(small_file: pathlib.Path) -> None:
+    text = datasets.load(str(small_file))
+    with contextlib.closing(sqlite3.connect(small_file)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         with connection:
             connection.execute("DELETE FROM examples WHERE rowid = 1")
-        with refuses("text.sqlite-wal"):
+        with refuses("small.sqlite-wal"):
             text.fingerprint()
     text.fingerprint()
+
+
+def test_a_client_counts_once_and_ties_are_alphabetical() -> None:
+    pairs = [("a", "x b b"), ("b", "c x"), ("a", "x b"), ("c", "c b .")]
+    counts = datasets.count_words(pairs)
+    assert list(counts.items()) == [("b", 2), ("c", 2), ("x", 2), (".", 1)]
+
+
+def test_tff_reads_the_file_format(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+    from tensorflow_federated.python.simulation.datasets import stackoverflow
+
+    counts = {"the": 3, "<URL>": 2, "it's": 1}
+    datasets.write_word_counts(tmp_path / "stackoverflow.word_count", counts)
+    archive = str(tmp_path / "stackoverflow.word_count.tar.bz2")
+    monkeypatch.setattr(tf.keras.utils, "get_file", lambda *_, **__: archive)
+    assert dict(stackoverflow.load_word_counts()) == counts
+
+
+def test_counts_are_of_training_clients(small_file: pathlib.Path) -> None:
+    clients = collections.defaultdict(set)
+    for example in small_examples():
+        for word in example.tokens.split():
+            if example.split == "train":
+                clients[word].add(example.client_id)
+    counts = datasets.load_word_counts(small_file)
+    assert counts == {word: len(own) for word, own in clients.items()}
+
+
+def test_word_counts_are_cached(small_file: pathlib.Path) -> None:
+    counts = datasets.load_word_counts(small_file)
+    cache = small_file.with_name("small.word_count")
+    lines = cache.read_text().splitlines()
+    assert lines == [f"{word} {count}" for word, count in counts.items()]
+
+    def refuse() -> dict[str, int]:
+        raise AssertionError("counted again")
+
+    assert list(datasets.load_word_counts(small_file, refuse).items()) == list(counts.items())
+    # Broken, or of a file that has changed since: counted again.
+    text_time = small_file.stat().st_mtime_ns
+    cache.write_text("the\n")
+    os.utime(cache, ns=(text_time, text_time))
+    assert datasets.load_word_counts(small_file) == counts
+    federated_text.write(small_file, [Example("a", "train", "new text")])
+    os.utime(small_file, ns=(text_time + 1, text_time + 1))
+    assert datasets.load_word_counts(small_file) == {"new": 1, "text": 1}
+
+
+@pytest.mark.parametrize("text", ["a\n", "a 1 2\n", "a b\n", "a 1\na 2\n"])
+def test_broken_counts_are_refused(tmp_path: pathlib.Path, text: str) -> None:
+    path = tmp_path / "x.word_count"
+    path.write_text(text)
+    with refuses("line"):
+        datasets.read_word_counts(path)
+
+
+def test_a_vocabulary_has_the_words_that_most_clients_use(small_file: pathlib.Path) -> None:
+    text = datasets.load(str(small_file))
+    counts = text.word_counts()
+    assert text.vocabulary(2) == tuple(counts)[:2]
+    with refuses(str(len(counts)), "words"):
+        text.vocabulary(len(counts) + 1)
+    with refuses("size"):
+        text.vocabulary(0)

@@ -40,7 +40,7 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
-from stackoverflow_nwp import federated_text, next_word_data, run_stackoverflow
+from stackoverflow_nwp import federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandServer
@@ -93,7 +93,7 @@ def _options(arguments: list[str]) -> RunConfig:
 
 
 def _plan(options: RunConfig, begun: Mapping[str, Any] | None = None) -> Run:
-    data, directory = next_word_data.open_data(options), RunDirectory("not written")
+    data, directory = run_stackoverflow.open_data(options), RunDirectory("not written")
     return planned_runs.plan(options, data, directory, 64, begun=begun)
 
 

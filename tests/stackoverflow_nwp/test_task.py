@@ -1,7 +1,6 @@
 """The task: TFF's model and metrics, and data sets that are functions of client and round."""
 
 import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.baselines.stackoverflow import word_prediction_tasks
 
-from stackoverflow_nwp import datasets, federated_text, settings
+from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
 from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
 from stackoverflow_nwp.token_arrays import ClientTokens
 from tests.stackoverflow_nwp.small_text import WORDS, small_examples
@@ -38,7 +37,7 @@ def tokens(text: datasets.FederatedText) -> ClientTokens:
 
 
 def test_the_papers_model_has_the_papers_size() -> None:
-    paper = settings.PAPER
+    paper = run_stackoverflow.PAPER
     task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)
     assert task.keras_model().count_params() == 4_050_748
 
@@ -110,9 +109,3 @@ def test_samples_of_sentences_are_repeatable(tokens: ClientTokens) -> None:
     assert len(all_sentences(tokens, 5, 1)) == 5
     total = sum(len(tokens.tokens_of(client)) for client in tokens.client_ids)
     assert len(all_sentences(tokens, 10_000, 1)) == total
-
-
-def test_settings_are_the_papers_for_stackoverflow_alone(tmp_path: pathlib.Path) -> None:
-    assert settings.for_dataset("stackoverflow") is settings.PAPER
-    assert settings.for_dataset("docstrings") is settings.SMALL
-    assert settings.for_dataset(str(tmp_path / "x.sqlite")) is settings.SMALL

@@ -23,7 +23,7 @@ from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_d
 from mf_aggregators.privacy import guarantees
 from simulations.runs import planned_runs, run_config
 from simulations.runs.run_config import RunConfig
-from stackoverflow_nwp import datasets, federated_text, run_stackoverflow, settings
+from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
 from tests.simulations.command_processes import CommandServer
 
@@ -374,7 +374,10 @@ def _known(
 
 
 def test_recipes_are_those_of_the_runs() -> None:
-    known = {settings.SMALL: datasets.DOCSTRINGS, settings.PAPER: datasets.STACKOVERFLOW}
+    known = {
+        run_stackoverflow.SMALL: datasets.DOCSTRINGS,
+        run_stackoverflow.PAPER: datasets.STACKOVERFLOW,
+    }
     for own, dataset in known.items():
         recipe = plan_text.recipe_of(dataset, 1)
         assert recipe is not None
@@ -384,7 +387,7 @@ def test_recipes_are_those_of_the_runs() -> None:
     assert plan_text.recipe_of(None, 2510) is None
     own_file = plan_text.recipe_of("mine.sqlite", 342_477)
     assert own_file is not None
-    assert own_file.clip_norm == settings.for_dataset("mine.sqlite").clip_norm
+    assert own_file.clip_norm == _options(["run-stackoverflow", "--dataset=mine.sqlite"]).clip_norm
 
 
 def test_the_embedded_data_are_trained_on_as_the_default_run_does(
@@ -423,7 +426,7 @@ def test_stackoverflow_is_trained_on_by_the_papers_recipe(
     assert not step["is_template"]
     assert options["dataset"] == "stackoverflow"
     for name in ("server_momentum", "clip_norm", "client_learning_rate", "lstm_size"):
-        assert options[name] == getattr(settings.PAPER, name)
+        assert options[name] == getattr(run_stackoverflow.PAPER, name)
     assert options["server_learning_rate"] == pytest.approx(
         chosen["server_learning_rate"], rel=1e-3
     )
