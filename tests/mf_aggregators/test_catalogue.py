@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import itertools
 import pathlib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,6 +36,7 @@ from mf_aggregators.noise.recursions import (
 )
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
+from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -128,18 +128,6 @@ def _request(num_rounds: int, **options: Any) -> Request:
     return Request(num_rounds, Workload("prefix_sum", num_rounds), options=options)
 
 
-def _brute_force(matrix: np.ndarray, separation: int) -> float:
-    """The largest norm of signed sums of columns that one client may take part in."""
-    rounds = range(len(matrix))
-    found = 0.0
-    for count in rounds:
-        for pattern in itertools.combinations(rounds, count + 1):
-            if all(j - i >= separation for i, j in itertools.pairwise(pattern)):
-                for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
-                    found = max(found, float(np.linalg.norm(matrix[:, pattern] @ signs)))
-    return found
-
-
 @pytest.mark.parametrize("made", [Discounted, InBands, OwnClass])
 @settings(deadline=None, max_examples=15)
 @given(num_rounds=st.integers(2, 7), separation=st.integers(1, 7))
@@ -155,7 +143,7 @@ def test_sensitivity_and_errors_are_those_of_the_matrix(
     np.testing.assert_array_equal(factorization.strategy_matrix(), matrix)
     schema = MinSeparation(min(separation, num_rounds))
     found = factorization.sensitivity(schema)
-    truth = _brute_force(matrix, schema.separation)
+    truth = brute_force.scalar_sensitivity(matrix, schema)
     assert found.value >= truth * (1 - 1e-12)
     assert not found.is_exact or found.value == pytest.approx(truth)
     decoder = np.tri(num_rounds) @ np.linalg.inv(matrix)

@@ -1,5 +1,7 @@
 """Lower bounds against linear programs, singular values and what no factorization can beat."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import lower_bounds, workloads
+from mf_aggregators.factorizations import optimal
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -15,22 +18,10 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
+from tests.mf_aggregators.toeplitz_cases import schemas
 from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
-
-
-@st.composite
-def _schemas(draw: st.DrawFn, num_rounds: int) -> Participation:
-    separation = draw(st.integers(1, num_rounds + 1))
-    limit = draw(st.integers(1, num_rounds + 1))
-    schemas: list[Participation] = [
-        SingleParticipation(),
-        FixedEpochOrder(limit, separation),
-        MinSeparation(separation, limit),
-        MinSeparation(separation),
-    ]
-    return draw(st.sampled_from(schemas))
 
 
 def _least_weight(participation: Participation, num_rounds: int) -> float:
@@ -74,7 +65,7 @@ def test_equal_weights_are_the_best_for_epochs_and_valid_for_least_separations(
 @settings(max_examples=150, deadline=None)
 def test_no_strategy_matrix_is_better(num_rounds: int, data: st.DataObject) -> None:
     """Sensitivities by enumeration, for one-dimensional contributions: the smallest there are."""
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     workload = np.tril(generator.normal(size=(num_rounds, num_rounds)))
     workload[np.diag_indices(num_rounds)] += data.draw(st.sampled_from([0.5, 3.0]))
@@ -127,7 +118,7 @@ def test_the_closed_form_does_not_depend_on_how_it_is_summed(
 @given(st.integers(1, 12), st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_description_gives_the_bound_of_its_matrix(num_rounds: int, data: st.DataObject) -> None:
-    participation = data.draw(_schemas(num_rounds))
+    participation = data.draw(schemas(num_rounds))
     rates = tuple(float(rate) for rate in np.linspace(1.0, 0.2, num_rounds))
     workload = data.draw(
         st.sampled_from(
@@ -174,18 +165,22 @@ def test_large_workloads_have_a_bound_by_closed_form_alone() -> None:
     assert lower_bounds.compute(Workload("momentum_sgd", 5001), _SINGLE) is None
 
 
+@pytest.mark.parametrize("function", [lambda a: lower_bounds.compute(a, _SINGLE), optimal])
 @pytest.mark.parametrize(
-    ("workload", "message"),
+    ("workload", "names"),
     [
-        (np.ones((2, 2)), "lower triangular"),
-        (np.ones((2, 3)), "square"),
-        (np.tri(3, k=-1), "singular"),
-        (np.tri(2) * np.nan, "finite"),
+        (np.ones((2, 2)), ["lower triangular"]),
+        (np.ones((2, 3)), ["square"]),
+        (np.tri(3, k=-1), ["singular"]),
+        (np.array([[1.0, 0.0], [1.0, 0.0]]), ["singular"]),
+        (np.tri(2) * np.nan, ["finite"]),
     ],
 )
-def test_bad_workloads_are_refused(workload: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lower_bounds.compute(workload, _SINGLE)
+def test_bad_workloads_are_refused(
+    function: Callable[[np.ndarray], object], workload: np.ndarray, names: list[str]
+) -> None:
+    with refuses(*names):
+        function(workload)
 
 
 def test_bad_arguments_are_refused() -> None:

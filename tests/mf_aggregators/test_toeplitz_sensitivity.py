@@ -109,20 +109,6 @@ def test_no_pattern_beats_the_first_one_if_coefficients_fall_from_the_separation
         assert change <= computed.value * (1 + 1e-12)
 
 
-@given(_problems(largest=30))
-@settings(max_examples=100, deadline=None)
-def test_exact_values_agree_with_those_of_the_dense_matrix(
-    problem: tuple[str, np.ndarray, int, Participation],
-) -> None:
-    _, series, num_rounds, participation = problem
-    ours = sensitivity.from_toeplitz_coefficients(series, num_rounds, participation)
-    theirs = sensitivity.compute(dense(series, num_rounds), participation)
-    if ours.is_exact:
-        assert ours.value <= theirs.value * (1 + 1e-9)
-    if theirs.is_exact:
-        assert theirs.value <= ours.value * (1 + 1e-9)
-
-
 def test_all_ones_have_the_closed_form_of_squared_counts() -> None:
     num_rounds = 1000
     computed = sensitivity.from_toeplitz_coefficients(
@@ -179,14 +165,6 @@ def test_bounds_at_many_rounds_are_not_below_a_pattern_for_rounding(
     change = float(np.linalg.norm(entries))
     assert not computed.is_exact
     assert change * (1 - 1e-12) <= computed.value <= change * (1 + 1e-6)
-
-
-def test_alternating_signs_are_not_taken_for_falling() -> None:
-    series = np.array([1.0, -0.9, 0.8])
-    computed = sensitivity.from_toeplitz_coefficients(series, 6, MinSeparation(1))
-    assert not computed.is_exact
-    truth = brute_force.scalar_sensitivity(dense(series, 6), MinSeparation(1))
-    assert computed.value >= truth
 
 
 @pytest.mark.parametrize(("bump", "is_exact"), [(1e-15, True), (1e-9, False)])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     BandedFactorization,
-    NotConvergedWarning,
     banded,
     identity,
     optimal,
@@ -21,10 +20,8 @@ from mf_aggregators.factorizations._patterns import (
     PatternLayout,
     PatternNorms,
 )
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force
-from tests.refusals import refuses
 
 
 def _checked_rmse(num_rounds: int, separation: int) -> float:
@@ -173,24 +170,6 @@ def test_fixed_epochs_of_enough_separation_are_exact(separation: int) -> None:
     assert factorization.sensitivity(participation) == pytest.approx(truth, rel=1e-9)
 
 
-def test_a_solver_that_is_stopped_says_so() -> None:
-    with pytest.warns(NotConvergedWarning):
-        factorization = banded(workloads.prefix_sum(64), 8, max_evaluations=2)
-    assert factorization.optimality_gap is not None
-    assert factorization.optimality_gap > 1e-5
-
-
-@pytest.mark.parametrize("num_bands", [0, 9, 2.5])
-def test_bands_out_of_range_are_refused(num_bands: int) -> None:
-    with refuses("num_bands"):
-        banded(workloads.prefix_sum(8), num_bands)
-
-
-def test_bands_beyond_the_separation_are_refused() -> None:
-    with refuses("separation"):
-        banded(workloads.prefix_sum(8), 4, participation=MinSeparation(3))
-
-
 @pytest.mark.parametrize(
     ("epochs", "separation", "num_rounds"), [(3, 4, 12), (2, 3, 8), (2, 3, 14)]
 )
@@ -226,10 +205,3 @@ def test_free_column_norms_beat_equal_ones_under_their_own_schema(
 def test_arrays_that_are_no_bands_are_refused(bands: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"bands|strategy matrix"):
         BandedFactorization(bands)
-
-
-def test_bands_and_matrices_convert_back_and_forth() -> None:
-    matrix = np.tril(np.arange(1.0, 26.0).reshape(5, 5))
-    matrix -= np.tril(matrix, -3)
-    bands = recursions.bands_of_matrix(matrix, 3)
-    np.testing.assert_array_equal(recursions.matrix_from_bands(bands), matrix)

@@ -16,7 +16,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.min_separation import largest_pattern_sum
 from tests.examples import examples
-from tests.mf_aggregators import brute_force
 
 
 def _bands(data: st.DataObject, num_rounds: int) -> np.ndarray:
@@ -52,18 +51,6 @@ def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataOb
     assert found == pytest.approx(dense, rel=1e-12)
     assert found.is_exact == dense.is_exact
     assert found.theorem == dense.theorem
-
-
-@given(st.integers(1, 8), st.data())
-@settings(max_examples=examples(200), deadline=None)
-def test_no_pattern_changes_more(num_rounds: int, data: st.DataObject) -> None:
-    bands = _bands(data, num_rounds)
-    participation = _schema(data, num_rounds)
-    found = sensitivity_of_bands(bands, participation)
-    truth = brute_force.scalar_sensitivity(recursions.matrix_from_bands(bands), participation)
-    assert found >= truth * (1.0 - 1e-12)
-    if found.is_exact:
-        assert found == pytest.approx(truth, rel=1e-9)
 
 
 @given(st.integers(1, 30), st.data())

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import sys
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,12 +27,10 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
 )
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
-_SINGLE = SingleParticipation()
 _VARIANTS: tuple[PatternEntries, ...] = ("any", "non_negative", "orthogonal")
 # Rounds, epochs and separation: one pattern a class, shorter classes, overlapping patterns.
 _SIZES = [(4, 2, 2), (5, 3, 2), (6, 3, 2), (6, 2, 2), (6, 2, 1), (5, 5, 1), (6, 2, 4)]
@@ -144,10 +141,13 @@ def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("_start")
-@pytest.mark.parametrize("pattern_entries", _VARIANTS)
+@pytest.mark.parametrize(
+    ("pattern_entries", "equal"),
+    [*((entries, False) for entries in _VARIANTS), ("orthogonal", True)],
+)
 @pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
 def test_another_solver_finds_the_same_optimum(
-    num_rounds: int, epochs: int, separation: int, pattern_entries: PatternEntries
+    num_rounds: int, epochs: int, separation: int, pattern_entries: PatternEntries, equal: bool
 ) -> None:
     participation = FixedEpochOrder(epochs, separation)
     for workload in (
@@ -155,9 +155,11 @@ def test_another_solver_finds_the_same_optimum(
         workloads.momentum_sgd(num_rounds, 0.9),
         _random_workload(num_rounds, 7),
     ):
-        factorization = optimal(workload, participation, pattern_entries=pattern_entries)
+        factorization = optimal(
+            workload, participation, equal_column_norms=equal, pattern_entries=pattern_entries
+        )
         error = factorization.total_error(workload, participation) ** 2
-        other = _other_optimum(workload, participation, pattern_entries)
+        other = _other_optimum(workload, participation, pattern_entries, equal)
         assert factorization.optimality_gap is not None
         assert factorization.optimality_gap <= 5e-6
         assert error / (1.0 + factorization.optimality_gap) <= other * (1 + 1e-9)
@@ -167,23 +169,6 @@ def test_another_solver_finds_the_same_optimum(
         assert computed == pytest.approx(1.0, rel=1e-12)
         assert computed.value >= truth * (1 - 1e-12)
         assert not computed.is_exact or truth == pytest.approx(1.0, rel=1e-9)
-
-
-@pytest.mark.usefixtures("_start")
-@pytest.mark.parametrize(("num_rounds", "epochs", "separation"), _SIZES)
-def test_equal_norms_and_orthogonal_patterns_against_another_solver(
-    num_rounds: int, epochs: int, separation: int
-) -> None:
-    participation = FixedEpochOrder(epochs, separation)
-    for workload in (workloads.prefix_sum(num_rounds), _random_workload(num_rounds, 8)):
-        factorization = optimal(
-            workload, participation, equal_column_norms=True, pattern_entries="orthogonal"
-        )
-        error = factorization.total_error(workload, participation) ** 2
-        other = _other_optimum(workload, participation, "orthogonal", equal_diagonal=True)
-        assert factorization.optimality_gap is not None
-        assert error / (1.0 + factorization.optimality_gap) <= other * (1 + 1e-9)
-        assert error == pytest.approx(other, rel=1e-5)
 
 
 def test_orthogonal_patterns_are_part_of_the_class_of_equal_norms() -> None:
@@ -341,18 +326,6 @@ def test_every_restriction_costs_something(
     free_bands = banded(workload, separation, False, participation, relative_gap=1e-3)
     free_error = free_bands.total_error(workload, participation)
     assert errors[1] * (1 - 1e-5) <= free_error <= errors[5] * (1 + 1e-3)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_all_bands_are_the_optimum_of_single_participation(momentum: float) -> None:
-    workload = workloads.momentum_sgd(20, momentum)
-    best = optimal(workload, relative_gap=1e-9)
-    norms = np.linalg.norm(best.strategy_matrix(), axis=0)
-    np.testing.assert_allclose(norms, 1.0, rtol=1e-12)
-    bands = banded(workload, 20, relative_gap=1e-8)
-    assert bands.total_error(workload, _SINGLE) == pytest.approx(
-        best.total_error(workload, _SINGLE), rel=1e-7
-    )
 
 
 def test_clients_that_cannot_return_are_single_participation() -> None:
@@ -588,38 +561,22 @@ def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
     assert stated <= best.total_error(workload, participation) ** 2 * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("num_rounds", [64, 200])
-def test_momentum_converges_to_its_target(num_rounds: int) -> None:
-    workload = workloads.momentum_sgd(num_rounds, 0.8)
+@pytest.mark.parametrize(
+    ("num_rounds", "momentum", "equal_column_norms"),
+    [(64, 0.8, False), (200, 0.8, False), (64, 0.95, False), (64, 0.95, True)],
+)
+def test_momentum_converges_to_its_target(
+    num_rounds: int, momentum: float, equal_column_norms: bool
+) -> None:
+    workload, schema = (
+        workloads.momentum_sgd(num_rounds, momentum),
+        FixedEpochOrder(4, num_rounds // 4),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotConvergedWarning)
-        factorization = optimal(workload, FixedEpochOrder(4, num_rounds // 4))
+        factorization = optimal(workload, schema, equal_column_norms=equal_column_norms)
     assert factorization.optimality_gap is not None
     assert factorization.optimality_gap <= 5e-6
-
-
-@pytest.mark.parametrize("options", [{}, {"equal_column_norms": True}])
-def test_strong_momentum_converges_to_its_target(options: dict[str, Any]) -> None:
-    workload = workloads.momentum_sgd(64, 0.95)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotConvergedWarning)
-        factorization = optimal(workload, FixedEpochOrder(4, 16), **options)
-    assert factorization.optimality_gap is not None
-    assert factorization.optimality_gap <= 5e-6
-
-
-def test_the_same_arguments_give_the_same_matrix() -> None:
-    workload = workloads.momentum_sgd(20, 0.9, np.linspace(1.0, 0.1, 20))
-    for equal in (False, True):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotConvergedWarning)
-            found = [
-                optimal(
-                    workload, FixedEpochOrder(3, 6), equal_column_norms=equal, max_evaluations=40
-                )
-                for _ in range(2)
-            ]
-        np.testing.assert_array_equal(found[0].strategy_matrix(), found[1].strategy_matrix())
 
 
 def test_what_cannot_be_solved_is_refused() -> None:

@@ -98,16 +98,6 @@ def test_the_certificate_holds_for_momentum_and_learning_rates(
             assert perturbed >= bound
 
 
-def test_scaling_the_strategy_matrix_changes_no_error() -> None:
-    workload = workloads.prefix_sum(8)
-    factorization = optimal(workload)
-    scaled = type(factorization)(7.0 * factorization.strategy_matrix())
-    for error in ("total_error", "rmse", "max_error"):
-        assert getattr(scaled, error)(workload, _SINGLE) == pytest.approx(
-            getattr(factorization, error)(workload, _SINGLE), rel=1e-12
-        )
-
-
 def test_a_solver_that_is_stopped_says_so_and_states_its_gap() -> None:
     workload = workloads.prefix_sum(64)
     with pytest.warns(NotConvergedWarning):
@@ -119,29 +109,8 @@ def test_a_solver_that_is_stopped_says_so_and_states_its_gap() -> None:
     assert stated <= best**2 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("workload", "message"),
-    [
-        (np.ones((2, 2)), "lower triangular"),
-        (np.ones((2, 3)), "square"),
-        (np.array([[1.0, 0.0], [1.0, 0.0]]), "singular"),
-        (np.array([[np.nan]]), "finite"),
-    ],
-)
-def test_bad_workloads_are_refused(workload: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        optimal(workload)
-
-
 def test_clients_that_return_are_refused() -> None:
     with refuses("participation"):
         optimal(workloads.prefix_sum(8), MinSeparation(2))
     # A schema under which nobody can return is single participation.
     optimal(workloads.prefix_sum(8), MinSeparation(8))
-
-
-def test_the_same_workload_gives_the_same_matrix() -> None:
-    workload = workloads.momentum_sgd(32)
-    np.testing.assert_array_equal(
-        optimal(workload).strategy_matrix(), optimal(workload).strategy_matrix()
-    )

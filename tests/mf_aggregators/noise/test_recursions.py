@@ -36,21 +36,6 @@ from tests.mf_aggregators import random_recursions
 from tests.refusals import refuses
 
 
-@st.composite
-def _factorizations(draw: st.DrawFn) -> Factorization:
-    num_rounds = draw(st.integers(1, 12))
-    num_bands = draw(st.integers(1, num_rounds))
-    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    matrix = np.tril(generator.normal(size=(num_rounds, num_rounds))) / num_rounds
-    np.fill_diagonal(matrix, generator.uniform(0.5, 2.0, num_rounds))
-    kind = draw(st.sampled_from(["identity", "banded", "dense"]))
-    if kind == "identity":
-        return IdentityFactorization(num_rounds)
-    if kind == "dense":
-        return DenseFactorization(matrix)
-    return BandedFactorization(recursions.bands_of_matrix(matrix, num_bands))
-
-
 @given(random_recursions.recursions(), st.integers(1, 4))
 @settings(deadline=None)
 def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion, columns: int) -> None:
@@ -60,54 +45,6 @@ def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion, columns: i
     matrix = recursion.noising_matrix()
     assert found == pytest.approx(np.linalg.norm(matrix, axis=1), rel=1e-9)
     assert recursion.largest_row_norm() == pytest.approx(np.max(found))
-
-
-@given(_factorizations(), st.sampled_from([(), (3,), (2, 3)]))
-@settings(deadline=None)
-def test_rows_equal_the_dense_product(factorization: Factorization, shape: tuple[int, ...]) -> None:
-    num_rounds = factorization.num_rounds
-    z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
-    rows = factorization.noise_recursion().apply(z)
-    dense = np.linalg.solve(factorization.strategy_matrix(), z.reshape(num_rounds, -1))
-    np.testing.assert_allclose(rows, dense.reshape(z.shape), rtol=1e-9, atol=1e-9)
-
-
-@given(_factorizations())
-@settings(deadline=None)
-def test_the_noising_matrix_inverts_the_strategy_matrix(factorization: Factorization) -> None:
-    product = factorization.strategy_matrix() @ factorization.noising_matrix()
-    np.testing.assert_allclose(product, np.eye(factorization.num_rounds), atol=1e-8)
-
-
-@given(_factorizations())
-@settings(deadline=None)
-def test_rows_past_the_last_round_are_refused(factorization: Factorization) -> None:
-    recursion = factorization.noise_recursion()
-    state = recursion.initial_state(())
-    for _ in range(factorization.num_rounds):
-        _, state = recursion.next_row(state, np.zeros(()))
-    with refuses("rounds"):
-        recursion.next_row(state, np.zeros(()))
-
-
-def test_the_state_of_a_banded_recursion_is_its_bands() -> None:
-    bands = np.tri(100, 5)
-    recursion = BandedFactorization(bands).noise_recursion()
-    assert recursion.floats_per_parameter == 4
-    assert recursion.initial_state((7,)).history.shape == (4, 7)
-
-
-def test_float32_streams_stay_close_to_float64_over_thousands_of_rounds() -> None:
-    num_rounds, num_bands = 10_000, 16
-    lags = np.arange(1, num_bands)
-    coefficients = np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
-    bands = np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
-    recursion = BandedFactorization(bands).noise_recursion()
-    z = np.random.default_rng(1).normal(size=(num_rounds, 4))
-    exact = recursion.apply(z)
-    rounded = recursion.apply(z.astype(np.float32))
-    assert rounded.dtype == np.float32
-    assert np.max(np.abs(rounded - exact)) < 1e-5 * np.max(np.abs(exact))
 
 
 def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
@@ -265,14 +202,12 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
         banded_inverse(16, 5): (0, 5),
         structured(base, 2, 3): (3, 3),
         IdentityFactorization(16): (0, 1),
+        BandedFactorization(np.tri(16, 5)): (4, 1),
         DenseFactorization(np.tri(16)): (0, 16),
     }
     for factorization, costs in expected.items():
         recursion = factorization.noise_recursion()
-        found = (
-            recursion.floats_per_parameter,
-            recursion.rows_of_z_per_round,
-        )
+        found = (recursion.floats_per_parameter, recursion.rows_of_z_per_round)
         assert found == costs, factorization
 
 
@@ -285,6 +220,7 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
         toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
         blt(10_000, 3),
         banded_inverse(10_000, 8, coefficients="square_root"),
+        BandedFactorization(np.tri(10_000, 16) / np.arange(1.0, 17.0)),
     ],
     ids=lambda factorization: f"{factorization.mechanism}-{factorization.parameters}",
 )
@@ -385,7 +321,7 @@ def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[s
         np.testing.assert_array_equal(recursion.noising_matrix(), rows)
         for array in vars(made).values():
             if isinstance(array, np.ndarray):
-                with pytest.raises(ValueError, match="read-only"):
+                with refuses("read-only"):
                     array[...] = 0
 
 
