@@ -1,4 +1,4 @@
-"""What clip norms that adapt do under noise of several mechanisms: their error, and its cost.
+"""Error and cost of adaptive clip norms under noise of several mechanisms.
 
 Prints, for each mechanism, standard deviations that follow from the linear recursion of the
 logarithm of the norm, and the cost of a norm that moved in one simulated run.
@@ -20,15 +20,15 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization, clip_drift
 
 _CLIENTS = 100
-# Of log-normal norms of unit variance: what the fraction below the median moves by with the
-# logarithm of that.
+# Slope of the fraction of log-normal norms (unit variance) within a norm, by its logarithm, at the
+# median.
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 # How the norm changes: the rounds between changes, and the rate.
 _SETTINGS = ((1, 0.2), (10, 1.0), (10, 0.5))
 
 
 def fraction_noise(factorization: Factorization, schema: mfa.participation.Participation) -> float:
-    """Returns sigma_b sens(C) / clients: what a row of C^-1 Z is times in the fraction."""
+    """Returns sigma_b sens(C) / clients, the factor of a row of C^-1 Z in the fraction."""
     clip = mfa.AdaptiveClip()
     stddev = clip.count_stddev_for(1.0, _CLIENTS)
     return stddev * factorization.sensitivity(schema).value / _CLIENTS
@@ -64,7 +64,7 @@ def _largest(rows: np.ndarray) -> float:
 
 
 def simulated_cost(factorization: Factorization, noise: float, period: int, rate: float) -> float:
-    """Returns what the moving norm of a simulated run added to the noise of running sums."""
+    """Returns the relative noise that a moving norm adds to running sums, in a simulated run."""
     generator = np.random.default_rng(0)
     num_rounds = factorization.num_rounds
     errors = noise * factorization.noise_rows(generator.normal(size=(num_rounds, 1)))[:, 0]

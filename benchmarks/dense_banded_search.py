@@ -10,6 +10,9 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
+from mf_aggregators.linear_algebra.banded_matrices import column_sums, spread_columns
+from mf_aggregators.noise import recursions
+
 # Rows that one matrix product or triangular solve treats together.
 _BLOCK = 128
 # Evaluations between two looks at the certificate.
@@ -51,17 +54,17 @@ class DenseBandedSearch:
             nonlocal best
             bands = np.zeros(start.shape)
             bands[in_band] = entries
-            squared_norms = _column_sums(np.square(bands))
-            norms = _spread(np.sqrt(squared_norms), self.num_bands)
+            squared_norms = column_sums(np.square(bands))
+            norms = spread_columns(np.sqrt(squared_norms), self.num_bands)
             norms[~in_band] = 1.0
             scaled = bands / norms
-            strategy = _matrix(scaled)
+            strategy = recursions.matrix_from_bands(scaled)
             decoder_t = _solve_transposed(strategy, self.num_bands, self.workload.T)
             error = float(np.sum(np.square(decoder_t)))
             weighted_t = _solve(strategy, self.num_bands, decoder_t)
             slope = -2.0 * _band_of_product(decoder_t, weighted_t, self.num_bands)
-            along = _column_sums(slope * scaled)
-            slope = slope / norms - bands * _spread(along / squared_norms, self.num_bands)
+            along = column_sums(slope * scaled)
+            slope = slope / norms - bands * spread_columns(along / squared_norms, self.num_bands)
             self.evaluations += 1
             if error < self.best_error:
                 self.best_error, best = error, scaled
@@ -82,7 +85,7 @@ class DenseBandedSearch:
 
     def _bound(self, bands: np.ndarray) -> float:
         """The dual of the problem at a matrix: tr((A V A^T)^1/2)^2 / tr(V)."""
-        strategy = _matrix(bands)
+        strategy = recursions.matrix_from_bands(bands)
         decoder_t = _solve_transposed(strategy, self.num_bands, self.workload.T)
         weighted_t = _solve(strategy, self.num_bands, decoder_t)
         dual = weighted_t @ weighted_t.T
@@ -101,28 +104,6 @@ class DenseBandedSearch:
         spectrum = np.linalg.eigvalsh(product.T @ product)
         root_sum = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))))
         return root_sum**2 / float(np.sum(diagonal))
-
-
-def _matrix(bands: np.ndarray) -> np.ndarray:
-    dense = np.zeros((len(bands), len(bands)))
-    for t in range(bands.shape[1]):
-        rows = np.arange(t, len(bands))
-        dense[rows, rows - t] = bands[t:, t]
-    return dense
-
-
-def _column_sums(bands: np.ndarray) -> np.ndarray:
-    sums = np.zeros(len(bands))
-    for t in range(bands.shape[1]):
-        sums[: len(bands) - t] += bands[t:, t]
-    return sums
-
-
-def _spread(values: np.ndarray, num_bands: int) -> np.ndarray:
-    bands = np.zeros((len(values), num_bands))
-    for t in range(num_bands):
-        bands[t:, t] = values[: len(values) - t]
-    return bands
 
 
 def _solve_transposed(strategy: np.ndarray, num_bands: int, upper: np.ndarray) -> np.ndarray:

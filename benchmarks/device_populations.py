@@ -95,7 +95,7 @@ def _trace(num_devices: int) -> Availability:
 
 
 def _behaviour(name: str, num_devices: int) -> DeviceBehaviour:
-    # Only one line pays for a trace of the whole population.
+    # Only one line pays for a trace of all devices.
     return _behaviours(num_devices if name == "trace" else 10)[name]
 
 

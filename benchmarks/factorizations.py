@@ -8,7 +8,7 @@ optimal: the search for the fixed point of Denisov et al. Thm 3.2, beside iterat
 banded: L-BFGS over the entries of C by covariances of blocks, beside the search of version 0.5.0,
   with dense matrices, both to a certified gap of 1e-5.
 multi_epoch: the dual search for the optimum under (6, n / 6)-participation, beside the same search
-  by eigendecompositions of whole matrices, as of version 0.5.0, and beside L-BFGS over the entries
+  by eigendecompositions of full matrices, as of version 0.5.0, and beside L-BFGS over the entries
   of C scaled to be feasible, until an error within 1e-4 of ours.
 toeplitz: one evaluation of the error and its gradient, beside the same with dense
   triangular matrices; and optimised coefficients for --many_rounds rounds.
@@ -24,7 +24,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import numpy as np
@@ -37,12 +37,16 @@ from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
 from mf_aggregators.linear_algebra import power_series
+from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
+_Fields: TypeAlias = dict[str, Any]
+
 _SINGLE = SingleParticipation()
-# How much longer than we a baseline may take.
-_PATIENCE = 10.0
+# How many times as long as ours a baseline may take.
+_MOST_TIMES = 10.0
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -57,7 +61,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Runs the comparisons and prints a table."""
-    fields: dict[str, Any] = {"num_rounds": values.num_rounds}
+    fields: _Fields = {"num_rounds": values.num_rounds}
     for name in values.only:
         command_line.check_choice(
             name in _PARTS, f"--only must name some of {', '.join(_PARTS)}, found {name}."
@@ -85,7 +89,7 @@ class _Baseline:
         if self.best <= self._target or time.process_time() - self._start > self._seconds:
             raise _Reached
 
-    def fields(self, ours: float) -> dict[str, Any]:
+    def fields(self, ours: float) -> _Fields:
         """Returns what to print, beside our own seconds."""
         seconds = time.process_time() - self._start
         return {
@@ -103,7 +107,7 @@ def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
-def _optimal(values: flags.FlagValues) -> dict[str, Any]:
+def _optimal(values: flags.FlagValues) -> _Fields:
     workload = workloads.prefix_sum(values.num_rounds)
     factorization, ours = _timed(lambda: optimal(workload))
     start, evaluations, gap = time.process_time(), 0, np.inf
@@ -137,15 +141,13 @@ def _optimal(values: flags.FlagValues) -> dict[str, Any]:
     }
 
 
-def _banded(values: flags.FlagValues) -> dict[str, Any]:
+def _banded(values: flags.FlagValues) -> _Fields:
     num_rounds = values.num_rounds
     num_bands = values.num_bands or max(1, num_rounds // 6)
     workload = workloads.Workload("prefix_sum", num_rounds)
     factorization, ours = _timed(lambda: banded(workload, num_bands))
-    series = power_series.square_root_coefficients(num_bands)
-    first = np.where(np.tri(num_rounds, num_bands, dtype=bool), series, 0.0)
     search = DenseBandedSearch(num_bands, 1e-5, workload.matrix())
-    _, baseline = _timed(lambda: search.run(first))
+    _, baseline = _timed(lambda: search.run(square_root_bands(num_rounds, num_bands)))
     return {
         "rmse": factorization.rmse(workload, MinSeparation(num_bands)),
         "gap": factorization.optimality_gap,
@@ -157,18 +159,18 @@ def _banded(values: flags.FlagValues) -> dict[str, Any]:
     }
 
 
-def _multi_epoch(values: flags.FlagValues) -> dict[str, Any]:
+def _multi_epoch(values: flags.FlagValues) -> _Fields:
     num_rounds, epochs = values.num_rounds, 6
     separation = -(-num_rounds // epochs)
     workload = workloads.prefix_sum(num_rounds)
     schema = FixedEpochOrder(epochs, separation)
     factorization, ours = _timed(lambda: optimal(workload, schema))
     with mock.patch.object(workloads, "inverse_bands", return_value=None):
-        whole, of_whole = _timed(lambda: optimal(workload, schema))
+        dense, of_dense = _timed(lambda: optimal(workload, schema))
     target = factorization.total_error(workload, schema) ** 2 * (1.0 + 1e-4)
     lower = np.tri(num_rounds, dtype=bool)
     classes = [np.arange(start, num_rounds, separation) for start in range(separation)]
-    baseline = _Baseline(target, _PATIENCE * ours + 5.0)
+    baseline = _Baseline(target, _MOST_TIMES * ours + 5.0)
 
     def error(entries: np.ndarray) -> tuple[float, np.ndarray]:
         strategy = np.zeros((num_rounds, num_rounds))
@@ -195,18 +197,27 @@ def _multi_epoch(values: flags.FlagValues) -> dict[str, Any]:
             gradient[:, rounds] -= change * (np.sum(along[rounds]) / scales[rounds[0]] ** 2)
         return value, gradient[lower]
 
-    _minimise(error, _square_root(num_rounds, num_rounds)[lower])
+    start = square_root_bands(num_rounds, num_rounds)
+    start = recursions.matrix_from_bands(start)
+    with contextlib.suppress(_Reached):
+        scipy.optimize.minimize(
+            error,
+            (start / np.linalg.norm(start, axis=0))[lower],
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 5000, "maxfun": 5000, "ftol": 1e-15, "gtol": 0.0},
+        )
     return {
         "rmse": factorization.rmse(workload, schema),
         "gap": factorization.optimality_gap,
-        "eigendecompositions_seconds": of_whole,
-        "eigendecompositions_gap": whole.optimality_gap,
-        "ratio_to_eigendecompositions": ours / of_whole,
+        "eigendecompositions_seconds": of_dense,
+        "eigendecompositions_gap": dense.optimality_gap,
+        "ratio_to_eigendecompositions": ours / of_dense,
         **baseline.fields(ours),
     }
 
 
-def _toeplitz(values: flags.FlagValues) -> dict[str, Any]:
+def _toeplitz(values: flags.FlagValues) -> _Fields:
     num_rounds = values.num_rounds
     series = power_series.square_root_coefficients(num_rounds)
     weights = _weights_of_mean(num_rounds)
@@ -240,12 +251,12 @@ def _toeplitz(values: flags.FlagValues) -> dict[str, Any]:
     }
 
 
-def _blt(values: flags.FlagValues) -> dict[str, Any]:
+def _blt(values: flags.FlagValues) -> _Fields:
     num_rounds, num_buffers = values.num_rounds, 4
     workload = Workload("prefix_sum", num_rounds)
     factorization, ours = _timed(lambda: blt(num_rounds, num_buffers))
     rmse = factorization.rmse(workload, _SINGLE)
-    baseline = _Baseline(rmse * (1.0 + 1e-4), 2.0 * _PATIENCE * ours + 5.0)
+    baseline = _Baseline(rmse * (1.0 + 1e-4), 2.0 * _MOST_TIMES * ours + 5.0)
     weights = _weights_of_mean(num_rounds)
     powers = np.arange(num_rounds - 1)
 
@@ -278,7 +289,7 @@ def _weights_of_mean(num_rounds: int) -> np.ndarray:
     return 1.0 - np.arange(num_rounds) / num_rounds
 
 
-def _many(factorization: Any, seconds: float) -> dict[str, Any]:
+def _many(factorization: Any, seconds: float) -> _Fields:
     workload = Workload("prefix_sum", factorization.num_rounds)
     bound = lower_bounds.compute(workload, _SINGLE)
     assert bound is not None
@@ -287,24 +298,6 @@ def _many(factorization: Any, seconds: float) -> dict[str, Any]:
         "many_rounds_seconds": seconds,
         "many_rounds_rmse_over_lower_bound": factorization.rmse(workload, _SINGLE) / bound.rmse,
     }
-
-
-def _square_root(num_rounds: int, num_bands: int) -> np.ndarray:
-    """The banded square root of the prefix sum with columns of norm one."""
-    series = power_series.padded(power_series.square_root_coefficients(num_bands), num_rounds)
-    matrix = scipy.linalg.toeplitz(series, np.zeros(num_rounds))
-    return np.asarray(matrix / np.linalg.norm(matrix, axis=0))
-
-
-def _minimise(error: Callable[[np.ndarray], tuple[float, np.ndarray]], start: np.ndarray) -> None:
-    with contextlib.suppress(_Reached):
-        scipy.optimize.minimize(
-            error,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": 5000, "maxfun": 5000, "ftol": 1e-15, "gtol": 0.0},
-        )
 
 
 _PARTS = {

@@ -6,9 +6,9 @@ r"""How the seconds of each factorization grow with the rounds, in a figure.
 
 banded: 32 bands, to a certified gap of 1e-3; optimal: to one of 1e-6; toeplitz: all coefficients
 optimised; blt: 4 buffers; banded_inverse: 16 bands. All are for the prefix sum and one
-participation. Processor seconds are those of the whole process, of which the numerical libraries
-may use several threads: set OMP_NUM_THREADS=1 on a machine that has other work. What was measured
-is kept in --results, and a figure is drawn of all that is there, with the slope between the two
+participation. Processor seconds are those of the process, in which numerical libraries may
+use several threads: set OMP_NUM_THREADS=1 on a machine that has other work. Measurements
+are stored in --results, and a figure is drawn of all of them, with the slope between the two
 largest sizes beside that of the operations counted: n b^2 for banded, n^3 for the last steps of
 optimal, n log n to n for the others.
 """
@@ -35,7 +35,7 @@ _MAKERS: dict[str, Callable[[int], Any]] = {
     "blt": lambda rounds: blt(rounds, 4),
     "banded_inverse": lambda rounds: banded_inverse(rounds, 16),
 }
-# What is counted: the power of the rounds.
+# Operations by the power of the rounds.
 _THEORY = {"banded": 1.0, "optimal": 3.0, "toeplitz": 1.0, "blt": 1.0, "banded_inverse": 1.0}
 # A search of more rounds than this takes long or does not fit into memory.
 _MOST_ROUNDS = {"optimal": 16_384}
@@ -45,7 +45,7 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the benchmark."""
     flags.DEFINE_list("only", list(_MAKERS), "Which mechanisms.", flag_values=values)
     flags.DEFINE_list("rounds", ["1000", "3162"], "Which numbers of rounds.", flag_values=values)
-    flags.DEFINE_string("results", "growth.json", "Where results are kept.", flag_values=values)
+    flags.DEFINE_string("results", "growth.json", "Where results are stored.", flag_values=values)
     flags.DEFINE_string("plot", None, "A PNG file to draw.", flag_values=values)
 
 

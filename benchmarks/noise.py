@@ -7,13 +7,13 @@ r"""Milliseconds, memory and disk of a row of noise, beside one normal vector an
 
 Each mechanism and storage runs in a process of its own. "Alone" times a row of noise, and in
 the same process, between the rows, one standard normal vector of that size from the same
-generator: the ratio of the medians is what counts, clocks being noisy. With --tff, whole
+generator: the ratio of the medians counts, because clocks are noisy. With --tff, full
 rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in turn with
 rounds of tff.learning.dp_aggregator. Memory is the peak of all processes, clients' updates
 and TensorFlow itself included. --against=DIR measures each mechanism in another checkout of this
 repository as well, right after this one.
 
-Rows on disk are timed for a whole block in a steady state, so that all of a round is in it:
+Rows on disk are timed for a full block in a steady state, so that all of a round is in it:
 reading the row, and the share of the next block. The dense matrix's rows cost more from block
 to block; its block is the one in the middle of the run, whose mean is that of all rows, the
 cost being linear in the row.
@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from absl import flags
@@ -45,40 +45,31 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
+from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import Blocks
 from simulations.workers import quiet
 
+_Fields: TypeAlias = dict[str, Any]
+
 _SEPARATION = 342
 
 
-def _square_root_coefficients(count: int) -> np.ndarray:
-    lags = np.arange(1, count)
-    return np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
-
-
 def _banded(num_rounds: int, num_bands: int) -> Factorization:
-    # What a row costs does not depend on the values, so that nothing has to be optimised.
-    inside = np.tri(num_rounds, num_bands, dtype=bool)
-    return BandedFactorization(np.where(inside, _square_root_coefficients(num_bands), 0.0))
-
-
-def _dense(num_rounds: int) -> Factorization:
-    coefficients = _square_root_coefficients(num_rounds)
-    bands = np.where(np.tri(num_rounds, dtype=bool), coefficients, 0.0)
-    return DenseFactorization(recursions.matrix_from_bands(bands))
+    # The cost of a row does not depend on the values, so that nothing has to be optimised.
+    return BandedFactorization(square_root_bands(num_rounds, min(num_bands, num_rounds)))
 
 
 _MECHANISMS: dict[str, Callable[[int], Factorization]] = {
     "identity": identity,
     "tree": tree_aggregation,
     "blt": lambda n: blt(n, 4, participation.MinSeparation(min(_SEPARATION, n))),
-    "banded_16": lambda n: _banded(n, min(16, n)),
-    "banded_64": lambda n: _banded(n, min(64, n)),
-    "banded_342": lambda n: _banded(n, min(342, n)),
+    "banded_16": lambda n: _banded(n, 16),
+    "banded_64": lambda n: _banded(n, 64),
+    "banded_342": lambda n: _banded(n, 342),
     "banded_inverse_16": lambda n: banded_inverse(n, min(16, n), coefficients="square_root"),
     "banded_inverse_64": lambda n: banded_inverse(n, min(64, n), coefficients="square_root"),
-    "dense": _dense,
+    "dense": lambda n: DenseFactorization(recursions.matrix_from_bands(square_root_bands(n, n))),
 }
 _DEFAULT = (
     "identity-state",
@@ -106,12 +97,12 @@ def define_flags(values: flags.FlagValues) -> None:
         f"Mechanisms ({', '.join(_MECHANISMS)}) with their storage, as in blt-disk.",
         flag_values=values,
     )
-    flags.DEFINE_bool("tff", False, "Whole rounds in TFF, not noise alone.", flag_values=values)
+    flags.DEFINE_bool("tff", False, "Full rounds in TFF, not noise alone.", flag_values=values)
     flags.DEFINE_enum(
         "source",
         "chacha20",
         ["chacha20", "philox"],
-        "Of random bits; checkouts of version 1.0.0 take philox.",
+        "The source of random bits; checkouts of version 1.0.0 take philox.",
         flag_values=values,
     )
     string("noise_directory", None, "Where files go; default temporary.", flag_values=values)
@@ -158,8 +149,8 @@ def main(values: flags.FlagValues) -> None:
     )
 
 
-def _beside(row: dict[str, Any], is_tff: bool) -> str:
-    """What the other version took, if there is one.
+def _beside(row: _Fields, is_tff: bool) -> str:
+    """The times of the other version, if there is one.
 
     In TFF both are compared with dp_aggregator, which is the same in both, since the load of a
     machine may change between their processes.
@@ -178,8 +169,8 @@ def _baseline(is_tff: bool) -> str:
     return "dp_aggregator" if is_tff else "one normal vector"
 
 
-def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path) -> dict[str, Any]:
-    kept = ("num_parameters", "num_rounds", "rounds", "clients", "source")
+def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path) -> _Fields:
+    passed = ("num_parameters", "num_rounds", "rounds", "clients", "source")
     with tempfile.TemporaryDirectory(dir=values.noise_directory) as directory:
         command = [
             sys.executable,
@@ -187,7 +178,7 @@ def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path)
             f"--measure={name}",
             f"--noise_directory={directory}",
             f"--tff={values.tff}",
-            *(f"--{flag}={values[flag].value}" for flag in kept),
+            *(f"--{flag}={values[flag].value}" for flag in passed),
         ]
         environment = {**os.environ, "PYTHONPATH": os.fspath(checkout)}
         finished = subprocess.run(
@@ -197,7 +188,7 @@ def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path)
     return {"name": name, **json.loads(finished.stdout.splitlines()[-1])}
 
 
-def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
+def _measure_alone(values: flags.FlagValues) -> _Fields:
     quiet.prepare_environment()
     import tensorflow as tf
 
@@ -239,7 +230,7 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
     return _summary(measured, start_seconds, memory, values)
 
 
-def _measure_in_tff(values: flags.FlagValues) -> dict[str, Any]:
+def _measure_in_tff(values: flags.FlagValues) -> _Fields:
     quiet.prepare_environment()
     import tensorflow_federated as tff
 
@@ -310,10 +301,10 @@ def _timed(
     advance: Callable[[Any], tuple[float, float, Any]],
     at: Callable[[int], Any],
     state: Any,
-) -> dict[str, Any]:
+) -> _Fields:
     """Seconds of the first round, and of rounds in a steady state with their baseline."""
     blocks = Blocks.of(recursion)
-    grows = isinstance(recursion, recursions.DenseNoise)
+    grows = values.measure.startswith("dense")
     first, _, state = advance(state)
     ours: list[float] = []
     theirs: list[float] = []
@@ -346,8 +337,8 @@ def _timed(
 
 
 def _summary(
-    measured: dict[str, Any], start_seconds: float, memory: "_PeakMemory", values: flags.FlagValues
-) -> dict[str, Any]:
+    measured: _Fields, start_seconds: float, memory: "_PeakMemory", values: flags.FlagValues
+) -> _Fields:
     ours, theirs = statistics.median(measured["ours"]), statistics.median(measured["theirs"])
     directory = pathlib.Path(values.noise_directory)
     disk = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
@@ -396,7 +387,7 @@ class _PeakMemory:
             self.peak_bytes = max(self.peak_bytes, total)
 
 
-def _plot(rows: list[dict[str, Any]], baseline: str, values: flags.FlagValues) -> None:
+def _plot(rows: list[_Fields], baseline: str, values: flags.FlagValues) -> None:
     from mf_aggregators import figures
 
     names = [row["name"] for row in rows]

@@ -4,7 +4,7 @@ r"""The optimal number of bands for every privacy target and number of epochs (B
 
 Compares powers of two by the noise multiplier of Poisson sampling and the best banded matrix,
 and prints for each cell the best number of bands, the next best, and by how much its error
-is larger. Factorizations and noise multipliers are kept in the user's cache directory.
+is larger. Factorizations and noise multipliers are cached in the user's cache directory.
 """
 
 import sys

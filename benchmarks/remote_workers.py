@@ -93,7 +93,7 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
             for number in sorted({1, len(addresses)})
         },
     }
-    # Ends of the runs, which the same noise makes comparable.
+    # The same noise makes the models at the end comparable.
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         process = tff.learning.algorithms.build_unweighted_fed_avg(

@@ -69,6 +69,8 @@ nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
+# A kernel tells how cells are highlighted, and none runs with nb_execution_mode=off.
+suppress_warnings = ["myst-nb.lexer"]
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 

@@ -25,14 +25,14 @@ from mf_aggregators.workloads import Workload
 
 # Singular values of a dense matrix take minutes above this.
 _MOST_ROUNDS_OF_SINGULAR_VALUES = 5000
-# Values of the closed form that are summed together: bounds its memory.
+# Terms of the closed form that are summed at a time, which bounds memory.
 _TERMS_AT_A_TIME = 1 << 20
 _ROUNDING_OF_CLOSED_FORM = 1e-14
 
 
 @dataclasses.dataclass(frozen=True)
 class LowerBound:
-    """What no factorization's error can be below, at sensitivity 1 and noise multiplier 1.
+    """A lower bound on the error of every factorization, at sensitivity 1 and noise multiplier 1.
 
     Attributes:
       total_error: For the root of the summed variances.
@@ -69,32 +69,32 @@ def compute(workload: Any, participation: Participation) -> LowerBound | None:
     check(participation)
     workload = workloads.resolve(workload)
     if isinstance(workload, Workload):
-        num_rounds = workload.num_rounds
-        if workload.name == "prefix_sum":
-            return _from_nuclear_norm(
-                prefix_sum_nuclear_norm(num_rounds), num_rounds, participation
-            )
-        if num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
-            return None
-        matrix = workload.matrix()
+        num_rounds, is_prefix_sum = workload.num_rounds, workload.name == "prefix_sum"
     else:
-        matrix = validation.lower_triangular(workload, "the workload")
-        num_rounds = matrix.shape[0]
-        if np.array_equal(matrix, np.tri(num_rounds)):
-            return _from_nuclear_norm(
-                prefix_sum_nuclear_norm(num_rounds), num_rounds, participation
-            )
-        if num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
-            return None
-    return _from_nuclear_norm(nuclear_norm_from_below(matrix), num_rounds, participation)
+        workload = validation.lower_triangular(workload, "the workload")
+        num_rounds = len(workload)
+        is_prefix_sum = np.array_equal(workload, np.tri(num_rounds))
+    if is_prefix_sum:
+        nuclear_norm = prefix_sum_nuclear_norm(num_rounds)
+    elif num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
+        return None
+    else:
+        nuclear_norm = nuclear_norm_from_below(
+            workload.matrix() if isinstance(workload, Workload) else workload
+        )
+    most = participation.most_participations(num_rounds)
+    patterns = float(num_rounds)
+    if most > 1:
+        patterns = _fractional_patterns(num_rounds, participation.separation_in(num_rounds), most)
+    total_error = nuclear_norm / np.sqrt(patterns)
+    return LowerBound(float(total_error), float(total_error / np.sqrt(num_rounds)))
 
 
 def prefix_sum_nuclear_norm(num_rounds: int) -> float:
     """Returns the sum of the prefix sum's singular values, by their closed form.
 
-    Less a part of 1e-14, more than rounding may have added.
-
-    The singular values are 1 / (2 sin((2 j - 1) pi / (4 n + 2))), j = 1, ..., n (Denisov
+    The result is smaller by a factor of 1 - 1e-14, more than rounding may have added. The singular
+    values are 1 / (2 sin((2 j - 1) pi / (4 n + 2))), j = 1, ..., n (Denisov
     et al. Prop. C.1).
 
     Args:
@@ -112,19 +112,6 @@ def prefix_sum_nuclear_norm(num_rounds: int) -> float:
         j = np.arange(first, min(first + _TERMS_AT_A_TIME, num_rounds + 1))
         total += float(np.sum(0.5 / np.sin((2.0 * j - 1.0) * np.pi / (4.0 * num_rounds + 2.0))))
     return total * (1.0 - _ROUNDING_OF_CLOSED_FORM)
-
-
-def _from_nuclear_norm(
-    nuclear_norm: float, num_rounds: int, participation: Participation
-) -> LowerBound:
-    """The bound at the best weights of a few: V equal to one, or to a share of rounds."""
-    most = participation.most_participations(num_rounds)
-    if most == 1:
-        patterns = float(num_rounds)
-    else:
-        patterns = _fractional_patterns(num_rounds, participation.separation_in(num_rounds), most)
-    total_error = nuclear_norm / np.sqrt(patterns)
-    return LowerBound(float(total_error), float(total_error / np.sqrt(num_rounds)))
 
 
 def _fractional_patterns(num_rounds: int, separation: int, most: int) -> float:

@@ -143,12 +143,10 @@ class Workload:
 
     def coefficients(self) -> FloatArray | None:
         """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
-        if self.name == "prefix_sum":
-            return np.ones(self.num_rounds)
+        momentum, rates = self._momentum_and_rates()
         if self.constant_momentum() is None:
             return None
-        rate = 1.0 if self.learning_rates is None else self.learning_rates[0]
-        return np.asarray(rate * np.cumsum(self.momentum ** np.arange(self.num_rounds)))
+        return np.asarray(rates[0] * np.cumsum(momentum ** np.arange(self.num_rounds)))
 
     def constant_momentum(self) -> float | None:
         """Returns the momentum beta of a workload whose learning rates do not change.
@@ -170,13 +168,7 @@ class Workload:
         With eta_i the learning rates, A^-1 is (I - beta S) diag(1 / eta) (I - S) for the S that
         moves rows down by one, as A = M_eta M_beta.
         """
-        if self.name == "prefix_sum":
-            momentum, rates = 0.0, np.ones(self.num_rounds)
-        else:
-            momentum = self.momentum
-            rates = np.ones(self.num_rounds)
-            if self.learning_rates is not None:
-                rates = np.asarray(self.learning_rates)
+        momentum, rates = self._momentum_and_rates()
         width = 2 if momentum == 0.0 else 3
         bands = np.zeros((self.num_rounds, width))
         bands[:, 0] = 1.0 / rates
@@ -188,13 +180,13 @@ class Workload:
 
     def largest_entry(self) -> float:
         """Returns the largest entry of A, which is non-negative and largest in its last row."""
-        if self.name == "prefix_sum":
-            return 1.0
-        rates = np.ones(self.num_rounds)
-        if self.learning_rates is not None:
-            rates = np.asarray(self.learning_rates)
-        last_row = scipy.signal.lfilter([1.0], [1.0, -self.momentum], rates[::-1])
-        return float(np.max(last_row))
+        momentum, rates = self._momentum_and_rates()
+        return float(np.max(scipy.signal.lfilter([1.0], [1.0, -momentum], rates[::-1])))
+
+    def _momentum_and_rates(self) -> tuple[float, FloatArray]:
+        """The momentum, 0 for the prefix sum, and the (n,) learning rates."""
+        rates = np.ones(self.num_rounds) if self.learning_rates is None else self.learning_rates
+        return 0.0 if self.name == "prefix_sum" else self.momentum, np.asarray(rates)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the description that :func:`describe` takes."""
@@ -206,7 +198,7 @@ class Workload:
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
 _MOST_ROUNDS_OF_A_HASHED_MATRIX = 4096
-# An inverse of more bands counts as dense, and entries of less beside the largest as none.
+# An inverse of more bands counts as dense, and relatively smaller entries count as zero.
 _MOST_INVERSE_BANDS = 8
 _NEGLIGIBLE = 1e-12
 _NAMES = ("prefix_sum", "momentum_sgd")
@@ -249,7 +241,7 @@ def resolve(workload: Any) -> Any:
       workload: An int, a :class:`Workload` or an (n, n) array.
 
     Returns:
-      A :class:`Workload` in the place of an int, and anything else as it is.
+      A :class:`Workload` for an int, and anything else as it is.
 
     Raises:
       ValueError: If an int is not above zero.
@@ -262,16 +254,6 @@ def resolve(workload: Any) -> Any:
     if isinstance(workload, (int, np.integer)):
         return Workload("prefix_sum", validation.positive_integer(workload, "num_rounds"))
     return workload
-
-
-def from_description(description: Mapping[str, Any], num_rounds: int) -> FloatArray:
-    """Returns the (n, n) matrix of the workload that :func:`describe` returns.
-
-    Args:
-      description: What :func:`describe` returned.
-      num_rounds: The number of rounds n.
-    """
-    return describe(description, num_rounds).matrix()
 
 
 def largest_entry(workload: Workload | FloatArray) -> float:
@@ -333,7 +315,7 @@ def inverse_bands(workload: Workload | FloatArray) -> FloatArray | None:
 
 
 def fingerprint(workload: Workload | FloatArray) -> str:
-    """Returns what tells workloads apart that differ by more than a factor.
+    """Returns a fingerprint of a workload up to a factor.
 
     Args:
       workload: A, known by its name or an (n, n) array with a largest magnitude above zero.
@@ -355,7 +337,7 @@ def has_fingerprint(workload: Workload, known: Any) -> bool:
 
     Args:
       workload: The workload.
-      known: The fingerprint, or whatever stands for it in a file.
+      known: The fingerprint, or whatever a file has in its place.
     """
     if known == fingerprint(workload):
         return True

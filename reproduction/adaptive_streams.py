@@ -24,13 +24,12 @@ _MOST_DRAWN = 256
 _DISTANCES = (1e-3, 3e-4, 1e-5)
 
 
-def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+def per_round_errors(workspace: Workspace, num_rounds: int) -> Outcome:
     """Computes the squared error of each round, for prefix sums and for momentum SGD.
 
     Args:
-      name: The experiment's name.
+      workspace: Where factorizations are cached.
       num_rounds: n.
-      workspace: Where factorizations are kept.
 
     Returns:
       The total errors, and the figure.
@@ -59,7 +58,6 @@ def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcom
         least = min(float(np.sum(values)) for values in curves.values())
         rows += [
             Row(
-                name,
                 f"{title}, n = {num_rounds}: {mechanism}",
                 "total squared error over the least in the panel",
                 None,
@@ -77,16 +75,13 @@ def per_round_errors(name: str, num_rounds: int, workspace: Workspace) -> Outcom
     return Outcome(tuple(rows), Drawing("variances by round", {"panels": panels}), (note,))
 
 
-def losses_by_time(
-    name: str, num_rounds: int, most_seconds: float, workspace: Workspace
-) -> Outcome:
+def losses_by_time(workspace: Workspace, num_rounds: int, most_seconds: float) -> Outcome:
     """Runs three methods for the optimum of the prefix sum.
 
     Args:
-      name: The experiment's name.
+      workspace: Where the optimum is cached.
       num_rounds: n.
       most_seconds: How long each may take.
-      workspace: Where the optimum is kept.
 
     Returns:
       How long each took to come near the least loss.
@@ -111,7 +106,6 @@ def losses_by_time(
             is_fixed_point = method == _FIXED_POINT
             rows.append(
                 Row(
-                    name,
                     f"{method}, n = {num_rounds}",
                     f"seconds until the loss is within {distance:g} of the least",
                     None,
@@ -142,13 +136,12 @@ def losses_by_time(
     return Outcome(tuple(rows), drawing, notes)
 
 
-def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+def entries(workspace: Workspace, num_rounds: int) -> Outcome:
     """Shows the entries of B and C of the optimum for the prefix sum.
 
     Args:
-      name: The experiment's name.
+      workspace: Where the optimum is cached.
       num_rounds: n.
-      workspace: Where the optimum is kept.
 
     Returns:
       The largest entry, and the figure: entries, their ranks, and their histogram.
@@ -158,7 +151,6 @@ def entries(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
     decoder = best.decoder_matrix(workloads.prefix_sum(num_rounds))
     largest = float(max(np.max(strategy), np.max(decoder)))
     row = Row(
-        name,
         f"n = {num_rounds}",
         "largest entry of B or C, at sensitivity 1",
         "2.36" if num_rounds == 512 else None,
@@ -191,11 +183,10 @@ def _ranks(matrix: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def epsilons(name: str, workspace: Workspace) -> Outcome:
+def epsilons(workspace: Workspace) -> Outcome:
     """Computes the epsilons of the grid of noise multipliers, by two accountants.
 
     Args:
-      name: The experiment's name.
       workspace: Not needed.
 
     Returns:
@@ -211,14 +202,12 @@ def epsilons(name: str, workspace: Workspace) -> Outcome:
         where = f"noise multiplier {multiplier}"
         rows += [
             Row(
-                name,
                 where,
                 "epsilon at delta 1e-6, Renyi accounting at integer orders",
                 printed,
                 float(renyi.get_epsilon(_DELTA)),
             ),
             Row(
-                name,
                 where,
                 "epsilon at delta 1e-6, exact (privacy loss distribution)",
                 None,
@@ -242,31 +231,29 @@ def epsilons(name: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), drawing, (note,))
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the paper's experiments on numbers, but for the table that is printed twice."""
-    return (
-        Experiment(
-            "denisov-figure-1",
-            f"{_PAPER}, Fig. 1",
-            "Squared error of each round: prefix sums and momentum SGD, n = 512",
-            functools.partial(per_round_errors, "denisov-figure-1", 512),
-        ),
-        Experiment(
-            "denisov-figure-4",
-            f"{_PAPER}, Fig. 4",
-            "Loss by time: gradient descent, Newton directions and the fixed point, n = 2048",
-            functools.partial(losses_by_time, "denisov-figure-4", 2048, 75.0),
-        ),
-        Experiment(
-            "denisov-figure-5",
-            f"{_PAPER}, Fig. 5",
-            "Entries of the optimal factorization, n = 512",
-            functools.partial(entries, "denisov-figure-5", 512),
-        ),
-        Experiment(
-            "denisov-epsilons",
-            f"{_PAPER}, Tables 3 and 4",
-            "Epsilons of the noise multipliers",
-            functools.partial(epsilons, "denisov-epsilons"),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "denisov-figure-1",
+        f"{_PAPER}, Fig. 1",
+        "Squared error of each round: prefix sums and momentum SGD, n = 512",
+        functools.partial(per_round_errors, num_rounds=512),
+    ),
+    Experiment(
+        "denisov-figure-4",
+        f"{_PAPER}, Fig. 4",
+        "Loss by time: gradient descent, Newton directions and the fixed point, n = 2048",
+        functools.partial(losses_by_time, num_rounds=2048, most_seconds=75.0),
+    ),
+    Experiment(
+        "denisov-figure-5",
+        f"{_PAPER}, Fig. 5",
+        "Entries of the optimal factorization, n = 512",
+        functools.partial(entries, num_rounds=512),
+    ),
+    Experiment(
+        "denisov-epsilons",
+        f"{_PAPER}, Tables 3 and 4",
+        "Epsilons of the noise multipliers",
+        epsilons,
+    ),
+)

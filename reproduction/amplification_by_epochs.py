@@ -66,7 +66,7 @@ def multi_epoch_errors(
     """Computes the errors of multi-epoch MF for each number of epochs.
 
     Args:
-      workspace: Where factorizations are kept.
+      workspace: Where factorizations are cached.
       epochs: Divisors of n.
       num_rounds: n.
 
@@ -91,13 +91,12 @@ def multi_epoch_errors(
     return MultiEpochErrors(errors, tuple(uncertified))
 
 
-def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
+def ratios(workspace: Workspace, against: str) -> Outcome:
     """Computes Fig. 4 (a) or (b): RMSE of DP-SGD over that of another mechanism.
 
     Args:
-      name: The experiment's name.
+      workspace: Where factorizations and noise multipliers are cached.
       against: ``multi-epoch MF``, without amplification, or ``BandMF``, with it.
-      workspace: Where factorizations and noise multipliers are kept.
 
     Returns:
       The range of the ratios, and the figure.
@@ -124,8 +123,8 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
     if against == "BandMF":
         # One of the numbers of bands is one, so that the ratio cannot be below one.
         rows = [
-            Row(name, where, "smallest ratio", None, smallest, "DP-SGD is among the choices"),
-            Row(name, where, "largest ratio", None, largest),
+            Row(where, "smallest ratio", None, smallest, "DP-SGD is among the choices"),
+            Row(where, "largest ratio", None, largest),
         ]
         notes = (
             "Bands are powers of two up to n / k, as in Table 3. The caption of Fig. 9 lets one "
@@ -135,7 +134,6 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
     else:
         rows = [
             Row(
-                name,
                 where,
                 "smallest ratio of the RMSE of DP-SGD over that of multi-epoch MF",
                 None,
@@ -144,7 +142,6 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
                 holds=smallest < 1.0,
             ),
             Row(
-                name,
                 where,
                 "largest ratio of the RMSE of DP-SGD over that of multi-epoch MF",
                 None,
@@ -153,7 +150,6 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
                 holds=largest > 1.0,
             ),
             Row(
-                name,
                 f"n = {best_bands.NUM_ROUNDS}, as many epochs as rounds, all epsilons",
                 "largest ratio of the RMSE of DP-SGD over that of multi-epoch MF",
                 None,
@@ -170,12 +166,11 @@ def ratios(name: str, against: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("ratios of RMSE", data), notes)
 
 
-def by_epochs(name: str, workspace: Workspace) -> Outcome:
+def by_epochs(workspace: Workspace) -> Outcome:
     """Computes Fig. 4 (c): RMSE by epochs at epsilon 1.
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations and noise multipliers are kept.
+      workspace: Where factorizations and noise multipliers are cached.
 
     Returns:
       Whether all errors fall with epochs, and the figure.
@@ -199,7 +194,6 @@ def by_epochs(name: str, workspace: Workspace) -> Outcome:
         step = float(np.max(values[1:] / values[:-1]))
         rows.append(
             Row(
-                name,
                 mechanism,
                 "largest ratio of RMSE of the mean from one number of epochs to the next",
                 None,
@@ -221,12 +215,11 @@ def by_epochs(name: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("rmse by epochs", data), (note, errors.note))
 
 
-def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
+def ratios_for_images(workspace: Workspace) -> Outcome:
     """Computes Fig. 9: RMSE of BandMF over DP-SGD's and multi-epoch MF's by epsilon.
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations and noise multipliers are kept.
+      workspace: Where factorizations and noise multipliers are cached.
 
     Returns:
       Where BandMF is better, and the figure.
@@ -278,7 +271,6 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
     crossing = _IMAGE_EPSILONS[first_worse - 1] if first_worse else 0.0
     rows = [
         Row(
-            name,
             "DP-SGD, all epsilons",
             "smallest ratio of RMSE, BandMF over DP-SGD",
             None,
@@ -286,7 +278,6 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
             "DP-SGD is among the choices",
         ),
         Row(
-            name,
             f"multi-epoch MF, of the epsilons {', '.join(map('{:g}'.format, _IMAGE_EPSILONS))}",
             "largest epsilon up to which BandMF is not worse",
             None,
@@ -297,7 +288,6 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
     ]
     rows += [
         Row(
-            name,
             f"epsilon {epsilon:g}",
             "best number of bands",
             None,
@@ -320,31 +310,29 @@ def ratios_for_images(name: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("ratios by epsilon", data), (note,))
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the experiments of this module."""
-    return (
-        Experiment(
-            "bandmf-figure-4a",
-            f"{PAPER}, Fig. 4 (a)",
-            "RMSE of DP-SGD over multi-epoch MF, n = 1024",
-            functools.partial(ratios, "bandmf-figure-4a", "multi-epoch MF"),
-        ),
-        Experiment(
-            "bandmf-figure-4b",
-            f"{PAPER}, Fig. 4 (b)",
-            "RMSE of DP-SGD over amplified BandMF, n = 1024",
-            functools.partial(ratios, "bandmf-figure-4b", "BandMF"),
-        ),
-        Experiment(
-            "bandmf-figure-4c",
-            f"{PAPER}, Fig. 4 (c)",
-            "RMSE by epochs at epsilon 1, n = 1024",
-            functools.partial(by_epochs, "bandmf-figure-4c"),
-        ),
-        Experiment(
-            "bandmf-figure-9",
-            f"{PAPER}, Fig. 9",
-            "Error of BandMF on CIFAR-10's rounds over those of others, by epsilon",
-            functools.partial(ratios_for_images, "bandmf-figure-9"),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "bandmf-figure-4a",
+        f"{PAPER}, Fig. 4 (a)",
+        "RMSE of DP-SGD over multi-epoch MF, n = 1024",
+        functools.partial(ratios, against="multi-epoch MF"),
+    ),
+    Experiment(
+        "bandmf-figure-4b",
+        f"{PAPER}, Fig. 4 (b)",
+        "RMSE of DP-SGD over amplified BandMF, n = 1024",
+        functools.partial(ratios, against="BandMF"),
+    ),
+    Experiment(
+        "bandmf-figure-4c",
+        f"{PAPER}, Fig. 4 (c)",
+        "RMSE by epochs at epsilon 1, n = 1024",
+        by_epochs,
+    ),
+    Experiment(
+        "bandmf-figure-9",
+        f"{PAPER}, Fig. 9",
+        "Error of BandMF on CIFAR-10's rounds over those of others, by epsilon",
+        ratios_for_images,
+    ),
+)

@@ -49,7 +49,7 @@ def multi_epoch(workspace: Workspace, equal_column_norms: bool) -> Factorization
     """Returns multi-epoch MF of Table 2: the optimum for six participations 342 rounds apart.
 
     Args:
-      workspace: Where it is kept.
+      workspace: Where it is cached.
       equal_column_norms: Whether the columns of C have to have equal norms.
 
     Returns:
@@ -59,12 +59,11 @@ def multi_epoch(workspace: Workspace, equal_column_norms: bool) -> Factorization
     return matrices.optimum(workspace, workload, _EPOCHS, equal_column_norms)
 
 
-def table(name: str, workspace: Workspace) -> Outcome:
+def table(workspace: Workspace) -> Outcome:
     """Computes Table 2.
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations are kept.
+      workspace: Where factorizations are cached.
 
     Returns:
       Four numbers for each of its rows, but for what is 1 by definition.
@@ -94,7 +93,7 @@ def table(name: str, workspace: Workspace) -> Outcome:
         )
         errors.append(ours[2:])
         rows += [
-            Row(name, label, quantity, printed, number)
+            Row(label, quantity, printed, number)
             for quantity, printed, number in zip(_QUANTITIES, _TABLE[label], ours, strict=True)
             if printed is not None
         ]
@@ -114,12 +113,11 @@ def table(name: str, workspace: Workspace) -> Outcome:
     )
 
 
-def matrices_of_64_rounds(name: str, workspace: Workspace) -> Outcome:
+def matrices_of_64_rounds(workspace: Workspace) -> Outcome:
     """Shows C and its inverse for eight factorizations of 64 rounds (Fig. 6).
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations are kept.
+      workspace: Where factorizations are cached.
 
     Returns:
       The lag of the most negative diagonal of C for multi-epoch MF, and the figure.
@@ -145,7 +143,6 @@ def matrices_of_64_rounds(name: str, workspace: Workspace) -> Outcome:
         lag = int(np.argmin(means)) + 1
         rows.append(
             Row(
-                name,
                 label,
                 "lag of the most negative of the first 31 diagonals of C",
                 None,
@@ -164,13 +161,12 @@ def matrices_of_64_rounds(name: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("strategies", {"num_rounds": n, "matrices": drawn}))
 
 
-def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+def tree(workspace: Workspace, num_rounds: int) -> Outcome:
     """Shows the tree's strategy matrix and its pseudo-inverse (Fig. 7).
 
     Args:
-      name: The experiment's name.
-      num_rounds: n.
       workspace: Not needed.
+      num_rounds: n.
 
     Returns:
       How far the full decoder is from NumPy's pseudo-inverse, and the figure.
@@ -180,11 +176,11 @@ def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
     strategy = factorization.strategy_matrix()
     workload = workloads.prefix_sum(num_rounds)
     by_numpy = workload @ np.linalg.pinv(strategy)
-    # The recursion has the law of the pseudo-inverse's noise, in n columns instead of 2 n - 1.
+    # The recursion's noise has the distribution of the pseudo-inverse's, in n columns instead of
+    # 2 n - 1.
     covariance = factorization.noising_matrix() @ factorization.noising_matrix().T
     difference = np.max(np.abs(workload @ covariance @ workload.T - by_numpy @ by_numpy.T))
     row = Row(
-        name,
         f"n = {num_rounds}",
         "largest difference of a covariance of prefix sums from that of NumPy's pseudo-inverse",
         None,
@@ -197,25 +193,23 @@ def tree(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
     return Outcome((row,), Drawing("tree", {"num_rounds": num_rounds, "matrices": drawn}))
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the experiments of this module."""
-    return (
-        Experiment(
-            "bandmf-table-2",
-            f"{PAPER}, Table 2",
-            "Sensitivities and errors, n = 2052, (6, 342)",
-            functools.partial(table, "bandmf-table-2"),
-        ),
-        Experiment(
-            "bandmf-figure-6",
-            f"{PAPER}, Fig. 6",
-            "Strategy matrices and their inverses, n = 64",
-            functools.partial(matrices_of_64_rounds, "bandmf-figure-6"),
-        ),
-        Experiment(
-            "bandmf-figure-7",
-            f"{PAPER}, Fig. 7",
-            "The tree's strategy matrix and its pseudo-inverse",
-            functools.partial(tree, "bandmf-figure-7", 32),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "bandmf-table-2",
+        f"{PAPER}, Table 2",
+        "Sensitivities and errors, n = 2052, (6, 342)",
+        table,
+    ),
+    Experiment(
+        "bandmf-figure-6",
+        f"{PAPER}, Fig. 6",
+        "Strategy matrices and their inverses, n = 64",
+        matrices_of_64_rounds,
+    ),
+    Experiment(
+        "bandmf-figure-7",
+        f"{PAPER}, Fig. 7",
+        "The tree's strategy matrix and its pseudo-inverse",
+        functools.partial(tree, num_rounds=32),
+    ),
+)

@@ -1,6 +1,5 @@
 """BandMF (Choquette-Choo et al.): the noise multipliers of Tables 4 and 5, and Sec. 6's run."""
 
-import functools
 import math
 
 from mf_aggregators import accounting, planning
@@ -46,17 +45,17 @@ _OTHER_MATRIX = (
     "it is the exact one times the ratio of two sensitivities of the matrix, which depends on "
     "where a search for the matrix stopped; ours is certified to be near the optimum"
 )
+_MISPRINTS = {"0.65293": "the table prints 0.65294 for the same noise in three other rows"}
 _ALL_USERS = 342_477
-# What all printed amplified multipliers turn out to be of.
+# All printed amplified multipliers turn out to be for this many clients of a round.
 _CLIENTS_OF_PRINTED = 1001
 
 
-def table_4(name: str, workspace: Workspace) -> Outcome:
+def table_4(workspace: Workspace) -> Outcome:
     """Computes the noise multipliers of Table 4.
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations are kept.
+      workspace: Where factorizations are cached.
 
     Returns:
       A row for each mechanism and epsilon.
@@ -70,29 +69,21 @@ def table_4(name: str, workspace: Workspace) -> Outcome:
             is_multi_epoch = mechanism == "multi-epoch MF"
             rows.append(
                 Row(
-                    name,
                     f"{mechanism}, epsilon {epsilon}",
                     "noise multiplier for sensitivity 1 under (6, 342), at least 342 apart",
                     digits,
                     exact * more if is_multi_epoch else exact,
-                    _OTHER_MATRIX if is_multi_epoch else _last_digit(digits),
+                    _OTHER_MATRIX if is_multi_epoch else _MISPRINTS.get(digits),
                 )
             )
     return Outcome(tuple(rows), _drawing("Table 4", rows, list(_WITHOUT_AMPLIFICATION)))
 
 
-def _last_digit(digits: str) -> str | None:
-    if digits != "0.65293":
-        return None
-    return "the table prints 0.65294 for the same noise in three other rows"
-
-
-def table_5(name: str, workspace: Workspace) -> Outcome:
+def table_5(workspace: Workspace) -> Outcome:
     """Computes the noise multipliers of Table 5: DP-SGD and BandMF amplified by sampling.
 
     Args:
-      name: The experiment's name.
-      workspace: Where noise multipliers are kept.
+      workspace: Where noise multipliers are cached.
 
     Returns:
       A row for each mechanism and epsilon.
@@ -111,21 +102,21 @@ def table_5(name: str, workspace: Workspace) -> Outcome:
                 reason = _other_sampling(workspace, float(epsilon), bands, digits)
             where = f"{mechanism}, epsilon {epsilon}"
             quantity = "noise multiplier for sensitivity 1 under (6, 342)"
-            rows.append(Row(name, where, quantity, digits, ours, reason))
+            rows.append(Row(where, quantity, digits, ours, reason))
     return Outcome(tuple(rows), _drawing("Table 5", rows, list(_WITH_AMPLIFICATION)))
 
 
 def _other_sampling(workspace: Workspace, epsilon: float, num_bands: int, printed: str) -> str:
     """Which sampling gives a printed multiplier, if the one that fits all of them does."""
     of_all = _amplified(workspace, epsilon, num_bands, _ALL_USERS)
-    # The paper's code for this (App. E.3) has parts of whole users: floor(m / b).
-    part = _ALL_USERS // num_bands
-    other = _amplified(workspace, epsilon, num_bands, part * num_bands, _CLIENTS_OF_PRINTED)
+    # The paper's code for this (App. E.3) has groups of floor(m / b) users.
+    group = _ALL_USERS // num_bands
+    other = _amplified(workspace, epsilon, num_bands, group * num_bands, _CLIENTS_OF_PRINTED)
     found = "not explained"
     if parse_printed(printed).agrees(other):
         found = (
             f"the printed one is that of {_CLIENTS_OF_PRINTED:,} expected clients of a round, of "
-            f"all {_ALL_USERS:,} users in parts of {part:,}, as all of this table are; the paper "
+            f"all {_ALL_USERS:,} users in groups of {group:,}, as all of this table are; the paper "
             f"says {_CLIENTS_PER_ROUND:,}"
         )
     return (
@@ -176,11 +167,10 @@ def _drawing(table: str, rows: list[Row], epsilons: list[int]) -> Drawing:
     return Drawing("noise multipliers", data)
 
 
-def production(name: str, workspace: Workspace) -> Outcome:
+def production(workspace: Workspace) -> Outcome:
     """Computes the guarantees that Sec. 6 and App. K.1 state, from their rho.
 
     Args:
-      name: The experiment's name.
       workspace: Not needed.
 
     Returns:
@@ -195,7 +185,6 @@ def production(name: str, workspace: Workspace) -> Outcome:
         largest = _epsilon_of(rho + 0.005, delta)
         rows.append(
             Row(
-                name,
                 f"{mechanism}, rho = {rho}",
                 "epsilon at delta 1e-10",
                 printed,
@@ -213,12 +202,11 @@ def production(name: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("epsilons of rho", {"delta": delta, "curves": curves}))
 
 
-def min_separation_sampling(name: str, workspace: Workspace) -> Outcome:
+def min_separation_sampling(workspace: Workspace) -> Outcome:
     """Computes certified noise multipliers of min-separation sampling, with Table 5's bands.
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations and noise multipliers are kept.
+      workspace: Where factorizations and noise multipliers are cached.
 
     Returns:
       A row for each epsilon, in the table's unit: for sensitivity 1 under six participations.
@@ -244,14 +232,13 @@ def min_separation_sampling(name: str, workspace: Workspace) -> Outcome:
         share = 100.0 * (1.0 - ours / float(printed))
         rows.append(
             Row(
-                name,
                 f"BandMF of {num_bands} bands, coins at least {num_bands} rounds apart, "
                 f"epsilon {epsilon}",
                 "noise multiplier for sensitivity 1 under (6, 342)",
                 None,
                 ours,
-                f"the table prints {printed} for Poisson sampling of {num_bands} parts, with the "
-                f"same matrix and rate of participation: coins need {share:.1f} % less noise",
+                f"the table prints {printed} for Poisson sampling of {num_bands} groups, with the "
+                f"same matrix and rate of participation: {share:.1f} % less noise is needed",
             )
         )
     data = {
@@ -259,38 +246,38 @@ def min_separation_sampling(name: str, workspace: Workspace) -> Outcome:
         "delta": _DELTA,
         "epsilons": list(amplified),
         "noise_multipliers": {
-            "parts, printed": for_drawing([float(printed) for printed, _ in amplified.values()]),
-            "coins": for_drawing([row.ours for row in rows]),
+            "Poisson sampling, printed": for_drawing(
+                [float(printed) for printed, _ in amplified.values()]
+            ),
+            "min-separation sampling": for_drawing([row.ours for row in rows]),
         },
     }
     return Outcome(tuple(rows), Drawing("noise multipliers", data))
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the experiments of this module."""
-    return (
-        Experiment(
-            "bandmf-table-4-noise",
-            f"{PAPER}, Table 4",
-            "Noise multipliers under participation at least 342 rounds apart",
-            functools.partial(table_4, "bandmf-table-4-noise"),
-        ),
-        Experiment(
-            "bandmf-table-5-noise",
-            f"{PAPER}, Table 5",
-            "Noise multipliers, amplified by sampling",
-            functools.partial(table_5, "bandmf-table-5-noise"),
-        ),
-        Experiment(
-            "bandmf-production",
-            f"{PAPER}, Sec. 6 and App. K.1",
-            "The guarantee of a production run",
-            functools.partial(production, "bandmf-production"),
-        ),
-        Experiment(
-            "bandmf-table-5-coins",
-            f"{PAPER}, Table 5; Dong and Ganesh (arXiv 2602.09338)",
-            "Noise multipliers for coins under timers beside those for parts",
-            functools.partial(min_separation_sampling, "bandmf-table-5-coins"),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "bandmf-table-4-noise",
+        f"{PAPER}, Table 4",
+        "Noise multipliers under participation at least 342 rounds apart",
+        table_4,
+    ),
+    Experiment(
+        "bandmf-table-5-noise",
+        f"{PAPER}, Table 5",
+        "Noise multipliers, amplified by sampling",
+        table_5,
+    ),
+    Experiment(
+        "bandmf-production",
+        f"{PAPER}, Sec. 6 and App. K.1",
+        "The guarantee of a production run",
+        production,
+    ),
+    Experiment(
+        "bandmf-table-5-coins",
+        f"{PAPER}, Table 5; Dong and Ganesh (arXiv 2602.09338)",
+        "Noise multipliers of min-separation sampling beside those of Poisson sampling",
+        min_separation_sampling,
+    ),
+)

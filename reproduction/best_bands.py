@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from mf_aggregators.planning import band_choice
 from mf_aggregators.planning.band_choice import BandChoice
 from mf_aggregators.progress_bars import ProgressBar
 from reproduction.banded_errors import PAPER
-from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
+from reproduction.experiment import Data, Drawing, Experiment, Outcome, Row, Workspace, prefix_sum
 
 DELTA = 1e-6
 EPSILONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -78,7 +77,7 @@ def cells(
     """Computes what numbers of bands cost, for all pairs of targets and epochs.
 
     Args:
-      workspace: Where factorizations and noise multipliers are kept.
+      workspace: Where factorizations and noise multipliers are cached.
       epsilons: Privacy targets at delta 1e-6.
       epochs: Numbers of epochs k, divisors of n.
       num_rounds: n.
@@ -138,7 +137,7 @@ def noise_multipliers(
     """Returns noise multipliers, computed on all processors.
 
     Args:
-      workspace: Where they are kept.
+      workspace: Where they are cached.
       targets: Schemes with epsilon and delta.
 
     Returns:
@@ -168,12 +167,11 @@ def _noise_multiplier(
     return planning.calibrated(matrix, scheme, epsilon, delta, cache_directory).noise_multiplier
 
 
-def table(name: str, workspace: Workspace) -> Outcome:
+def table(workspace: Workspace) -> Outcome:
     """Computes Table 3, the best number of bands.
 
     Args:
-      name: The experiment's name.
-      workspace: Where factorizations and noise multipliers are kept.
+      workspace: Where factorizations and noise multipliers are cached.
 
     Returns:
       A row for each of its 110 cells.
@@ -184,7 +182,6 @@ def table(name: str, workspace: Workspace) -> Outcome:
         printed = _BANDS[cell.epsilon][EPOCHS.index(cell.epochs)]
         rows.append(
             Row(
-                name,
                 f"epsilon {cell.epsilon:g}, {cell.epochs} epochs",
                 "best number of bands",
                 str(printed),
@@ -196,7 +193,7 @@ def table(name: str, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("best bands", {**axes_of_grids(), "bands": grid.tolist()}))
 
 
-def axes_of_grids() -> dict[str, Any]:
+def axes_of_grids() -> Data:
     """Returns what figures of a grid of privacy targets by epochs say beside its cells."""
     return {
         "num_rounds": NUM_ROUNDS,
@@ -218,13 +215,11 @@ def _how_close(cell: Cell, printed: int) -> str | None:
     return None
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the experiments of this module."""
-    return (
-        Experiment(
-            "bandmf-table-3",
-            f"{PAPER}, Table 3",
-            "Best number of bands by epsilon and epochs, n = 1024",
-            functools.partial(table, "bandmf-table-3"),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "bandmf-table-3",
+        f"{PAPER}, Table 3",
+        "Best number of bands by epsilon and epochs, n = 1024",
+        table,
+    ),
+)

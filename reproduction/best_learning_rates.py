@@ -1,7 +1,6 @@
 """The best server learning rate of a grid for each mechanism, by its errors: BandMF Fig. 11."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,7 @@ _OF_SUMS, _OF_UPDATES = "effective RMSE of prefix sums", "effective RMSE of upda
 
 @dataclasses.dataclass(frozen=True)
 class _Rate:
-    """What came of one learning rate.
+    """The results of one learning rate.
 
     Attributes:
       configuration: The configuration that has it.
@@ -75,12 +74,11 @@ class _Tuned:
         return max(self.rates, key=lambda rate: float(rate.by_run[place]))
 
 
-def best_of_grid(name: str, workspace: Workspace) -> Outcome:
+def best_of_grid(workspace: Workspace) -> Outcome:
     """Finds the best of a few learning rates of each mechanism, and fits them to effective RMSEs.
 
     Args:
-      name: The experiment's name.
-      workspace: Where matrices and runs are kept.
+      workspace: Where matrices and runs are stored.
 
     Returns:
       The slopes of BandMF App. I's fit; for each mechanism the best rate, what intervals say of
@@ -106,13 +104,10 @@ def best_of_grid(name: str, workspace: Workspace) -> Outcome:
         _OF_UPDATES: np.array([each.error_of_updates for each in tuned]),
     }
     rows = [
-        *(
-            _slope_row(name, quantity, of_quantity, tuned)
-            for quantity, of_quantity in errors.items()
-        ),
-        *(_best_row(name, each) for each in tuned),
-        *(training.test_accuracy_row(name, configuration, trained) for configuration in best),
-        *(_accuracy_row(name, each, rate) for each in tuned for rate in each.rates),
+        *(_slope_row(quantity, of_quantity, tuned) for quantity, of_quantity in errors.items()),
+        *map(_best_row, tuned),
+        *(training.test_accuracy_row(configuration, trained) for configuration in best),
+        *(_accuracy_row(each, rate) for each in tuned for rate in each.rates),
     ]
     return Outcome(
         tuple(rows),
@@ -123,7 +118,7 @@ def best_of_grid(name: str, workspace: Workspace) -> Outcome:
                 f"{training.order(of_epsilon, trained)}"
                 for epsilon, of_epsilon in training.by_target(best).items()
             ),
-            *training.left_out(name, configurations_of, workspace),
+            *training.untrained(configurations_of, workspace),
             training.about(trained),
             f"Here that learning rate of each mechanism is multiplied by {factors}.",
             training.times(trained),
@@ -165,7 +160,7 @@ def _fit(errors: np.ndarray, rates: Sequence[_Rate]) -> np.ndarray:
     return np.polyfit(np.log(errors), np.log([rate.rate for rate in rates]), 1)
 
 
-def _slope_row(name: str, quantity: str, errors: np.ndarray, tuned: Sequence[_Tuned]) -> Row:
+def _slope_row(quantity: str, errors: np.ndarray, tuned: Sequence[_Tuned]) -> Row:
     reasons = []
     if quantity == _OF_SUMS:
         reasons.append(
@@ -183,7 +178,6 @@ def _slope_row(name: str, quantity: str, errors: np.ndarray, tuned: Sequence[_Tu
             f"{min(alone):.2f} to {max(alone):.2f}"
         )
     return Row(
-        name,
         "all mechanisms and targets",
         f"slope of log(best server learning rate) by log({quantity})",
         None,
@@ -192,7 +186,7 @@ def _slope_row(name: str, quantity: str, errors: np.ndarray, tuned: Sequence[_Tu
     )
 
 
-def _best_row(name: str, tuned: _Tuned) -> Row:
+def _best_row(tuned: _Tuned) -> Row:
     best = tuned.best()
     others = [rate for rate in tuned.rates if rate is not best]
     near = [f"{rate.rate:.3g}" for rate in others if not best.is_apart_from(rate)]
@@ -207,7 +201,6 @@ def _best_row(name: str, tuned: _Tuned) -> Row:
     elif best is tuned.rates[0]:
         reasons.append("the smallest of its grid, and a smaller one may be better")
     return Row(
-        name,
         f"epsilon {tuned.epsilon:g}, {tuned.label}",
         "best server learning rate of its grid",
         None,
@@ -216,9 +209,8 @@ def _best_row(name: str, tuned: _Tuned) -> Row:
     )
 
 
-def _accuracy_row(name: str, tuned: _Tuned, rate: _Rate) -> Row:
+def _accuracy_row(tuned: _Tuned, rate: _Rate) -> Row:
     return Row(
-        name,
         f"epsilon {tuned.epsilon:g}, {tuned.label}, learning rate {rate.rate:.3g}",
         f"held-out accuracy, %, {len(rate.by_run)} runs",
         None,
@@ -244,15 +236,12 @@ def _drawing(tuned: Sequence[_Tuned]) -> Drawing:
     return Drawing("learning rates", {"mechanisms": found})
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the experiment."""
-    name = "bandmf-figure-11"
-    return (
-        Experiment(
-            name,
-            f"{PAPER}, Fig. 11",
-            "The best server learning rate by two effective RMSEs",
-            functools.partial(best_of_grid, name),
-            training.targets_of(training_tables.figure_11, kinds.RETURNING),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "bandmf-figure-11",
+        f"{PAPER}, Fig. 11",
+        "The best server learning rate by two effective RMSEs",
+        best_of_grid,
+        training.targets_of(training_tables.figure_11, kinds.RETURNING),
+    ),
+)

@@ -101,91 +101,82 @@ class Setting:
 
 
 # BandMF: six epochs of StackOverflow, or four of the docstrings.
+_OF_DOCSTRINGS = Setting(
+    name="returning",
+    dataset=DOCSTRINGS,
+    num_rounds=100,
+    population=2511,
+    clients_per_round=100,
+    separation=25,
+    clients_of_single_pass=25,
+    delta=1e-4,
+    learning_rate=1.5,
+    momentum=0.8,
+    flags=("--sentences_per_client=32",),
+)
+_OF_STACKOVERFLOW = Setting(
+    name="returning",
+    dataset=STACKOVERFLOW,
+    num_rounds=2052,
+    population=342_477,
+    clients_per_round=1000,
+    separation=342,
+    # 167 of them for 2,052 rounds would be more than there are.
+    clients_of_single_pass=166,
+    delta=1e-6,
+    learning_rate=1.0,
+    momentum=0.95,
+    simulated_clients=100,
+)
 RETURNING: Mapping[str, Setting] = types.MappingProxyType(
-    {
-        DOCSTRINGS: Setting(
-            name="returning",
-            dataset=DOCSTRINGS,
-            num_rounds=100,
-            population=2511,
-            clients_per_round=100,
-            separation=25,
-            clients_of_single_pass=25,
-            delta=1e-4,
-            learning_rate=1.5,
-            momentum=0.8,
-            flags=("--sentences_per_client=32",),
-        ),
-        STACKOVERFLOW: Setting(
-            name="returning",
-            dataset=STACKOVERFLOW,
-            num_rounds=2052,
-            population=342_477,
-            clients_per_round=1000,
-            separation=342,
-            # 167 of them for 2,052 rounds would be more than there are.
-            clients_of_single_pass=166,
-            delta=1e-6,
-            learning_rate=1.0,
-            momentum=0.95,
-            simulated_clients=100,
-        ),
-    }
+    {DOCSTRINGS: _OF_DOCSTRINGS, STACKOVERFLOW: _OF_STACKOVERFLOW}
 )
 # Denisov et al.: a single pass, at constant learning rates unless a configuration says otherwise.
 SINGLE_PASS: Mapping[str, Setting] = types.MappingProxyType(
     {
-        DOCSTRINGS: Setting(
+        DOCSTRINGS: dataclasses.replace(
+            _OF_DOCSTRINGS,
             name="single_pass",
-            dataset=DOCSTRINGS,
-            num_rounds=100,
-            population=2511,
             clients_per_round=25,
             separation=100,
-            clients_of_single_pass=25,
-            delta=1e-4,
-            learning_rate=1.5,
-            momentum=0.8,
             flags=("--server_cooldown=0",),
-            reference=RETURNING[DOCSTRINGS],
+            reference=_OF_DOCSTRINGS,
         ),
-        STACKOVERFLOW: Setting(
+        STACKOVERFLOW: dataclasses.replace(
+            _OF_STACKOVERFLOW,
             name="single_pass",
-            dataset=STACKOVERFLOW,
             num_rounds=2048,
-            population=342_477,
             clients_per_round=100,
             separation=2048,
             clients_of_single_pass=100,
-            delta=1e-6,
-            learning_rate=1.0,
-            momentum=0.95,
             # Zeroing came with later work; no coordinate is that large.
             flags=("--server_warmup=0", "--server_cooldown=0", "--zeroing_norm=1e9"),
+            simulated_clients=None,
         ),
     }
 )
 # BandMF Figs. 1 (a) and 10: every example is a client. Scikit-learn's digits stand for CIFAR-10.
+_OF_DIGITS = Setting(
+    name="centralised",
+    dataset="digits",
+    num_rounds=100,
+    population=1415,
+    clients_per_round=50,
+    separation=25,
+    clients_of_single_pass=12,
+    delta=1e-4,
+    learning_rate=5.0,
+    momentum=0.0,
+    flags=("--examples_per_client=1",),
+    command="run-digits",
+    reference_kind=AMPLIFIED_BANDED,
+)
 CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
     {
-        DOCSTRINGS: Setting(
-            name="centralised",
-            dataset="digits",
-            num_rounds=100,
-            population=1415,
-            clients_per_round=50,
-            separation=25,
-            clients_of_single_pass=12,
-            delta=1e-4,
-            learning_rate=5.0,
-            momentum=0.0,
-            flags=("--examples_per_client=1",),
-            command="run-digits",
-            reference_kind=AMPLIFIED_BANDED,
-        ),
-        # 20 epochs, App. H; the learning rate is the command's, of which the paper prints none.
-        CIFAR10: Setting(
-            name="centralised",
+        DOCSTRINGS: _OF_DIGITS,
+        # 20 epochs, App. H; the learning rate is the command's, because the paper prints none.
+        CIFAR10: dataclasses.replace(
+            _OF_DIGITS,
             dataset=CIFAR10,
             num_rounds=2000,
             population=50_000,
@@ -195,8 +186,8 @@ CENTRALISED: Mapping[str, Setting] = types.MappingProxyType(
             delta=1e-5,
             learning_rate=0.1,
             momentum=0.95,
+            flags=(),
             command="run-cifar10",
-            reference_kind=AMPLIFIED_BANDED,
         ),
     }
 )
@@ -245,7 +236,7 @@ def num_bands(configuration: Configuration, setting: Setting, workspace: Workspa
     Args:
       configuration: The configuration.
       setting: The task and its size.
-      workspace: Where matrices and noise multipliers are kept.
+      workspace: Where matrices and noise multipliers are cached.
 
     Returns:
       For BandMF the paper's at the papers' size, else the number of bands of least error of
@@ -277,7 +268,7 @@ def matrix_of(
     Args:
       configuration: The configuration.
       setting: The task and its size.
-      workspace: Where matrices are kept.
+      workspace: Where matrices are cached.
 
     Returns:
       The factorization.
@@ -327,7 +318,7 @@ def effective_rmse(
     Args:
       configuration: The configuration.
       setting: The task and its size.
-      workspace: Where matrices are kept.
+      workspace: Where matrices are cached.
       workload: What errors are of; the prefix sum by default, and always with sampling.
     """
     if configuration.kind in _AMPLIFIED:
@@ -354,7 +345,7 @@ def learning_rate(configuration: Configuration, setting: Setting, workspace: Wor
     Args:
       configuration: The configuration.
       setting: The task and its size.
-      workspace: Where matrices are kept.
+      workspace: Where matrices are cached.
     """
     if setting.has_paper_rates:
         return configuration.rate_factor * configuration.paper_rate
@@ -373,7 +364,7 @@ def variant_of(
       configuration: The configuration.
       setting: The task and its size.
       place: Where runs go.
-      workspace: Where matrices are kept.
+      workspace: Where matrices are cached.
 
     Returns:
       The flags of a run.
@@ -440,16 +431,10 @@ def _checkpoint(
     }
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]
     path = (place.directory / "matrices" / f"{configuration.kind}_{digest}").resolve()
-    if not _is_saved(path):
+    try:
+        checkpoints.load(path)
+    except checkpoints.CheckpointError:
         path.parent.mkdir(parents=True, exist_ok=True)
         matrix = matrix_of(configuration, setting, workspace)
         checkpoints.save(matrix, path, participation=matrix.participation)
     return path
-
-
-def _is_saved(path: pathlib.Path) -> bool:
-    try:
-        checkpoints.load(path)
-    except checkpoints.CheckpointError:
-        return False
-    return True

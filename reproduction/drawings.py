@@ -1,4 +1,4 @@
-"""The figures of experiments, drawn from what their results keep.
+"""Draws the figures of experiments from their results.
 
 No experiment imports this, so that a change here makes no number void.
 """
@@ -14,7 +14,7 @@ import matplotlib.figure
 import numpy as np
 
 from mf_aggregators import figures
-from reproduction.experiment import Drawing
+from reproduction.experiment import Data, Drawing
 from reproduction.matrices import decode_levels
 
 _PANELS_OF_A_ROW = 2
@@ -55,7 +55,7 @@ def _curves(
     return figure
 
 
-def _rmse_by_rounds(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _rmse_by_rounds(data: Data) -> matplotlib.figure.Figure:
     return _curves(
         data["rounds"],
         data["rmse"],
@@ -67,7 +67,7 @@ def _rmse_by_rounds(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _variances_by_round(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _variances_by_round(data: Data) -> matplotlib.figure.Figure:
     panels = data["panels"]
     figure, (row,) = figures.panels(1, len(panels), (8.0 if len(panels) == 1 else 5.6, 4.2))
     chosen = figures.styles([name for curves in panels.values() for name in curves])
@@ -85,7 +85,7 @@ def _variances_by_round(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _losses_by_time(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _losses_by_time(data: Data) -> matplotlib.figure.Figure:
     figure, axes = _one_panel((7.0, 4.2))
     styles = figures.styles(list(data["courses"]))
     figures.lines(
@@ -104,7 +104,7 @@ def _losses_by_time(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _entries(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _entries(data: Data) -> matplotlib.figure.Figure:
     figure, grid = figures.panels(3, 2, (4.4, 3.3))
     for column, (label, matrix) in enumerate(data["matrices"].items()):
         for row, (name, words) in enumerate(
@@ -126,7 +126,7 @@ def _entries(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _epsilons(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _epsilons(data: Data) -> matplotlib.figure.Figure:
     return _curves(
         data["noise_multipliers"],
         {"printed": data["printed"], "exact (privacy loss distribution)": data["exact"]},
@@ -138,7 +138,7 @@ def _epsilons(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _errors_over_the_least(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _errors_over_the_least(data: Data) -> matplotlib.figure.Figure:
     names = data["mechanisms"]
     figure, (row,) = figures.panels(
         1, len(data["errors"]), (4.8, figures.height_of_rows(names)), sharey=True
@@ -156,7 +156,7 @@ def _errors_over_the_least(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _strategies(data: Data) -> matplotlib.figure.Figure:
     found = data["matrices"]
     figure, grid = figures.panels(-(-len(found) // 2), 4, (2.6, 2.75))
     for place, (label, matrices) in enumerate(found.items()):
@@ -174,7 +174,7 @@ def _strategies(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _tree(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _tree(data: Data) -> matplotlib.figure.Figure:
     figure, (row,) = figures.panels(1, len(data["matrices"]), (6.0, 3.4))
     for axes, (title, levels) in zip(row, data["matrices"].items(), strict=True):
         matrix = decode_levels(levels)
@@ -183,7 +183,7 @@ def _tree(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
 
 
 def _grid(
-    data: Mapping[str, Any], values: np.ndarray, texts: Sequence[Sequence[str]], **options: Any
+    data: Data, values: np.ndarray, texts: Sequence[Sequence[str]], **options: Any
 ) -> matplotlib.figure.Figure:
     """A cell for each privacy target and number of epochs."""
     rows, columns = values.shape
@@ -202,7 +202,7 @@ def _grid(
     return figure
 
 
-def _best_bands(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _best_bands(data: Data) -> matplotlib.figure.Figure:
     bands = np.array(data["bands"])
     delta = figures.scientific(data["delta"])
     return _grid(
@@ -216,7 +216,7 @@ def _best_bands(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _ratios_of_rmse(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _ratios_of_rmse(data: Data) -> matplotlib.figure.Figure:
     ratios = np.array(data["ratios"])
     logarithms = np.log2(ratios)
     reach = float(np.max(np.abs(logarithms)))
@@ -231,7 +231,7 @@ def _ratios_of_rmse(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _rmse_by_epochs(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _rmse_by_epochs(data: Data) -> matplotlib.figure.Figure:
     return _curves(
         data["epochs"],
         data["rmse"],
@@ -243,7 +243,7 @@ def _rmse_by_epochs(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _ratios_by_epsilon(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _ratios_by_epsilon(data: Data) -> matplotlib.figure.Figure:
     return _curves(
         data["epsilons"],
         data["ratios"],
@@ -255,7 +255,7 @@ def _ratios_by_epsilon(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _noise_multipliers(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _noise_multipliers(data: Data) -> matplotlib.figure.Figure:
     return _curves(
         data["epsilons"],
         data["noise_multipliers"],
@@ -267,7 +267,7 @@ def _noise_multipliers(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     )
 
 
-def _epsilons_of_rho(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:
     curves = data["curves"]
     figure, (row,) = figures.panels(1, len(curves), (4.6, 3.6))
     for axes, (name, curve) in zip(row, curves.items(), strict=True):
@@ -285,7 +285,7 @@ def _epsilons_of_rho(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _mechanisms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _mechanisms(data: Data) -> matplotlib.figure.Figure:
     found = data["mechanisms"]
     names = list(found)
     figure, (row,) = figures.panels(
@@ -316,7 +316,7 @@ def _mechanisms(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-def _trained(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _trained(data: Data) -> matplotlib.figure.Figure:
     configurations = data["arms"]
     targets = sorted({each["epsilon"] for each in configurations})
     chosen = _styles_of_configurations([each["label"] for each in configurations])
@@ -373,12 +373,12 @@ def _styles_of_configurations(labels: Sequence[str]) -> dict[str, figures.Style]
 
 
 def _groups(
-    configurations: Sequence[Mapping[str, Any]],
-) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    configurations: Sequence[Data],
+) -> list[tuple[str, list[Data]]]:
     """Configurations whose curves one panel can show: all of few, else those of one schedule."""
     if len(configurations) <= _MOST_CURVES:
         return [("", list(configurations))] if configurations else []
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    found: dict[str, list[Data]] = {}
     for each in configurations:
         found.setdefault(each["label"].partition(", ")[2], []).append(each)
     return [
@@ -388,7 +388,7 @@ def _groups(
     ]
 
 
-def _learning_rates(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
+def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     mechanisms = data["mechanisms"]
     targets = sorted({each["epsilon"] for each in mechanisms})
     chosen = figures.styles([each["label"] for each in mechanisms])
@@ -453,26 +453,24 @@ def _learning_rates(data: Mapping[str, Any]) -> matplotlib.figure.Figure:
     return figure
 
 
-_KINDS: Mapping[str, Callable[[Mapping[str, Any]], matplotlib.figure.Figure]] = (
-    types.MappingProxyType(
-        {
-            "rmse by rounds": _rmse_by_rounds,
-            "variances by round": _variances_by_round,
-            "losses by time": _losses_by_time,
-            "entries": _entries,
-            "epsilons": _epsilons,
-            "errors over the least": _errors_over_the_least,
-            "strategies": _strategies,
-            "tree": _tree,
-            "best bands": _best_bands,
-            "ratios of RMSE": _ratios_of_rmse,
-            "rmse by epochs": _rmse_by_epochs,
-            "ratios by epsilon": _ratios_by_epsilon,
-            "noise multipliers": _noise_multipliers,
-            "epsilons of rho": _epsilons_of_rho,
-            "mechanisms": _mechanisms,
-            "trained arms": _trained,
-            "learning rates": _learning_rates,
-        }
-    )
+_KINDS: Mapping[str, Callable[[Data], matplotlib.figure.Figure]] = types.MappingProxyType(
+    {
+        "rmse by rounds": _rmse_by_rounds,
+        "variances by round": _variances_by_round,
+        "losses by time": _losses_by_time,
+        "entries": _entries,
+        "epsilons": _epsilons,
+        "errors over the least": _errors_over_the_least,
+        "strategies": _strategies,
+        "tree": _tree,
+        "best bands": _best_bands,
+        "ratios of RMSE": _ratios_of_rmse,
+        "rmse by epochs": _rmse_by_epochs,
+        "ratios by epsilon": _ratios_by_epsilon,
+        "noise multipliers": _noise_multipliers,
+        "epsilons of rho": _epsilons_of_rho,
+        "mechanisms": _mechanisms,
+        "trained arms": _trained,
+        "learning rates": _learning_rates,
+    }
 )

@@ -7,13 +7,16 @@ import pathlib
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from mf_aggregators import workloads
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
+
+# What a figure shows, as JSON has it.
+Data: TypeAlias = Mapping[str, Any]
 
 AGREES = "agrees"
 DIFFERS = "differs"
@@ -25,7 +28,7 @@ _UNEXPLAINED = "not explained"
 
 # A bound may be printed in place of a number.
 _PATTERN = re.compile(r"(<=|>=)?\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)")
-# Half a digit is itself no number that float64 holds.
+# Half a digit is not exact in float64.
 _SLACK = 1e-9
 
 
@@ -35,7 +38,7 @@ class PrintedValue:
 
     Attributes:
       text: As printed, ``74.4`` or ``<=1.15``.
-      relation: ``=``, ``<=`` or ``>=``: how what is computed has to stand to the number.
+      relation: ``=``, ``<=`` or ``>=``: how the computed number must compare with it.
       value: The number.
       half_digit: Half a unit of its last printed digit.
     """
@@ -81,9 +84,8 @@ def parse_printed(text: str) -> PrintedValue:
     if match is None:
         raise ValueError(f"a printed value must be a decimal number, found {text!r}.")
     number = decimal.Decimal(match[2])
-    exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int)
-    return PrintedValue(text, match[1] or "=", float(number), 0.5 * 10.0**exponent)
+    half_digit = 0.5 * 10.0 ** int(number.as_tuple().exponent)
+    return PrintedValue(text, match[1] or "=", float(number), half_digit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,6 @@ class Row:
     """One number, beside the printed one or what the paper says of it in words.
 
     Attributes:
-      experiment: The experiment's name.
       row: Where in the table or figure: its row, or its curve and point.
       quantity: What the number is, with its unit where it has one.
       printed: The printed digits, see :func:`parse_printed`; None where the paper prints none.
@@ -99,9 +100,9 @@ class Row:
       reason: For a number that differs, why; for one that was not printed, what it shows.
       claim: What the paper says, in our words, where it prints no number.
       holds: Whether ours is as the claim says.
+      experiment: The experiment's name, which the command fills in.
     """
 
-    experiment: str
     row: str
     quantity: str
     printed: str | None
@@ -109,6 +110,7 @@ class Row:
     reason: str | None = None
     claim: str | None = None
     holds: bool | None = None
+    experiment: str = ""
 
     @property
     def verdict(self) -> str:
@@ -169,17 +171,17 @@ class Drawing:
     """
 
     kind: str
-    data: Mapping[str, Any]
+    data: Data
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What an experiment has found.
+    """The results of an experiment.
 
     Attributes:
       rows: The numbers.
       drawing: What its figure shows.
-      notes: What a reader has to know beyond the rows, a sentence or more each.
+      notes: Remarks for readers, a sentence or more each.
     """
 
     rows: tuple[Row, ...]
@@ -211,10 +213,10 @@ class TrainingPlace:
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
-    """Where an experiment keeps and finds what takes long.
+    """Where an experiment caches what takes long to compute.
 
     Attributes:
-      cache_directory: Factorizations and noise multipliers of any run; None for none.
+      cache_directory: The cache of factorizations and noise multipliers; None for no cache.
       show_progress: Whether to show progress bars on standard error.
       training: Where comparisons train; None for an experiment that does not.
     """
@@ -226,7 +228,7 @@ class Workspace:
     def factorization(
         self, description: Mapping[str, Any], compute: Callable[[], Factorization]
     ) -> Factorization:
-        """Returns a factorization from the cache, or computes and keeps it.
+        """Returns a factorization from the cache, or computes and caches it.
 
         Args:
           description: Everything that it follows from, see ``factorization_cache.fetch``.
@@ -271,7 +273,7 @@ def for_drawing(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def prefix_sum(num_rounds: int) -> workloads.Workload:
-    """Returns the prefix-sum workload by name, whose errors structured mechanisms have directly.
+    """Returns the prefix sum as a workload, whose errors structured mechanisms compute directly.
 
     Args:
       num_rounds: n.

@@ -23,17 +23,14 @@ _QUANTITIES = (
 )
 
 
-def table(
-    name: str, num_rounds: int, separation: int, num_parameters: int, workspace: Workspace
-) -> Outcome:
+def table(workspace: Workspace, num_rounds: int, separation: int, num_parameters: int) -> Outcome:
     """Compares every mechanism for clients that come back after at least b rounds.
 
     Args:
-      name: The experiment's name.
+      workspace: Where factorizations are cached.
       num_rounds: n.
       separation: b.
       num_parameters: d, for memory and seconds.
-      workspace: Where factorizations are kept.
 
     Returns:
       Seven numbers for each mechanism.
@@ -59,7 +56,7 @@ def table(
         )
     by_error = sorted(found, key=lambda label: found[label][0])
     rows = tuple(
-        Row(name, label, quantity, None, number)
+        Row(label, quantity, None, number)
         for label in by_error
         for quantity, number in zip(_QUANTITIES, found[label], strict=True)
     )
@@ -137,29 +134,14 @@ def _mechanisms(
             ),
         )
     single = matrices.optimum(workspace, workload)
-    yield (
-        "structured 6 + 5",
-        workspace.factorization(
-            {
-                "mechanism": "structured",
-                "num_rounds": num_rounds,
-                "num_diagonals": 6,
-                "rank": 5,
-                "of": single.parameters,
-            },
-            lambda: factorizations.structured(single, 6, 5),
-        ),
-    )
+    yield "structured 6 + 5", matrices.structured(workspace, single, 6, 5)
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the experiment."""
-    name = "library-2052"
-    return (
-        Experiment(
-            name,
-            "Beyond the papers",
-            "Every mechanism at n = 2052, at most six participations at least 342 rounds apart",
-            functools.partial(table, name, 2052, 342, _NUM_PARAMETERS),
-        ),
-    )
+EXPERIMENTS = (
+    Experiment(
+        "library-2052",
+        "Beyond the papers",
+        "Every mechanism at n = 2052, at most six participations at least 342 rounds apart",
+        functools.partial(table, num_rounds=2052, separation=342, num_parameters=_NUM_PARAMETERS),
+    ),
+)

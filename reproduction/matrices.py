@@ -1,22 +1,20 @@
-"""Factorizations that several experiments need, and matrices as figures keep them."""
+"""Factorizations that several experiments need, and matrices as results store them."""
 
 import base64
 import zlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
-from reproduction.experiment import Workspace
+from reproduction.experiment import Data, Workspace
 
 # Certified gaps of squared errors, far below the digits that papers print: four and more of
 # single participation, three where clients return.
 _RELATIVE_GAP = 1e-6
 _RELATIVE_GAP_OF_RETURNS = 5e-4
-# A figure keeps each entry as one of 255 levels, in few bytes of text.
+# A result stores each entry as one of 255 levels, in few bytes of text.
 _MOST_LEVEL = 127
 
 
@@ -30,7 +28,7 @@ def optimum(
     """Returns the dense optimum for a workload and schema.
 
     Args:
-      workspace: Where it is kept.
+      workspace: Where it is cached.
       workload: A, an (n, n) lower-triangular array.
       participation: SingleParticipation, the default, or FixedEpochOrder.
       equal_column_norms: Whether the columns of C have to have equal norms.
@@ -75,7 +73,7 @@ def banded(
     """Returns the banded optimum for the prefix sum.
 
     Args:
-      workspace: Where it is kept.
+      workspace: Where it is cached.
       num_rounds: n.
       num_bands: The number of bands.
       participation: The schema.
@@ -104,7 +102,32 @@ def banded(
     )
 
 
-def encode_levels(matrix: np.ndarray) -> dict[str, Any]:
+def structured(
+    workspace: Workspace, optimal: Factorization, num_diagonals: int, rank: int
+) -> Factorization:
+    """Returns the structured approximation of an optimal factorization.
+
+    Args:
+      workspace: Where it is cached.
+      optimal: The factorization.
+      num_diagonals: h, the diagonals of its decoder that stay.
+      rank: r, of what approximates the rest.
+    """
+    return workspace.factorization(
+        {
+            "mechanism": "structured",
+            "num_rounds": optimal.num_rounds,
+            "num_diagonals": num_diagonals,
+            "rank": rank,
+            "of": optimal.parameters,
+        },
+        lambda: factorizations.structured(
+            optimal, num_diagonals, rank, show_progress=workspace.show_progress
+        ),
+    )
+
+
+def encode_levels(matrix: np.ndarray) -> Data:
     """Returns a matrix by levels of its largest magnitude.
 
     Args:
@@ -119,7 +142,7 @@ def encode_levels(matrix: np.ndarray) -> dict[str, Any]:
     return {"shape": list(matrix.shape), "largest": largest, "levels": text}
 
 
-def decode_levels(encoded: Mapping[str, Any]) -> np.ndarray:
+def decode_levels(encoded: Data) -> np.ndarray:
     """Returns the matrix of what :func:`encode_levels` returned.
 
     Args:

@@ -1,12 +1,13 @@
 """The optimal factorization as its papers computed it.
 
-Denisov et al. App. E.4 has three methods, whose losses are taken by time. Their problem is Eq. 4:
+Denisov et al. App. E.4 compares three methods by their loss over time. Their problem is Eq. 4:
 minimise tr(A^T A X^-1) over positive definite X with diagonal one. All start from X(v) of Eq. 6 at
 v = 1, its diagonal scaled to one. McMahan, Rush and Thakurta (Eq. 12, footnote 3; Denisov et al.,
 Thm 3.2) iterate phi for prefix sums, in O(n) memory.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 
@@ -56,7 +57,7 @@ def run(
       method: ``fixed point`` (iterates of phi, Thm 3.2), ``gradient descent`` or ``Newton
         direction`` (directions by conjugate gradients), both with an Armijo search.
       target: The loss at which it ends.
-      most_seconds: The time after which it ends, after a whole step.
+      most_seconds: The time after which it ends, at the end of a step.
       most_steps: The steps after which it ends.
 
     Returns:
@@ -177,25 +178,17 @@ def _without_diagonal(matrix: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _gradient_descent(gram: np.ndarray) -> Iterator[float]:
-    return _descend(gram, _steepest)
-
-
-def _newton_direction(gram: np.ndarray) -> Iterator[float]:
-    return _descend(gram, _newton)
-
-
 _METHODS: dict[str, Callable[[np.ndarray], Iterator[float]]] = {
     "fixed point": _fixed_point,
-    "Newton direction": _newton_direction,
-    "gradient descent": _gradient_descent,
+    "Newton direction": functools.partial(_descend, direction_of=_newton),
+    "gradient descent": functools.partial(_descend, direction_of=_steepest),
 }
 METHODS = tuple(_METHODS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Iterates:
-    """What iterating phi came by.
+    """The iterates of phi.
 
     Attributes:
       total_errors: (steps,) float64: the total error of X(v) at sensitivity 1, which is the

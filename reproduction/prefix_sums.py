@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from mf_aggregators import factorizations, workloads
-from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import SingleParticipation
 from reproduction import matrices, papers_optimum
 from reproduction.experiment import (
@@ -35,13 +34,12 @@ _TABLE = {
 }
 
 
-def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
+def table(workspace: Workspace, sizes: Sequence[int]) -> Outcome:
     """Computes the table of total errors.
 
     Args:
-      name: The experiment's name.
+      workspace: Where factorizations are cached.
       sizes: The numbers of rounds, of those printed.
-      workspace: Where factorizations are kept.
 
     Returns:
       Four rows for each size.
@@ -51,19 +49,17 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
     for n in sizes:
         tree, optimum, approximation, (diagonals, rank) = _TABLE[n]
         best = matrices.optimum(workspace, workloads.prefix_sum(n))
-        close = _structured(workspace, best, diagonals, rank)
         found = {
             "tree, online": factorizations.tree_aggregation(n, "online"),
-            "structured": close,
+            "structured": matrices.structured(workspace, best, diagonals, rank),
             "optimal": best,
         }
         for mechanism, factorization in found.items():
             errors[mechanism].append(factorization.total_error(prefix_sum(n), _SINGLE))
         iterates = papers_optimum.iterate(n)
         rows += [
-            Row(name, f"n = {n}", "tree, online: total error", tree, errors["tree, online"][-1]),
+            Row(f"n = {n}", "tree, online: total error", tree, errors["tree, online"][-1]),
             Row(
-                name,
                 f"n = {n}",
                 "optimal: total error",
                 optimum,
@@ -71,7 +67,6 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
                 _unfinished(optimum, errors["optimal"][-1], iterates),
             ),
             Row(
-                name,
                 f"n = {n}",
                 "optimal, as phi's iterates end by the paper's rule: total error",
                 None,
@@ -80,7 +75,6 @@ def table(name: str, sizes: Sequence[int], workspace: Workspace) -> Outcome:
                 "above is certified to be within 1e-6 of the least squared error",
             ),
             Row(
-                name,
                 f"n = {n}",
                 f"structured, {diagonals} diagonals and rank {rank}: total error",
                 approximation,
@@ -117,31 +111,12 @@ def _structured_reason(printed: str, ours: float) -> str | None:
     )
 
 
-def _structured(
-    workspace: Workspace, best: Factorization, diagonals: int, rank: int
-) -> Factorization:
-    description = {
-        "mechanism": "structured",
-        "num_rounds": best.num_rounds,
-        "num_diagonals": diagonals,
-        "rank": rank,
-        "of": best.parameters,
-    }
-    return workspace.factorization(
-        description,
-        lambda: factorizations.structured(
-            best, diagonals, rank, show_progress=workspace.show_progress
-        ),
-    )
-
-
-def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
+def variances(workspace: Workspace, num_rounds: int) -> Outcome:
     """Computes the variance of every prefix sum, for the tree and the optimum.
 
     Args:
-      name: The experiment's name.
+      workspace: Where factorizations are cached.
       num_rounds: n.
-      workspace: Where factorizations are kept.
 
     Returns:
       How much larger the error of the tree is, and how much variances of neighbours differ.
@@ -159,7 +134,6 @@ def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
     ratio = float(np.sqrt(np.sum(tree) / np.sum(best)))
     rows = [
         Row(
-            name,
             f"n = {num_rounds}",
             "total error of the online tree over that of the optimum",
             None,
@@ -172,7 +146,6 @@ def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
         jumps = float(np.max(np.abs(np.diff(values)) / values[1:]))
         rows.append(
             Row(
-                name,
                 f"n = {num_rounds}",
                 f"{mechanism}: largest relative change of the variance from one sum to the next",
                 None,
@@ -184,28 +157,26 @@ def variances(name: str, num_rounds: int, workspace: Workspace) -> Outcome:
     return Outcome(tuple(rows), Drawing("variances by round", {"panels": panels}))
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns this paper's experiments, and the table that Denisov et al. print again."""
-    sizes = tuple(_TABLE)
-    title = "Total error of the tree, the optimum and its structured approximation"
-    return (
-        Experiment(
-            "prefix-sums-table-1",
-            "McMahan, Rush, Thakurta: Private Online Prefix Sums, Table 1",
-            title,
-            functools.partial(table, "prefix-sums-table-1", sizes),
-        ),
-        Experiment(
-            "prefix-sums-figure-1",
-            "McMahan, Rush, Thakurta: Private Online Prefix Sums, Fig. 1",
-            "Variance of each prefix sum, n = 4096",
-            functools.partial(variances, "prefix-sums-figure-1", 4096),
-        ),
-        Experiment(
-            "denisov-table-2",
-            "Denisov et al.: Improved DP for SGD on Adaptive Streams, Table 2 (Table 1 of McMahan, "
-            "Rush and Thakurta, printed again)",
-            title,
-            functools.partial(table, "denisov-table-2", sizes),
-        ),
-    )
+# Denisov et al. print the table again.
+_TITLE = "Total error of the tree, the optimum and its structured approximation"
+EXPERIMENTS = (
+    Experiment(
+        "prefix-sums-table-1",
+        "McMahan, Rush, Thakurta: Private Online Prefix Sums, Table 1",
+        _TITLE,
+        functools.partial(table, sizes=tuple(_TABLE)),
+    ),
+    Experiment(
+        "prefix-sums-figure-1",
+        "McMahan, Rush, Thakurta: Private Online Prefix Sums, Fig. 1",
+        "Variance of each prefix sum, n = 4096",
+        functools.partial(variances, num_rounds=4096),
+    ),
+    Experiment(
+        "denisov-table-2",
+        "Denisov et al.: Improved DP for SGD on Adaptive Streams, Table 2 (Table 1 of McMahan, "
+        "Rush and Thakurta, printed again)",
+        _TITLE,
+        functools.partial(table, sizes=tuple(_TABLE)),
+    ),
+)

@@ -2,7 +2,7 @@
 
 Without flags it lists the experiments. With some, each experiment writes its numbers and a figure
 into --output_dir, where a report of all that are there (report.md, report.html) is written anew.
-Factorizations and noise multipliers are kept between runs in --cache_dir.
+Factorizations and noise multipliers are cached in --cache_dir.
 
 Examples:
   reproduce-paper --list
@@ -13,6 +13,7 @@ Examples:
   reproduce-paper --only=bandmf-figure-5a --dataset=stackoverflow --workers=10.0.0.5:8000
 """
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -52,15 +53,15 @@ TRAINING = "training"
 def experiments() -> Mapping[str, Experiment]:
     """Returns the experiments by name, in the order of the papers."""
     every = (
-        *prefix_sums.experiments(),
-        *adaptive_streams.experiments(),
-        *banded_errors.experiments(),
-        *best_bands.experiments(),
-        *amplification_by_epochs.experiments(),
-        *banded_guarantees.experiments(),
-        *library_comparison.experiments(),
-        *training.experiments(),
-        *best_learning_rates.experiments(),
+        *prefix_sums.EXPERIMENTS,
+        *adaptive_streams.EXPERIMENTS,
+        *banded_errors.EXPERIMENTS,
+        *best_bands.EXPERIMENTS,
+        *amplification_by_epochs.EXPERIMENTS,
+        *banded_guarantees.EXPERIMENTS,
+        *library_comparison.EXPERIMENTS,
+        *training.EXPERIMENTS,
+        *best_learning_rates.EXPERIMENTS,
     )
     return types.MappingProxyType({experiment.name: experiment for experiment in every})
 
@@ -102,10 +103,10 @@ def define_flags(values: flags.FlagValues) -> None:
         f"training, within the hour; '{TRAINING}' for those that train, for many hours.",
         [NUMBERS],
     )
-    group.boolean("list", "Whether the experiments are printed, and nothing else done.", False)
+    group.boolean("list", "Only print the experiments.", False)
     group.boolean(
         "redraw",
-        "Whether the figures of all results in --output_dir are drawn again, and no more done.",
+        "Only draw the figures of all results in --output_dir again.",
         False,
     )
     group = FlagGroup(values, "Training")
@@ -132,7 +133,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.path("output_dir", "Where results and the report go.", "runs/reproduction")
     group.path(
         "cache_dir",
-        "Where factorizations are kept. Default: in the user's cache directory.",
+        "Where factorizations are cached. Default: in the user's cache directory.",
     )
 
 
@@ -177,7 +178,7 @@ def main(values: flags.FlagValues) -> None:
             _say(f"{experiment.name} ({place} of {len(chosen)}): {experiment.title}")
             found.append(_run(experiment, values, workspace, directory))
             _say(f"{experiment.name}: {results.verdict(found[-1].rows)}")
-            # Whatever becomes of the others.
+            # Others may fail.
             _write_report(directory)
     rows = [row for result in found for row in result.rows]
     fields = {
@@ -209,8 +210,8 @@ def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
 def _trainable(
     chosen: Sequence[Experiment], values: flags.FlagValues, targets: tuple[float, ...] | None
 ) -> list[Experiment]:
-    """Leaves out what cannot be trained as asked, before the first has trained for days."""
-    kept = []
+    """Returns what can be trained as asked, before the first trains for days."""
+    found = []
     for experiment in chosen:
         by_dataset, reason = experiment.targets, None
         if by_dataset and values.dataset not in by_dataset:
@@ -227,20 +228,22 @@ def _trainable(
                     f"{', '.join(f'{target:g}' for target in own)}."
                 )
         if reason is None:
-            kept.append(experiment)
+            found.append(experiment)
             continue
-        # One that --only names is what was wanted; any other is left out.
+        # One that --only names is refused; any other is skipped.
         command_line.check_choice(experiment.name not in values.only, reason)
-        _say(f"left out: {reason}")
-    command_line.check_choice(bool(kept), "nothing that --only names can be trained like that.")
+        _say(f"skipped: {reason}")
+    command_line.check_choice(bool(found), "nothing that --only names can be trained like that.")
     if targets is not None:
-        known = {target for each in kept if each.targets for target in each.targets[values.dataset]}
+        known = {
+            target for each in found if each.targets for target in each.targets[values.dataset]
+        }
         unknown = [f"{target:g}" for target in targets if known and target not in known]
         command_line.check_choice(
             not unknown,
             f"--targets has {', '.join(unknown)}, of which nothing chosen has configurations.",
         )
-    return kept
+    return found
 
 
 def _run(
@@ -261,7 +264,7 @@ def _run(
         _name(experiment, values.dataset),
         experiment.source,
         experiment.title,
-        outcome.rows,
+        tuple(dataclasses.replace(row, experiment=experiment.name) for row in outcome.rows),
         outcome.notes,
         outcome.drawing,
         seconds,

@@ -1,4 +1,4 @@
-"""What experiments have found, on disk: a JSON file and a figure each, and a report of all."""
+"""Results of experiments on disk: a JSON file and a figure each, and a report of all."""
 
 import ast
 import collections
@@ -19,7 +19,7 @@ from mf_aggregators import __version__, atomic_files, validation
 from mf_aggregators.errors import Error
 from reproduction.experiment import AGREES, DIFFERS, FAILS, HOLDS, Drawing, Experiment, Row
 
-# What draws figures is not among them: numbers do not follow from it.
+# Without the packages that draw: numbers do not depend on them.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
 _LIST_OF_NUMBERS = re.compile(r"\[[-+\d.eE,\s]+\]")
 # The package whose modules tell versions of an experiment apart.
@@ -37,19 +37,19 @@ img { max-width: 100%; }
 
 
 class DamagedResultError(Error, ValueError):
-    """A result that is not as it was written; the message names the file."""
+    """A damaged result; the message names the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The outcome of an experiment, and how it came about.
+    """The outcome of an experiment, and how it was computed.
 
     Attributes:
       name: The experiment's name, with the data set if it is not the usual one.
       source: The paper and the place in it.
       title: What it shows.
       rows: The numbers.
-      notes: What a reader has to know.
+      notes: Remarks for readers.
       drawing: What its figure shows.
       seconds: Wall time; less where factorizations came from the cache.
       command: What computes it again.
@@ -126,8 +126,8 @@ def load(
       The result; None if there is none, or if it is of the other kind.
 
     Raises:
-      DamagedResultError: If it cannot be read, is not whole, was altered, or its figure is
-        not the one that was drawn with it.
+      DamagedResultError: If it cannot be read, is incomplete, was altered, or its figure
+        is not the one that was drawn with it.
     """
     if not (directory / f"{name}.json").exists():
         return None
@@ -155,7 +155,7 @@ def redraw(name: str, directory: pathlib.Path) -> bool:
       Whether there is such a result, of whichever code; its numbers stay as they are.
 
     Raises:
-      DamagedResultError: If it cannot be read, is not whole, or was altered.
+      DamagedResultError: If it cannot be read, is incomplete, or was altered.
       OSError: If it cannot be written.
     """
     path = directory / f"{name}.json"
@@ -175,9 +175,9 @@ def _read(path: pathlib.Path) -> tuple[Result, str, str]:
             raise DamagedResultError(f"{path} was altered.")
         code, figure = contents.pop("code"), contents.pop("figure_sha256")
         return _result(contents), code, figure
+    except DamagedResultError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, DamagedResultError):
-            raise
         raise DamagedResultError(f"{path} cannot be read ({error}).") from error
 
 
@@ -209,7 +209,7 @@ def _digest(contents: dict[str, Any]) -> str:
 
 
 def fingerprint(experiment: Experiment) -> str:
-    """Returns what tells versions of an experiment's code and printed tables apart.
+    """Returns a fingerprint of an experiment's code and printed tables.
 
     Args:
       experiment: The experiment.

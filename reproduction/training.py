@@ -1,4 +1,4 @@
-"""Training comparisons: their configurations, trained, and what is said of their results."""
+"""Trains the configurations of comparisons, and reports their results."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ _DENISOV = "Denisov et al.: Improved DP for SGD on Adaptive Streams"
 _FIXED_ORDER = (
     "Multi-epoch MF in a fixed order has the noise that its epsilon needs if every client takes "
     "part exactly b rounds after the last time, as the paper has it. Its runs here are under "
-    "timers, which promise at least b rounds: what they earn is weaker, and their own statements "
+    "timers, which promise at least b rounds: their guarantee is weaker, and their own statements "
     "say so."
 )
 
@@ -38,7 +38,7 @@ class Trained:
       configurations: Those of the chosen targets, in the order of their definition.
       setting: The task and its size.
       runs: What was run for each configuration, repetition by repetition.
-      finished: What came of these runs, by configuration and in the same order.
+      finished: The results of these runs, by configuration and in the same order.
       statistics: The test accuracies of each configuration over its runs.
     """
 
@@ -54,18 +54,18 @@ def train(
     settings: Mapping[str, Setting],
     workspace: Workspace,
 ) -> Trained:
-    """Trains the configurations of the chosen targets, or goes on with those that are not finished.
+    """Trains the configurations of the chosen targets, and resumes unfinished runs.
 
     Args:
       configurations_of: Returns a comparison's configurations for a data set.
       settings: The setting of each data set.
-      workspace: Where matrices and runs are kept.
+      workspace: Where matrices and runs are stored.
 
     Returns:
       The configurations with their runs.
 
     Raises:
-      ValueError: If the workspace has no place for runs.
+      ValueError: If the workspace has no directory for runs.
       KeyboardInterrupt: If a run was interrupted.
       CommandError: If a run failed.
     """
@@ -100,18 +100,17 @@ def train(
 
 def _place(workspace: Workspace) -> TrainingPlace:
     if workspace.training is None:
-        raise ValueError("a training comparison needs a place for its runs.")
+        raise ValueError("a training comparison needs a directory for its runs.")
     return workspace.training
 
 
-def left_out(
-    name: str, configurations_of: Callable[[str], tuple[Configuration, ...]], workspace: Workspace
+def untrained(
+    configurations_of: Callable[[str], tuple[Configuration, ...]], workspace: Workspace
 ) -> tuple[str, ...]:
-    """Returns what a reader misses where only configurations of some targets were trained.
+    """Returns which configurations were not trained because of --targets.
 
     Args:
-      name: The experiment's name.
-      configurations_of: Returns its configurations for a data set.
+      configurations_of: Returns a comparison's configurations for a data set.
       workspace: Whose training place has the targets.
 
     Returns:
@@ -125,8 +124,8 @@ def left_out(
     if not missing:
         return ()
     return (
-        f"Not trained here: the configurations of epsilon {missing}. Without --targets, {name} "
-        "trains them too, and puts all together.",
+        f"Not trained here: the configurations of epsilon {missing}. Without --targets, all "
+        "are trained together.",
     )
 
 
@@ -168,11 +167,10 @@ def order(configurations: Sequence[Configuration], trained: Trained) -> str:
     return run_comparisons.separation_line(rows, pairs, why)
 
 
-def test_accuracy_row(name: str, configuration: Configuration, trained: Trained) -> Row:
+def test_accuracy_row(configuration: Configuration, trained: Trained) -> Row:
     """Returns the mean test accuracy of a configuration, with the interval as its reason.
 
     Args:
-      name: The experiment's name.
       configuration: The configuration.
       trained: What has it.
     """
@@ -187,7 +185,6 @@ def test_accuracy_row(name: str, configuration: Configuration, trained: Trained)
         claim = f"{configuration.printed}; it holds if our 95 % interval has it"
         holds = half is not None and abs(float(configuration.printed) - mean) <= 100.0 * half
     return Row(
-        name,
         f"epsilon {configuration.epsilon:g}, {configuration.label}",
         f"test accuracy, %, {found.repetitions} runs",
         None,
@@ -236,7 +233,7 @@ def about(trained: Trained) -> str:
 
 
 def times(trained: Trained) -> str:
-    """Returns how long runs took: an experiment's own seconds do not have runs from before.
+    """Returns how long all runs took, those included that had finished before.
 
     Args:
       trained: The configurations.
@@ -253,18 +250,16 @@ def times(trained: Trained) -> str:
 
 
 def compare(
-    name: str,
+    workspace: Workspace,
     configurations_of: Callable[[str], tuple[Configuration, ...]],
     settings: Mapping[str, Setting],
-    workspace: Workspace,
 ) -> Outcome:
     """Trains configurations and compares their test accuracies.
 
     Args:
-      name: The experiment's name.
+      workspace: Where matrices and runs are stored.
       configurations_of: Returns its configurations for a data set.
       settings: The setting of each data set.
-      workspace: Where matrices and runs are kept.
 
     Returns:
       A row for each configuration, the order that intervals support at each target, and what the
@@ -275,7 +270,7 @@ def compare(
       CommandError: If a run failed.
     """
     trained = train(configurations_of, settings, workspace)
-    rows = tuple(test_accuracy_row(name, each, trained) for each in trained.configurations)
+    rows = tuple(test_accuracy_row(each, trained) for each in trained.configurations)
     notes = [
         f"Epsilon {epsilon:g}. {order(of_epsilon, trained)}"
         for epsilon, of_epsilon in by_target(trained.configurations).items()
@@ -287,7 +282,7 @@ def compare(
         _drawing(trained),
         (
             *notes,
-            *left_out(name, configurations_of, workspace),
+            *untrained(configurations_of, workspace),
             about(trained),
             times(trained),
         ),
@@ -323,53 +318,51 @@ def targets_of(
     }
 
 
-def experiments() -> tuple[Experiment, ...]:
-    """Returns the training comparisons."""
+def _comparison(
+    name: str,
+    source: str,
+    title: str,
+    configurations_of: Callable[[str], tuple[Configuration, ...]],
+    settings: Mapping[str, Setting],
+) -> Experiment:
+    run = functools.partial(compare, configurations_of=configurations_of, settings=settings)
+    return Experiment(name, source, title, run, targets_of(configurations_of, settings))
 
-    def comparison(
-        name: str,
-        source: str,
-        title: str,
-        configurations_of: Callable[[str], tuple[Configuration, ...]],
-        settings: Mapping[str, Setting],
-    ) -> Experiment:
-        run = functools.partial(compare, name, configurations_of, settings)
-        return Experiment(name, source, title, run, targets_of(configurations_of, settings))
 
-    return (
-        comparison(
-            "denisov-figure-2",
-            f"{_DENISOV}, Fig. 2",
-            "Next-word prediction in a single pass, constant learning rates",
-            training_tables.denisov_figure_2,
-            kinds.SINGLE_PASS,
-        ),
-        comparison(
-            "denisov-figure-3",
-            f"{_DENISOV}, Figs. 3 and 6",
-            "Learning-rate schedules and momentum, inside of the mechanism or after it",
-            training_tables.denisov_figure_3,
-            kinds.SINGLE_PASS,
-        ),
-        comparison(
-            "bandmf-figure-1a",
-            f"{BANDMF}, Figs. 1 (a) and 10 (CIFAR-10)",
-            "Single images as clients, with sampled batches",
-            training_tables.figure_1a,
-            kinds.CENTRALISED,
-        ),
-        comparison(
-            "bandmf-figure-1b",
-            f"{BANDMF}, Fig. 1 (b)",
-            "Next-word prediction with sampled batches",
-            training_tables.figure_1b,
-            kinds.RETURNING,
-        ),
-        comparison(
-            "bandmf-figure-5a",
-            f"{BANDMF}, Figs. 5 (a) and 12",
-            "Next-word prediction across devices: test accuracy and convergence",
-            training_tables.figure_5a,
-            kinds.RETURNING,
-        ),
-    )
+EXPERIMENTS = (
+    _comparison(
+        "denisov-figure-2",
+        f"{_DENISOV}, Fig. 2",
+        "Next-word prediction in a single pass, constant learning rates",
+        training_tables.denisov_figure_2,
+        kinds.SINGLE_PASS,
+    ),
+    _comparison(
+        "denisov-figure-3",
+        f"{_DENISOV}, Figs. 3 and 6",
+        "Learning-rate schedules and momentum, inside of the mechanism or after it",
+        training_tables.denisov_figure_3,
+        kinds.SINGLE_PASS,
+    ),
+    _comparison(
+        "bandmf-figure-1a",
+        f"{BANDMF}, Figs. 1 (a) and 10 (CIFAR-10)",
+        "Single images as clients, with sampled batches",
+        training_tables.figure_1a,
+        kinds.CENTRALISED,
+    ),
+    _comparison(
+        "bandmf-figure-1b",
+        f"{BANDMF}, Fig. 1 (b)",
+        "Next-word prediction with sampled batches",
+        training_tables.figure_1b,
+        kinds.RETURNING,
+    ),
+    _comparison(
+        "bandmf-figure-5a",
+        f"{BANDMF}, Figs. 5 (a) and 12",
+        "Next-word prediction across devices: test accuracy and convergence",
+        training_tables.figure_5a,
+        kinds.RETURNING,
+    ),
+)

@@ -7,7 +7,7 @@ from typing import Any
 from reproduction import configurations as kinds
 from reproduction.configurations import Configuration
 
-# Privacy targets of scaled-down comparisons: those where noise decides, and does not forbid.
+# Privacy targets of scaled-down comparisons: noise matters there, and training still works.
 _SMALL_TARGETS = (2.0, 8.0)
 _SMALL_TARGETS_OF_SINGLE_PASS = (3.7, 18.9)
 
@@ -179,7 +179,8 @@ def figure_11(dataset: str) -> tuple[Configuration, ...]:
     """Returns the configurations of BandMF Fig. 11: some of Fig. 5 (a), at several rates each.
 
     At the papers' size these are the paper's and their neighbours on its grid. The scaled-down
-    rates follow from a law that was fitted elsewhere, may be too small, and have one more above.
+    rates follow from a power law that was fitted elsewhere and may be too small, so that one larger
+    rate is tried as well.
 
     Args:
       dataset: ``docstrings`` or ``stackoverflow``.

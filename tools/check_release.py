@@ -36,7 +36,7 @@ import quickstart
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("mf_aggregators", "simulations", "stackoverflow_nwp")
-# What the tools that build add to a source archive.
+# Files that build tools add to a source archive.
 _ADDED_TO_SOURCES = ("PKG-INFO", "setup.cfg", "mf_aggregators.egg-info/")
 _OLDEST = "lowest-direct"
 _SECONDS = 1800
@@ -51,7 +51,7 @@ _MATHEMATICS = (
     "--delta=1e-3 --model_size=1000 --sampling=poisson",
     "simulate-participation --population=60 --clients_per_round=5 --num_rounds=8 --separation=3",
 )
-# Fields of what they print that are the same everywhere, to so many digits.
+# Fields of their output that must agree everywhere, to this many digits.
 _COMPARED = ("rmse", "max_error", "sensitivity", "epsilon", "noise_multiplier", "recommended")
 _DIGITS = ".6g"
 _FEDERATED = (
@@ -65,12 +65,12 @@ _FEDERATED = (
     "--lstm_size=4 --dataset=notes.sqlite --delta=1e-2 --output_dir=words",
     "mf-audit --mechanism=identity --num_rounds=4 --canaries=250",
 )
-# Needs packages that are not there, and says which.
+# A command that needs packages which are not installed, and says which.
 _REFUSED = "run-digits --num_rounds=2 --output_dir=refused"
 
 
 class ReleaseError(Exception):
-    """What is wrong with a release."""
+    """A release is wrong; the message says how."""
 
 
 class Archives(NamedTuple):
@@ -266,7 +266,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--output", type=pathlib.Path, help="where the archives are kept")
+    made.add_argument("--output", type=pathlib.Path, help="where the archives go")
     made.add_argument("--pythons", default="3.10,3.11,3.12,3.13", help="without TensorFlow")
     made.add_argument("--federated", default="3.10,3.11", help="with TensorFlow Federated")
     made.add_argument("--tag", help="the tag that names the release")

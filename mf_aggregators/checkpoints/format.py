@@ -61,7 +61,7 @@ def save(
       factorization: What to save.
       directory: The directory to create; its parents are created as well.
       workload: The description of the workload that the stated errors are for, as
-        ``workloads.from_description`` takes it; the prefix sum by default.
+        ``workloads.describe`` takes it; the prefix sum by default.
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
       overwrite: Whether a checkpoint that is there already may be replaced.

@@ -1,4 +1,4 @@
-"""Colours: a mechanism has the same one in every figure, and text stands out from what is below."""
+"""Colours: one for each mechanism in all figures, and text that stands out from its background."""
 
 import colorsys
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib.colors
 import numpy as np
 
-# What a name has to contain to be of a mechanism; the first that fits. The papers' names count.
+# Patterns that tell a mechanism from a name, the papers' too; the first that matches counts.
 _MECHANISMS = (
     (r"^none\b|no noise|not private", "none"),
     (r"banded_inverse", "banded_inverse"),
@@ -32,9 +32,9 @@ COLOURS = {
     "banded_inverse": "#a4765c",
     "structured": "#8fa31e",
 }
-# Lightness, added, of a mechanism's colour for a second and a third line of it in a figure.
+# Change of lightness for a second and a third line of one mechanism.
 _SHADES = (0.0, -0.20, 0.20)
-# Of lines that mark a level; there are never more.
+# Colours of lines that mark a level.
 LEVELS = ("black", "#9a9a9a")
 _LINES = ("-", "--", (0, (1, 1.2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
@@ -94,7 +94,7 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
 
 
 def mechanism_of(name: str) -> str | None:
-    """Returns the mechanism that a name is of, a key of ``COLOURS``; None if it is of none.
+    """Returns the mechanism that a name stands for, a key of ``COLOURS``, or None.
 
     Args:
       name: A name as the library or the papers have it, or any other.

@@ -1,4 +1,4 @@
-"""Panels, and what is drawn into them: curves, bars, means with intervals, and matrices.
+"""Draws panels: curves, bars, means with intervals, and matrices.
 
 Room is matplotlib's constrained layout, and sizes are those of ``figures.mplstyle``.
 """
@@ -23,32 +23,32 @@ from mf_aggregators.figures.colours import COLOURS, LEVELS, Style, mechanism_of,
 
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
-# Single points of a line with more of them are not marked.
+# Lines with more points have no markers.
 MOST_MARKED_POINTS = 60
 _STYLE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _INCHES_PER_PANEL = (5.2, 3.6)
 # Longer names are broken into lines.
 _CHARACTERS_OF_NAME = 32
-# Of an inch: text of titles, with the room that an axis takes beside it.
+# Characters of a title on an inch, and the inches that labels of an axis take.
 _CHARACTERS_OF_AN_INCH, _INCHES_BESIDE_A_PANEL = 11.5, 0.7
-# Of a name beside a row; and the share of a panel's height that is left below titles and legends.
+# Inches of a character, and the share of a panel's height below titles and legends.
 _INCHES_OF_A_CHARACTER, _HEIGHT_OF_A_PANEL = 0.075, 0.55
 # Inches of legends that panels have room for.
 _LEGENDS_WITH_ROOM = 0.45
-# Curves that are apart by less of the height of a panel hide each other.
+# Curves nearer than this share of a panel's height hide each other.
 _HIDING = 0.012
 _MOST_TICKS = 9
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean with what it may be, as a line of :func:`intervals`.
+    """A mean with its confidence interval, as a line of :func:`intervals`.
 
     Attributes:
-      name: What it is of.
+      name: The name beside it.
       mean: The mean.
-      half_width: Of its confidence interval; None where there is none.
-      lowest: The smallest of the values that the mean is of; None where they are not known.
+      half_width: Half the width of the interval; None without one.
+      lowest: The smallest of the averaged values; None if not known.
       highest: The largest of them.
     """
 
@@ -101,7 +101,7 @@ def save(figure: matplotlib.figure.Figure, file: IO[bytes] | str, suffix: str = 
 
 
 def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Writes what a panel shows, and gives its axes the ticks of all figures.
+    """Writes title and labels of a panel, and gives its axes the ticks of all figures.
 
     Args:
       axes: The panel, with its scales set.
@@ -288,7 +288,7 @@ def bars(
       values: The lengths, not negative.
       title: Above the panel.
       x: Below it.
-      form: Of the numbers.
+      form: The format of the numbers.
     """
     # Lines of one mechanism need no shades: each has its name beside it.
     colours = [COLOURS.get(mechanism_of(name) or "", LEVELS[1]) for name in names]
@@ -335,7 +335,7 @@ def heat_map(
         cmap="RdBu_r" if is_signed else "Reds",
         vmin=-largest if is_signed else 0.0,
         vmax=largest or 1.0,
-        # What is smaller than a dot of the file is averaged; single entries stay squares.
+        # Entries smaller than a dot of the file are averaged; larger ones stay squares.
         interpolation="antialiased",
     )
     describe(axes, title=title)
@@ -413,7 +413,7 @@ def _colour_bar(
 
 
 def _style() -> Any:
-    """The style of this package, for what is made while it is in force."""
+    """A context in which figures get the style of this package."""
     return matplotlib.rc_context(fname=_STYLE)
 
 
@@ -519,7 +519,7 @@ def _set_ticks(
 
 
 class _Ticks(matplotlib.ticker.Locator):
-    """Ticks at numbers that people count in, or at given places: as many as have room."""
+    """Ticks at round numbers, or at given places: as many as have room."""
 
     def __init__(self, places: Numbers | None = None) -> None:
         self._places = None if places is None else np.unique(np.asarray(places, float))
@@ -563,7 +563,7 @@ class _Ticks(matplotlib.ticker.Locator):
         if self.axis is self.axis.axes.yaxis:
             length, size = height, 13.5
         else:
-            # Powers have words of mathematical text that are not written.
+            # Labels of powers have TeX commands, which take no room.
             labels = map(self.axis.get_major_formatter(), places)
             most = max(len(re.sub(r"\\cdot|[${}^]", "", label)) for label in labels)
             length, size = width, 5.9 * (most + 1)
@@ -582,5 +582,5 @@ def _number(value: float, position: int | None = None) -> str:
 
 
 def _rounded_number(value: float, position: int | None = None) -> str:
-    """Likewise for a place that was given, of which three digits tell enough."""
+    """The label of a given tick, in three digits."""
     return _number(value if value == round(value) else float(f"{value:.3g}"), position)

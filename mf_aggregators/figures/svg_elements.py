@@ -1,4 +1,4 @@
-"""Figures as elements of a web page, in colours of which a page may have others for the dark."""
+"""Figures as elements of a web page, with colours that a dark page can replace."""
 
 import colorsys
 import dataclasses
@@ -13,9 +13,9 @@ import matplotlib.figure
 from mf_aggregators.figures.colours import contrast
 from mf_aggregators.figures.plots import save
 
-# What a page has behind its figures where its reader prefers the dark.
+# The background of figures on a dark page.
 DARK_BACKGROUND = "#15181c"
-# Of lines and bars, on that background: WCAG 2.1, success criterion 1.4.11.
+# Least contrast of lines and bars on it: WCAG 2.1, success criterion 1.4.11.
 _LEAST_CONTRAST = 3.0
 _WHITE, _BLACK = "#ffffff", "#000000"
 # Chromatic colours have lightnesses in this range in the dark, and greys in another.
@@ -25,7 +25,7 @@ _STEP = 0.01
 
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-# Of a figure as large as the page lets it be.
+# Attributes that would fix a figure's size.
 _SIZES = ("width", "height")
 _NOT_SHOWN = ("metadata", "style", "title", "desc")
 
@@ -39,7 +39,7 @@ class InlineSvg:
     Attributes:
       element: The element. Each colour is the custom property ``--colour-rrggbb`` of the page, with
         ``#rrggbb`` where the page has none.
-      colours_in_the_dark: By ``#rrggbb``, the colour that stands for it on a dark page.
+      colours_in_the_dark: By ``#rrggbb``, the colour that replaces it on a dark page.
     """
 
     element: str
@@ -75,7 +75,7 @@ def inline_svg(figure: matplotlib.figure.Figure, name: str, description: str) ->
 
 
 def in_the_dark(colour: str) -> str:
-    """Returns what stands for a colour on a background of ``DARK_BACKGROUND``.
+    """Returns the colour that replaces another one on ``DARK_BACKGROUND``.
 
     White becomes the background and black nearly white. What was darker than another colour of its
     hue is lighter than that one.
@@ -108,7 +108,7 @@ def _property(colour: str) -> str:
 
 
 def _remove(element: ElementTree.Element) -> None:
-    """Removes what is not drawn, and styles, which would be those of the whole page."""
+    """Removes what is not drawn, and style sheets, which would apply to the page."""
     for child in list(element):
         if _local(child.tag) in _NOT_SHOWN:
             element.remove(child)
@@ -117,7 +117,7 @@ def _remove(element: ElementTree.Element) -> None:
 
 
 def _rename(root: ElementTree.Element) -> None:
-    """Leaves namespaces out, which HTML does not have."""
+    """Removes namespaces, which HTML does not have."""
     for element in root.iter():
         element.tag = _local(element.tag)
         element.attrib = {_local(key): value for key, value in element.attrib.items()}

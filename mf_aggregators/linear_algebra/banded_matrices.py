@@ -43,9 +43,9 @@ from scipy.linalg.lapack import dtrtri
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 
-# Rows of a tile of a product: at least so many, and a band is so many tiles wide.
+# The least rows of a tile of a product, and the tiles across a band.
 _LEAST_ROWS, _TILES_OF_BAND = 64, 8
-# Smaller blocks take less arithmetic and more calls.
+# Smaller blocks would take less arithmetic, but more calls.
 _LEAST_BLOCK = 24
 
 
@@ -66,7 +66,7 @@ class BandedMatrix:
 
     @classmethod
     def lower_triangular(cls, bands: FloatArray) -> "BandedMatrix":
-        """Returns the matrix of bands as they are stored elsewhere.
+        """Returns the lower-triangular matrix of its bands.
 
         Args:
           bands: (n, b) with ``bands[i, t] = M[i, i - t]``, zero where i < t.
@@ -75,7 +75,7 @@ class BandedMatrix:
 
     @classmethod
     def symmetric(cls, bands: FloatArray) -> "BandedMatrix":
-        """Returns the symmetric matrix of which bands on and below the diagonal are given.
+        """Returns the symmetric matrix of its bands on and below the diagonal.
 
         Args:
           bands: As for :meth:`lower_triangular`.
@@ -129,8 +129,8 @@ class BandedMatrix:
         """Returns the matrix without its outer diagonals.
 
         Args:
-          lower: How many are kept below the main diagonal, at most those that there are.
-          upper: How many are kept above it.
+          lower: How many stay below the main diagonal, at most those that there are.
+          upper: How many stay above it.
         """
         first = self.lower - lower
         return BandedMatrix(lower, upper, self.rows[:, first : first + lower + upper + 1].copy())
@@ -160,7 +160,7 @@ class BandedMatrix:
 
 
 def _diagonals(dense: FloatArray, count: int, width: int) -> FloatArray:
-    """A view of ``width`` entries of each row, from a column that moves on with the rows."""
+    """A view of ``width`` entries of each row, one column further right in each."""
     of_row, of_column = dense.strides
     return as_strided(dense, shape=(count, width), strides=(of_row + of_column, of_column))
 
@@ -214,7 +214,7 @@ def divide_columns(bands: FloatArray, divisors: FloatArray) -> FloatArray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """What a block of the workload makes of the noise.
+    """A block of the workload, applied to the noise.
 
     Attributes:
       own: (s, s) P; zero in rows past the last round.
@@ -247,7 +247,7 @@ class WorkloadBlocks:
     Attributes:
       num_rounds: The number of rounds n.
       size: The rounds s of a block; the last may have fewer.
-      num_carried: The entries r of a that a block hands on to the next.
+      num_carried: The entries r of a that a block passes to the next.
       blocks: Each block; equal ones are the same object.
     """
 

@@ -17,7 +17,7 @@ import scipy.special
 
 from mf_aggregators.arrays import FloatArray
 
-# Numbers of shifts are tried in steps; errors are measured at so many points.
+# Steps and limits of the number of shifts, and the points at which errors are measured.
 _MORE_SHIFTS = 4
 _MOST_SHIFTS = 100
 _LARGEST_CONDITION = 1e15
@@ -49,7 +49,7 @@ def lower_triangular_factor(gram_matrix: FloatArray) -> FloatArray:
 
 
 def nuclear_norm_from_below(matrix: FloatArray) -> float:
-    """Returns the sum of a matrix's singular values, less what rounding may have added.
+    """Returns a lower bound on the sum of singular values, in spite of rounding.
 
     A computed singular value is within about n eps of the largest one from the true one.
     Roots of computed eigenvalues of the Gram matrix would be off by the root of that:

@@ -45,11 +45,11 @@ def test_momentum_sgd_without_momentum_is_the_prefix_sum() -> None:
 def test_descriptions_name_the_same_workloads() -> None:
     description = {"name": "momentum_sgd", "momentum": 0.5, "learning_rates": [1.0, 0.5, 0.25]}
     np.testing.assert_array_equal(
-        workloads.from_description(description, 3),
+        workloads.describe(description, 3).matrix(),
         workloads.momentum_sgd(3, 0.5, [1.0, 0.5, 0.25]),
     )
     np.testing.assert_array_equal(
-        workloads.from_description({"name": "prefix_sum"}, 3), workloads.prefix_sum(3)
+        workloads.describe({"name": "prefix_sum"}, 3).matrix(), workloads.prefix_sum(3)
     )
 
 
@@ -58,7 +58,7 @@ def test_descriptions_name_the_same_workloads() -> None:
 )
 def test_descriptions_that_name_no_workload_are_refused(description: dict[str, object]) -> None:
     with refuses("workload"):
-        workloads.from_description(description, 3)
+        workloads.describe(description, 3).matrix()
 
 
 @pytest.mark.parametrize("num_rounds", [0, -1, 1.5, "3", True])

@@ -27,8 +27,10 @@ from reproduction.experiment import Outcome, Row, Workspace, parse_printed
 _WORKSPACE = Workspace()
 
 
-def test_coins_need_less_noise_than_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve rounds of ten of 200 clients: what is stated is certified, and less than for parts."""
+def test_min_separation_sampling_needs_less_noise_than_poisson_sampling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve rounds of ten of 200 clients: what is stated is certified, and less noise."""
     sizes: dict[str, Any] = {"num_rounds": 12, "population": 200, "clients_per_round": 10}
     for name, value in (
         ("_DELTA", 1e-3),
@@ -36,17 +38,17 @@ def test_coins_need_less_noise_than_parts(monkeypatch: pytest.MonkeyPatch) -> No
         ("_WITH_AMPLIFICATION", {4: ("", "", "0.7", 3)}),
     ):
         monkeypatch.setattr(banded_guarantees, name, value)
-    (row,) = banded_guarantees.min_separation_sampling("coins", _WORKSPACE).rows
+    (row,) = banded_guarantees.min_separation_sampling(_WORKSPACE).rows
     assert row.verdict == "not printed"
-    assert f"coins need {100 * (1 - row.ours / 0.7):.1f} % less noise" in str(row.reason)
+    assert f"{100 * (1 - row.ours / 0.7):.1f} % less noise" in str(row.reason)
     matrix = factorizations.banded(workloads.prefix_sum(12), 3, relative_gap=1e-3)
     scheme = sampling_scheme("min_separation", num_bands=3, **sizes)
     stated = guarantees.sampled(
         matrix, scheme, row.ours * 6**0.5, 1e-3, certification=Certification()
     )
     assert 3.6 <= stated.epsilon <= 4.0
-    parts = sampling_scheme("poisson", num_bands=3, **sizes).noise_multiplier(4.0, 1e-3)
-    assert row.ours * 6**0.5 < 0.95 * parts
+    poisson = sampling_scheme("poisson", num_bands=3, **sizes).noise_multiplier(4.0, 1e-3)
+    assert row.ours * 6**0.5 < 0.95 * poisson
 
 
 def _value(outcome: Outcome, where: str, quantity: str) -> float:
@@ -56,7 +58,7 @@ def _value(outcome: Outcome, where: str, quantity: str) -> float:
 
 def test_the_table_of_total_errors_as_printed() -> None:
     """Tree and optimum; the structured matrix may be better than the printed one."""
-    outcome = prefix_sums.table("table", (256, 512), _WORKSPACE)
+    outcome = prefix_sums.table(_WORKSPACE, (256, 512))
     by_rule = [row for row in outcome.rows if "by the paper's rule" in row.quantity]
     optimal = [row for row in outcome.rows if row.quantity == "optimal: total error"]
     for row, best in zip(by_rule, optimal, strict=True):
@@ -85,14 +87,14 @@ def test_what_an_iteration_that_ended_early_would_print() -> None:
 
 
 def test_variances_of_the_tree_jump_and_those_of_the_optimum_do_not() -> None:
-    outcome = prefix_sums.variances("figure", 64, _WORKSPACE)
+    outcome = prefix_sums.variances(_WORKSPACE, 64)
     assert _value(outcome, "n = 64", "tree, online: largest") > 0.5
     # After the first rounds, whose variances are small and grow.
     assert _value(outcome, "n = 64", "total error of the online tree") > 1.5
 
 
 def test_errors_of_rounds_are_ordered_as_in_the_figure() -> None:
-    outcome = adaptive_streams.per_round_errors("figure", 32, _WORKSPACE)
+    outcome = adaptive_streams.per_round_errors(_WORKSPACE, 32)
     by_row = {row.row: row.ours for row in outcome.rows}
     sums = [value for where, value in by_row.items() if where.startswith("Prefix sums")]
     assert sums == sorted(sums, reverse=True)
@@ -102,7 +104,7 @@ def test_errors_of_rounds_are_ordered_as_in_the_figure() -> None:
 
 
 def test_losses_by_time() -> None:
-    outcome = adaptive_streams.losses_by_time("figure", 24, 20.0, _WORKSPACE)
+    outcome = adaptive_streams.losses_by_time(_WORKSPACE, 24, 20.0)
     for method in ("fixed point", "Newton direction", "gradient descent"):
         times = [row.ours for row in outcome.rows if row.row.startswith(method)]
         # Three distances from the least loss, each nearer, and all reached.
@@ -128,16 +130,16 @@ def test_the_best_number_of_bands_of_small_cells() -> None:
 
 
 def test_verdicts() -> None:
-    row = Row("table", "here", "error", "1.50", 1.504, "a reason")
+    row = Row("here", "error", "1.50", 1.504, "a reason")
     assert (row.verdict, row.to_dict()["reason"]) == ("agrees", None)
-    row = Row("table", "here", "error", "1.50", 1.51, "a reason")
+    row = Row("here", "error", "1.50", 1.51, "a reason")
     assert (row.verdict, row.to_dict()["reason"]) == ("differs", "a reason")
     assert row.relative_difference == pytest.approx(0.01 / 1.5)
-    assert Row("table", "here", "error", None, 1.51).verdict == "not printed"
+    assert Row("here", "error", None, 1.51).verdict == "not printed"
 
 
 def test_the_production_run() -> None:
-    outcome = banded_guarantees.production("production", _WORKSPACE)
+    outcome = banded_guarantees.production(_WORKSPACE)
     assert [row.verdict for row in outcome.rows] == ["agrees", "differs"]
     # The printed epsilon is that of a rho which rounds to the printed one.
     assert outcome.rows[1].reason is not None
@@ -146,10 +148,10 @@ def test_the_production_run() -> None:
 
 
 def test_the_sampling_of_printed_multipliers() -> None:
-    """1,001 of 342,477 users are drawn in 64 parts, 33 times; 1,000 give another fourth digit."""
+    """1,001 of 342,477 users are drawn in 64 groups, 33 times; 1,000 give another fourth digit."""
     reason = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43490")
     assert reason.startswith("the printed one is that of 1,001 expected clients")
-    assert "in parts of 5,351" in reason
+    assert "in groups of 5,351" in reason
     assert "1,000 of all 342,477 it is 0.43465" in reason
     other = banded_guarantees._other_sampling(_WORKSPACE, 8.0, 64, "0.43480")
     assert other.startswith("not explained; ours is for 1,000 of 342,000")
@@ -157,7 +159,7 @@ def test_the_sampling_of_printed_multipliers() -> None:
 
 @pytest.mark.long
 def test_every_mechanism_beside_the_floor() -> None:
-    outcome = library_comparison.table("library", 48, 8, 1000, _WORKSPACE)
+    outcome = library_comparison.table(_WORKSPACE, 48, 8, 1000)
     mechanisms = {row.row.split(" ")[0].strip(",") for row in outcome.rows}
     # Every mechanism that the library has.
     assert mechanisms == {

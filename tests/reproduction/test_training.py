@@ -601,7 +601,7 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     )
     assert status == 0, err
     report = (workplace / "out" / "report.md").read_text()
-    assert "what they earn is weaker" in report
+    assert "their guarantee is weaker" in report
     # Its other epsilon does not make the comparison of the others unfair.
     assert "not fair" not in report
     status, _, err = _call(
@@ -612,7 +612,7 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     )
     assert status == 0, err
     report = (workplace / "out" / "report.md").read_text()
-    assert "what they earn is weaker" not in report.partition("## bandmf-figure-5a")[2]
+    assert "their guarantee is weaker" not in report.partition("## bandmf-figure-5a")[2]
 
 
 def _panels(
@@ -622,10 +622,9 @@ def _panels(
 ) -> list[matplotlib.axes.Axes]:
     """The panels of a comparison in which no client comes back."""
     outcome = training.compare(
-        "comparison",
+        dataclasses.replace(workspace, training=place),
         configurations_of,
         configurations.SINGLE_PASS,
-        dataclasses.replace(workspace, training=place),
     )
     # The stand-ins for runs are all alike, and curves that are the same are drawn as one.
     for offset, configuration in enumerate(outcome.drawing.data["arms"]):
