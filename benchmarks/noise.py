@@ -204,7 +204,7 @@ def _measure_alone(values: flags.FlagValues) -> dict[str, Any]:
     from mf_aggregators.noise.integer_rows import IntegerRows
     from mf_aggregators.noise.recursions import IndependentNoise
     from mf_aggregators.tff import tensor_streams
-    from mf_aggregators.tff.rows_in_state import RowsInState
+    from mf_aggregators.tff.tensor_rows import RowsInState
 
     recursion = _recursion(values)
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)

@@ -25,7 +25,7 @@ without a gap: first the float32 tensors from coordinate 0, then the float64 ten
 chunk. Segments that start at chunks never share one, and each can be drawn and combined as one
 flat vector.
 
-``tff.tensor_rows_of_z`` draws the same rows in a graph.
+``tff.tensor_rows`` draws the same rows in a graph.
 """
 
 import dataclasses

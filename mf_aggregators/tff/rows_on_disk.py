@@ -28,9 +28,8 @@ from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.noise.rows_of_z import NoiseSource, Segment
-from mf_aggregators.tff import noise_files, processes, tensor_rows_of_z
-from mf_aggregators.tff.rows_in_state import integer_row
-from mf_aggregators.tff.tensor_rows_of_z import GraphTable, chunk_rows
+from mf_aggregators.tff import noise_files, processes, tensor_rows
+from mf_aggregators.tff.tensor_rows import GraphTable, chunk_rows, integer_row
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
@@ -97,7 +96,7 @@ class RowsOnDisk:
           (segment.size,) int32, and None.
         """
         del history
-        table = tensor_rows_of_z.graph_table()
+        table = tensor_rows.graph_table()
 
         # Inside functions, operations with effects run in order and are never left out. A
         # function of its own for what is used in several places makes the graph smaller.

@@ -3,7 +3,7 @@
 ``initial_state`` and ``next_row`` are the same pair as in NumPy's ``noise.streams``, with the
 same rows of Z: functions of (seed, row, coordinate) alone, by a counter-based generator, so
 that no state is kept for them. What else a recursion needs of earlier rounds is in the state
-(``rows_in_state``) or in files outside it (``rows_on_disk``); ``noise.costs`` says which is
+(``tensor_rows``) or in files outside it (``rows_on_disk``); ``noise.costs`` says which is
 cheaper, and :func:`make` takes that one.
 """
 
@@ -24,8 +24,8 @@ from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource, Segment
 from mf_aggregators.tff import noise_directory, processes, rows_on_disk
 from mf_aggregators.tff.noise_files import ReleaseRecord
-from mf_aggregators.tff.rows_in_state import RowsInState
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_rows import RowsInState
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 

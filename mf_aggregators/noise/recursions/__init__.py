@@ -9,6 +9,7 @@ from mf_aggregators.noise.recursions.recursion import Blocks, NoiseRecursion, No
 from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
 from mf_aggregators.noise.recursions.substitution import (
     BandedNoise,
+    SubstitutionNoise,
     ToeplitzNoise,
     bands_of_matrix,
     matrix_from_bands,
@@ -33,6 +34,7 @@ __all__ = [
     "NoiseRecursion",
     "NoiseState",
     "StateSpaceNoise",
+    "SubstitutionNoise",
     "ToeplitzNoise",
     "WindowNoise",
     "bands_of_matrix",

@@ -34,8 +34,8 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
-from mf_aggregators.tff import rows_on_disk, tensor_rows_of_z, tensor_streams
-from mf_aggregators.tff.rows_in_state import RowsInState
+from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
+from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import TensorNoise
 from tests.refusals import refuses
 
@@ -93,7 +93,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
-        nothing, table = tf.zeros([2], tf.int64), tensor_rows_of_z.graph_table()
+        nothing, table = tf.zeros([2], tf.int64), tensor_rows.graph_table()
         return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, chunk)
 
     for block in range(blocks.num_blocks):

@@ -34,14 +34,9 @@ from mf_aggregators.noise import recursions, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
-from mf_aggregators.tff import (
-    rows_on_disk,
-    tensor_rows_of_z,
-    tensor_streams,
-)
-from mf_aggregators.tff.rows_in_state import RowsInState
+from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
+from mf_aggregators.tff.tensor_rows import RowsInState, chunk_rows
 from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
@@ -702,7 +697,7 @@ def _drift_z(num_rounds: int) -> np.ndarray:
             tf.constant(num_rounds),
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
-            tensor_rows_of_z.graph_table(),
+            tensor_rows.graph_table(),
         )
     )(tf.constant(_SEED))
     return np.asarray(rows.numpy())
@@ -745,7 +740,7 @@ def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
             segment,
             tf.constant(_SEED),
             tf.zeros([2], tf.int64),
-            tensor_rows_of_z.graph_table(),
+            tensor_rows.graph_table(),
         )
         return made.make(block, tf.zeros([], tf.int64))
 
