@@ -46,7 +46,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import recursions
-from mf_aggregators.noise.recursions import Blocks
+from mf_aggregators.noise.costs import Blocks
 from simulations.workers import quiet
 
 _SEPARATION = 342

@@ -21,7 +21,7 @@ import numpy as np
 
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.integer_rows import IntegerRows, RowLayout, Segment
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 
@@ -52,7 +52,7 @@ class NoiseStreamState:
     seed: FloatArray = dataclasses.field(repr=False)
     source: NoiseSource
     structure: Any
-    layout: rows_of_z.RowLayout
+    layout: RowLayout
     rows: IntegerRows
     histories: tuple[NoiseState, ...] = dataclasses.field(repr=False)
 
@@ -110,7 +110,7 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
     flats, histories = [], []
     i = state.round_index
     for segment, history in zip(state.layout.segments, state.histories, strict=True):
-        z = rows_of_z.segment_of_row(state.source, state.seed, i, segment)
+        z = segment.row_of_z(state.source, state.seed, i)
         row, following = state.rows.next_row(history, z)
         flats.append((row * state.rows.steps[i]).astype(segment.dtype))
         histories.append(following)
@@ -148,11 +148,11 @@ def rows(
 
     integer_rows = IntegerRows.of(recursion)
 
-    def flat_rows(segment: rows_of_z.Segment) -> Iterator[FloatArray]:
+    def flat_rows(segment: Segment) -> Iterator[FloatArray]:
         # Nobody else ever sees this state, so its history can be updated in place.
         history = integer_rows.initial_state(segment.size)
         for i, step in enumerate(integer_rows.steps):
-            z = rows_of_z.segment_of_row(source, seed, i, segment)
+            z = segment.row_of_z(source, seed, i)
             row, history = integer_rows.next_row_in_place(history, z)
             yield (row * step).astype(segment.dtype)
 
@@ -163,7 +163,7 @@ def rows(
     )
 
 
-def _described(template: Any) -> tuple[Any, rows_of_z.RowLayout]:
+def _described(template: Any) -> tuple[Any, RowLayout]:
     """The template with positions for its arrays, and the arrays' shapes and noise dtypes."""
     shapes: list[tuple[int, ...]] = []
     dtypes: list[str] = []
@@ -183,10 +183,10 @@ def _described(template: Any) -> tuple[Any, rows_of_z.RowLayout]:
         return len(shapes) - 1
 
     structure = _mapped(position_of, template)
-    return structure, rows_of_z.RowLayout(tuple(shapes), tuple(dtypes))
+    return structure, RowLayout(tuple(shapes), tuple(dtypes))
 
 
-def _nested(structure: Any, layout: rows_of_z.RowLayout, flats: Sequence[FloatArray]) -> Any:
+def _nested(structure: Any, layout: RowLayout, flats: Sequence[FloatArray]) -> Any:
     """A row in the template's structure, from the flat vector of each segment."""
     arrays = layout.tensors(flats)
     return _mapped(lambda position: arrays[position], structure)

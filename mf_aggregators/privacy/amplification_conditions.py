@@ -3,8 +3,8 @@
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.participation.monte_carlo import distributions, store
 from mf_aggregators.participation.monte_carlo.certificates import Certification

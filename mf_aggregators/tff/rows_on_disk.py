@@ -1,7 +1,7 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.recursions.Blocks``), one chunk of coordinates after another,
+are made a block at a time (``noise.costs.Blocks``), one chunk of coordinates after another,
 and each row of each chunk is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks
-from mf_aggregators.noise.rows_of_z import NoiseSource, Segment
+from mf_aggregators.noise.costs import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
+from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import noise_files, processes, tensor_rows
 from mf_aggregators.tff.tensor_rows import GraphTable, chunk_rows, integer_row
 
@@ -145,8 +145,10 @@ def prepare(
       OSError: If the directory cannot be written.
     """
     root = pathlib.Path(directory)
-    distinct = blocks.distinct_weights()
-    contents = {int(block): blocks.weights(int(block)).tobytes() for block in np.unique(distinct)}
+    distinct = blocks.distinct_transitions()
+    contents = {
+        block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
+    }
     description = (_FORMAT, NOISE_FORMAT, rows.shift, source.value, segments)
     identity = hashlib.sha256(repr(description).encode())
     for part in (blocks.starts, distinct):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise.recursions import (
     DenseNoise,
     IndependentNoise,
@@ -34,7 +34,6 @@ from mf_aggregators.noise.rows_of_z import (
     WORDS_PER_BLOCK,
     WORDS_PER_COORDINATE,
     NoiseSource,
-    Segment,
 )
 
 # TensorFlow's number for the Philox generator.

@@ -17,11 +17,11 @@ import numpy as np
 import scipy.linalg
 import tensorflow as tf
 
-from mf_aggregators.noise import NOISE_FORMAT, costs, rows_of_z
-from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
-from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource, Segment
+from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, rows_of_z
+from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
+from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.tff import noise_directory, processes, rows_on_disk
 from mf_aggregators.tff.noise_files import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
@@ -185,9 +185,8 @@ def _of_this_noise(state: NoiseState) -> tf.Tensor:
 
 def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:
     """Returns the layout of a row of these tensors."""
-    return rows_of_z.segments(
-        [tuple(spec.shape) for spec in specs], [noise_dtype(spec.dtype).name for spec in specs]
-    )
+    shapes = tuple(tuple(spec.shape) for spec in specs)
+    return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs)).segments
 
 
 def _split(
@@ -374,14 +373,14 @@ def _storage(
     """Where noise is kept: of an extended run, where it was before."""
     if continued is None or asked is not NoiseStorage.AUTO:
         return asked
-    return costs.choose(continued.first, rows_of_z.total_size(segments)).storage
+    return costs.choose(continued.first, integer_rows.total_size(segments)).storage
 
 
 def _cost(
     recursion: NoiseRecursion, segments: tuple[Segment, ...], storage: NoiseStorage
 ) -> NoiseCost:
     """The cost of the storage that is used, if it can be."""
-    size = rows_of_z.total_size(segments)
+    size = integer_rows.total_size(segments)
     if storage is NoiseStorage.AUTO:
         return costs.choose(recursion, size)
     cost = costs.cost(recursion, size, storage)

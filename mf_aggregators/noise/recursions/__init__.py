@@ -5,15 +5,16 @@ from mf_aggregators.noise.recursions.combination import (
     IndependentNoise,
     WindowNoise,
 )
-from mf_aggregators.noise.recursions.recursion import Blocks, NoiseRecursion, NoiseState
-from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
-from mf_aggregators.noise.recursions.substitution import (
+from mf_aggregators.noise.recursions.recursion import (
     BandedNoise,
+    NoiseRecursion,
+    NoiseState,
     SubstitutionNoise,
     ToeplitzNoise,
     bands_of_matrix,
     matrix_from_bands,
 )
+from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
 
 # All that the graphs of ``tff`` can compute: a class of another package would be none of them.
 KINDS: tuple[type[NoiseRecursion], ...] = (
@@ -28,7 +29,6 @@ KINDS: tuple[type[NoiseRecursion], ...] = (
 __all__ = [
     "KINDS",
     "BandedNoise",
-    "Blocks",
     "DenseNoise",
     "IndependentNoise",
     "NoiseRecursion",

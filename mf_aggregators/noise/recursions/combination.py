@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.noise.recursions.recursion import NoiseRecursion
-from mf_aggregators.noise.recursions.substitution import ToeplitzNoise
+from mf_aggregators.noise.recursions.recursion import NoiseRecursion, ToeplitzNoise
 
 # A block that draws earlier rows of Z again: larger blocks draw fewer.
 _ROWS_PER_REDRAWING_BLOCK = 128

@@ -22,10 +22,9 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import (
-    Blocks,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,

@@ -31,8 +31,9 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import recursions, rows_of_z
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
@@ -182,7 +183,7 @@ def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
     for segment in stream.noise.segments:
         state = stream.rows.initial_state(segment.size)
         for i, row in enumerate(rows):
-            z = rows_of_z.segment_of_row(NoiseSource.CHACHA20, seed, i, segment)
+            z = segment.row_of_z(NoiseSource.CHACHA20, seed, i)
             expected, state = stream.rows.next_row(state, z)
             found = np.concatenate([row[position].ravel() for position in segment.positions])
             np.testing.assert_array_equal(found, expected)
