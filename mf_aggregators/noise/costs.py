@@ -50,10 +50,10 @@ _BYTES_OF_HEADERS = 128
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks in which the rows of a recursion are made.
+    """The blocks in which rows are made.
 
     Attributes:
-      recursion: The recursion.
+      recursion: The noising matrix.
       starts: (number of blocks + 1,) int64: block k has the rounds ``starts[k]`` to
         ``starts[k + 1] - 1``; the last entry is the number of rounds.
     """
@@ -62,13 +62,13 @@ class Blocks:
     starts: FloatArray
 
     @classmethod
-    def of(cls, recursion: NoiseRecursion, plans: Sequence[int] = ()) -> "Blocks":
-        """Returns the blocks in which the rows of a recursion are made.
+    def of(cls, recursion: NoiseRecursion, horizons: Sequence[int] = ()) -> "Blocks":
+        """Returns the blocks in which rows are made.
 
         Args:
-          recursion: The recursion.
-          plans: The rounds of the plans that were extended to this one, increasing. A block ends
-            with each of them, so that rows are products of the same shapes as before.
+          recursion: The noising matrix.
+          horizons: The rounds of the horizons that were extended to this one, increasing. A block
+            ends with each of them, so that rows are products of the same shapes as before.
 
         Returns:
           A function of the arguments alone, so that a run that is resumed elsewhere makes the
@@ -76,7 +76,7 @@ class Blocks:
         """
         largest = recursion.rows_per_block
         starts = [0]
-        for end in (*plans, recursion.num_rounds):
+        for end in (*horizons, recursion.num_rounds):
             begin = starts[-1]
             while starts[-1] < min(end, begin + largest):
                 size = min(largest, max(1, starts[-1] - begin))
@@ -166,7 +166,7 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     """Returns what the noise of a run costs with one storage.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       num_parameters: d, the entries of a row.
       storage: STATE or DISK.
 
@@ -202,7 +202,7 @@ def choose(
     """Returns the storage that takes less time, of those that fit, with its cost.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       num_parameters: d, the entries of a row.
       disk_limit: Bytes that files may take; None for no limit.
 

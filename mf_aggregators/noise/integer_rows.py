@@ -5,8 +5,8 @@ without a gap: first the float32 tensors from coordinate 0, then the float64 ten
 chunk. Segments that start at chunks never share one, and each can be drawn and combined as one
 flat vector.
 
-With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of the *normalised* recursion
-D^-1 N. In units of Z's own step, Z is integer (``rows_of_z``), and so are
+With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of D^-1 N Z, and D^-1 N is
+the *normalised* noising matrix. In units of Z's own step, Z is integer (``rows_of_z``), and so are
 
     w_i = z_i + round(earlier_i),        y_i = (w_i + 2^(c - 1)) >> c,
 
@@ -42,7 +42,7 @@ where the client changes nothing. In L2 norm, a participation changes the sum by
 (clip norm + sqrt(d) (1 + f_x) step_i).
 
 *Rows.* From v_i being the same, d w_i = -2^c d x_i exactly, and d y_i = -d x_i. With C1 = C D the
-inverse of the normalised recursion's matrix,
+inverse of the normalised noising matrix,
 
 * where rows follow from earlier rows y, d z_i = -2^c (C1 d x)_i - e_i, and e_i is zero wherever
   the y that row i follows from are the same in both runs: with b bands, but for the b rows from
@@ -98,7 +98,7 @@ ROW_BITS = 32
 _COORDINATES_AT_ONCE = 2**13
 # Standard deviations that no number of a row exceeds.
 _SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
-# More than all errors of floats in the sizes of a recursion.
+# More than all errors of floats in the sizes of rows.
 _SLACK_OF_SIZES = 1.0 + 1e-6
 # No noise is as coarse as this.
 _LARGEST_SHIFT = 24
@@ -244,15 +244,15 @@ def split(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerRows:
-    """A recursion whose rows are integers.
+    """Rows of C^-1 Z as integers.
 
     Attributes:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       shift: c: rows have steps of 2^c times those of Z.
       largest_row: What bounds the numbers of a row, in steps of Z.
       largest_vectors: (m,) float64: what bounds the state vectors, in steps of Z.
-      first: The rows of the plan that an extended run began with, which these continue; None for
-        rows that continue none.
+      first: The rows of an extended run's first horizon, which these continue; None for rows that
+        continue none.
     """
 
     recursion: NoiseRecursion
@@ -263,10 +263,10 @@ class IntegerRows:
 
     @classmethod
     def of(cls, recursion: NoiseRecursion) -> "IntegerRows":
-        """Returns the rows of a recursion, in the finest steps that 32 bits are enough for.
+        """Returns the rows of a noising matrix, in the finest steps that 32 bits are enough for.
 
         Args:
-          recursion: The mechanism's recursion.
+          recursion: The mechanism's noising matrix.
 
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
@@ -285,8 +285,8 @@ class IntegerRows:
         """Returns the rows of a run that was extended, in the steps that it began with.
 
         Args:
-          first: The recursion of the plan that the run began with.
-          recursion: That of the whole, whose first rows are those of ``first``.
+          first: The noising matrix of the first horizon.
+          recursion: That of the extended horizon, whose first rows are those of ``first``.
 
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
@@ -308,7 +308,7 @@ class IntegerRows:
         """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
         normalised = recursion.normalised
         row, vectors = normalised.largest_row_norm(), normalised.largest_vector_norms()
-        # Roundings of z, w and y drive the recursion as Z does, by a sum of absolute values.
+        # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
         rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
         driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
         if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
@@ -317,7 +317,7 @@ class IntegerRows:
 
     @property
     def normalised(self) -> NoiseRecursion:
-        """The normalised recursion."""
+        """The normalised noising matrix."""
         return self.recursion.normalised
 
     @property
@@ -374,13 +374,13 @@ class IntegerRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounding:
-    """What bounds the roundings of a recursion's rows.
+    """What bounds the roundings of rows.
 
     Attributes:
       rows: The integer rows.
       operator_norm: g of the module's docstring.
       float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
-      first: That of the plan that an extended run began with; None for others.
+      first: That of an extended run's first horizon; None for others.
     """
 
     rows: IntegerRows
@@ -426,17 +426,16 @@ class Rounding:
           largest_cohort: The most updates in a sum.
 
         Returns:
-          At least ``noise_stddev``. For a run that was extended, that of the plan that it began
-          with: noise does not change in the middle of a run.
+          At least ``noise_stddev``. For a run that was extended, that of its first horizon: noise
+          does not change in the middle of a run.
 
         Raises:
           ValueError: If roundings would take more than a tenth of the noise, or a sum would
             have too many steps.
         """
-        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
-        if self.first is not None:
-            return self.first._enlarged(noise_stddev, sizes)
-        return self._enlarged(noise_stddev, sizes)
+        rounding = self if self.first is None else self.first
+        share = rounding._share(noise_stddev, clip_norm, num_parameters, largest_cohort)
+        return _SLACK_OF_FLOATS * noise_stddev / (1.0 - share)
 
     def covered(
         self,
@@ -460,29 +459,27 @@ class Rounding:
         Raises:
           ValueError: As there.
         """
-        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
+        sizes = clip_norm, num_parameters, largest_cohort
         # The share of what is covered, x, is x k for a k that hardly depends on x.
-        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), sizes)
+        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), *sizes)
         k /= enlarged_stddev * (1.0 - LARGEST_SHARE)
         found = _ROUNDED_DOWN * enlarged_stddev / (_SLACK_OF_FLOATS + k * enlarged_stddev)
-        self._share(found, sizes)
+        self._share(found, *sizes)
         return found
 
-    def _enlarged(self, noise_stddev: float, sizes: "_Sizes") -> float:
-        return _SLACK_OF_FLOATS * noise_stddev / (1.0 - self._share(noise_stddev, sizes))
-
-    def _share(self, noise_stddev: float, sizes: "_Sizes") -> float:
+    def _share(
+        self, noise_stddev: float, clip_norm: float, num_parameters: int, largest_cohort: int
+    ) -> float:
         """What roundings take at most of noise of a standard deviation."""
         steps = np.abs(self.rows.steps)
-        clip_norm, num_parameters = sizes.clip_norm, sizes.num_parameters
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
         # At most, since enlarging makes steps larger.
-        steps_of_sum = sizes.largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
+        steps_of_sum = largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
         # Comparisons are written so that NaN does not pass.
         if not steps_of_sum <= 2.0**_SUM_BITS:
             raise ValueError(
                 f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
-                f"{sizes.largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
+                f"{largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
                 "not hold both: use more noise or a smaller largest_cohort."
             )
         # A cast, a division and their rounding to nearest.
@@ -499,15 +496,6 @@ class Rounding:
                 "use less noise, fewer rounds or a smaller model."
             )
         return share
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """What the arguments of a rounding's methods are."""
-
-    clip_norm: float
-    num_parameters: int
-    largest_cohort: int
 
 
 def _errors(

@@ -25,7 +25,6 @@ blocks of its own, and the j-th tie of the chunk has the j-th group of words in 
 
 import enum
 import math
-from typing import Any
 
 import numpy as np
 
@@ -119,7 +118,7 @@ def random_blocks(
     return drawn
 
 
-def checked_seed(seed: Any) -> FloatArray:
+def checked_seed(seed: FloatArray) -> FloatArray:
     """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
     array = np.asarray(seed)
     if array.shape != (2,) or array.dtype != np.int64:

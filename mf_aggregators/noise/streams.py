@@ -44,8 +44,8 @@ class NoiseStreamState:
       source: Where its random bits come from.
       structure: The nest that rows have, with the position of each array in its place.
       layout: The shapes and noise dtypes of the arrays, by position.
-      rows: The recursion's rows as integers.
-      histories: The recursion's state of each of the layout's segments, flat vectors.
+      rows: The rows as integers.
+      histories: The state of each of the layout's segments, flat vectors.
     """
 
     round_index: int
@@ -66,7 +66,7 @@ def initial_state(
     """Returns the state before the first round.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       template: A nest (dicts, lists, tuples, named tuples) of float arrays, or of anything
         with a shape and a dtype: what rows shall look like. Their values do not count.
         Arrays have the order in which ``tf.nest`` flattens them: dicts by sorted keys.
@@ -95,7 +95,7 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
     for bit. :func:`rows` is faster where all rows are taken one after another.
 
     Args:
-      recursion: The mechanism's recursion, the same in every round.
+      recursion: The mechanism's noising matrix, the same in every round.
       state: What :func:`initial_state` or an earlier call returned.
 
     Returns:
@@ -129,7 +129,7 @@ def rows(
     """Returns all noise rows in order: those of :func:`next_row`, without a copy of the history.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       template: As for :func:`initial_state`.
       seed: (2,) int64: the stream's secret.
       source: Where random bits come from.

@@ -7,9 +7,11 @@ everything else is the history, int32 rows or float64 state vectors. A step work
 coordinates, whose tensors fit into a processor's cache.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -345,6 +347,10 @@ class RowsInState:
         """What bounds the roundings of the rows."""
         return Rounding.of(self.rows)
 
+    def apart(self) -> AbstractContextManager["RowsInState"]:
+        """Returns the rows themselves, which have no files."""
+        return contextlib.nullcontext(self)
+
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns (chunks, floats_per_parameter, width) zeros; None if nothing is kept."""
         kept = self.rows.recursion.floats_per_parameter
@@ -435,7 +441,7 @@ def _step(
     """A row of C^-1 Z in one chunk, (width,) int32, and the next history.
 
     Args:
-      recursion: The normalised recursion.
+      recursion: The normalised noising matrix.
       rows: The mechanism's rows.
       i: int64 scalar: the round, from 0.
       draw: Gives rows of Z.

@@ -1,4 +1,4 @@
-"""Correlated noise as a recursion over rounds, one class for each kind of matrix."""
+"""Noising matrices as streams: rows of correlated noise round by round, a class for each kind."""
 
 from mf_aggregators.noise.recursions.combination import (
     DenseNoise,

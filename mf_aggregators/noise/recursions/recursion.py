@@ -1,28 +1,27 @@
-"""Correlated noise from round to round: what all kinds have in common, and C of few bands.
+"""Noising matrices as streams: what all kinds have in common, and the kind with few bands in C.
 
 Row i of C^-1 Z is needed in round i and never before, and no mechanism needs a later row of Z
-for it. A recursion says how the rows follow from one another, and NumPy (here) and the
-TensorFlow graphs that TFF runs (``tff.tensor_streams``) ask it.
+for it. So the noising matrix C^-1 is a stream: it says how the rows follow from one another, and
+NumPy (here) and the TensorFlow graphs that TFF runs (``tff.tensor_rows``) ask it.
 
 Two kinds of memory are told apart. Earlier rows of Z can be drawn again from their seeds, which
 costs time and no state; everything else (rows of the noise, state vectors) has to be kept
 between rounds.
 
 Row i of C^-1 Z is a multiple of Z[i], by the diagonal of C^-1, and what earlier rounds add. All
-arithmetic is that of a *normalised* recursion, whose diagonal is one, so that
+arithmetic is that of a *normalised* noising matrix, whose diagonal is one, so that
 
     row i = Z[i] + earlier(i, history),
 
 and rows are multiplied by the diagonal after that.
 
-Any recursion is linear, so the rows of rounds s to e - 1 together are
+The rows are linear in Z, so those of rounds s to e - 1 together are
 
     rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (what drives),
 
 with the rows of Z or, where rows follow from rows, the rows themselves as what drives, each row
-by those before it alone. The state vectors at e follow in the same way. These weights are small
-matrices that depend on the recursion alone; coordinates of the model are independent of one
-another.
+by those before it alone. The state vectors at e follow in the same way. These weights, the
+*transition* of a block, are small and the same for all coordinates of the model.
 
 **C with few bands** is the first kind (:class:`SubstitutionNoise`), by forward substitution
 (BandMF Sec. 2, Alg. 9): from C Y = Z,
@@ -33,7 +32,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -53,8 +52,10 @@ _EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
 _COLUMNS = 512
 # Squares of entries are far from where floats end or lose digits.
 _SENSITIVITIES = (1e-100, 1e100)
-# Tables of a recursion up to this size are put into a graph.
+# Tables of a noising matrix up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
+
+_Dtype: TypeAlias = type[np.float64] | type[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: What the normalised recursion still needs of earlier rounds, (k, ...) float64:
+      history: What the normalised noising matrix still needs of earlier rounds, (k, ...) float64:
         rows of the noise or of Z in a ring, and after them state vectors. A value, as the rest of
         the state: :meth:`NoiseRecursion.next_row` leaves it as it is.
     """
@@ -73,13 +74,13 @@ class NoiseState:
 
 
 class NoiseRecursion(abc.ABC):
-    """How the rows of C^-1 Z follow from one another.
+    """The noising matrix as a stream: how the rows of C^-1 Z follow from one another.
 
     Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
     ``block_transition`` is the linear map that makes the rows of several rounds at once.
 
-    Constructors copy their arrays and make them read-only, so that a recursion stays the one that
-    was checked. They raise ValueError for a number that is not finite, also in entries that do not
+    Constructors copy their arrays and make them read-only, so that a matrix stays the one that was
+    checked. They raise ValueError for a number that is not finite, also in entries that do not
     count: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
     """
 
@@ -87,8 +88,8 @@ class NoiseRecursion(abc.ABC):
     # alone. All others follow from the rows of the noise before them.
     draws_earlier_rows_of_z: ClassVar[bool] = False
 
-    def _freeze(self, name: str, shape: tuple[int | None, ...], dtype: Any = np.float64) -> None:
-        """Replaces a field of a new recursion by a checked, read-only array of its numbers.
+    def _freeze(self, name: str, shape: tuple[int | None, ...], dtype: _Dtype = np.float64) -> None:
+        """Replaces a field of a new noising matrix by a checked, read-only array of its numbers.
 
         Args:
           name: The field.
@@ -139,10 +140,10 @@ class NoiseRecursion(abc.ABC):
         cleared.setflags(write=False)
         object.__setattr__(self, name, cleared)
 
-    def _freeze_num_rounds(self, num_rounds: Any) -> None:
-        """Replaces the field ``num_rounds`` of a new recursion by a checked int."""
+    def _freeze_num_rounds(self) -> None:
+        """Replaces the field ``num_rounds`` of a new noising matrix by a checked int."""
         object.__setattr__(
-            self, "num_rounds", validation.positive_integer(num_rounds, "num_rounds")
+            self, "num_rounds", validation.positive_integer(self.num_rounds, "num_rounds")
         )
 
     if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class NoiseRecursion(abc.ABC):
 
     @property
     def fits_in_graph(self) -> bool:
-        """Whether the recursion's tables are small enough to be constants of a graph."""
+        """Whether the noising matrix's tables are small enough to be constants of a graph."""
         tables = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         return sum(table.nbytes for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
 
@@ -211,33 +212,33 @@ class NoiseRecursion(abc.ABC):
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether the normalised recursion is known to be the same in all rounds."""
+        """Whether the normalised noising matrix is known to be the same in all rounds."""
         return False
 
     @abc.abstractmethod
     def divided_by(self, divisor: float) -> "NoiseRecursion":
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
 
     @functools.cached_property
     def normalised(self) -> "NoiseRecursion":
-        """The recursion of the rows of C^-1 Z over the diagonal of C^-1.
+        """The noising matrix of the rows of C^-1 Z over the diagonal of C^-1.
 
         Raises:
           ValueError: If the diagonal has a zero: C would have no inverse.
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        # What overflows is refused by the constructor of the normalised recursion.
+        # What overflows is refused by the constructor of the normalised noising matrix.
         with np.errstate(all="ignore"):
             return self._with_unit_diagonal()
 
     @abc.abstractmethod
     def _with_unit_diagonal(self) -> "NoiseRecursion":
-        """Returns the recursion of the rows over the diagonal."""
+        """Returns the noising matrix of the rows over the diagonal."""
 
     @abc.abstractmethod
     def earlier(self, i: int, history: FloatArray) -> FloatArray:
-        """Returns what row i of a normalised recursion is beside Z[i], (...) float64.
+        """Returns what row i of a normalised noising matrix is beside Z[i], (...) float64.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -248,7 +249,7 @@ class NoiseRecursion(abc.ABC):
     def following(
         self, i: int, history: FloatArray, row_of_z: FloatArray, row: FloatArray
     ) -> FloatArray:
-        """Returns the next history of a normalised recursion; may change the one that is given.
+        """Returns the next history of a normalised matrix; may change the one that is given.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -259,7 +260,7 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def block_transition(self, start: int, end: int) -> FloatArray:
-        """Returns the weights of rounds ``start`` to ``end - 1`` of a normalised recursion.
+        """Returns the transition of rounds ``start`` to ``end - 1`` of a normalised matrix.
 
         Args:
           start: The first round.
@@ -275,7 +276,7 @@ class NoiseRecursion(abc.ABC):
         """
 
     def block_signature(self, start: int, end: int) -> object:
-        """Returns what is equal for blocks that are known to have equal weights."""
+        """Returns what is equal for blocks that are known to have equal transitions."""
         return "rounds", start, end
 
     def noising_matrix(self) -> FloatArray:
@@ -287,7 +288,7 @@ class NoiseRecursion(abc.ABC):
         return np.asarray(np.abs(self.diagonal) * self.normalised._normalised_row_norms())
 
     def _normalised_row_norms(self) -> FloatArray:
-        """The (n,) norms of the rows of a normalised recursion."""
+        """The (n,) norms of the rows of a normalised noising matrix."""
         if self.is_toeplitz:
             # Every row has what those before it have, and one number more.
             return np.sqrt(np.cumsum(np.square(self.apply(np.eye(self.num_rounds, 1)[:, 0]))))
@@ -302,11 +303,11 @@ class NoiseRecursion(abc.ABC):
         return float(np.max(self.row_norms()))
 
     def largest_vector_norms(self) -> FloatArray:
-        """Returns (m,) bounds on the L2 norms of a normalised recursion's state vectors."""
+        """Returns (m,) bounds on the L2 norms of a normalised noising matrix's state vectors."""
         return np.zeros(self.num_state_vectors)
 
     def scaled_to_sensitivity_one(self, sensitivity: float) -> "NoiseRecursion":
-        """Returns the recursion of C / sensitivity: every scaling of C gives the same run.
+        """Returns the noising matrix of C / sensitivity: every scaling of C gives the same run.
 
         Args:
           sensitivity: The sensitivity of C, from 1e-100 to 1e100.
@@ -410,7 +411,7 @@ class NoiseRecursion(abc.ABC):
         return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)
 
 
-def _is_read_only(given: Any, dtype: Any) -> bool:
+def _is_read_only(given: object, dtype: _Dtype) -> bool:
     """Whether an array is of a type and nobody can write into it, so that it needs no copy."""
     if type(given) is not np.ndarray or given.dtype != dtype:
         return False
@@ -430,7 +431,7 @@ class SubstitutionNoise(NoiseRecursion):
         """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
 
     def _check_bands(self) -> None:
-        """Raises ValueError for a new recursion without a round or without a diagonal."""
+        """Raises ValueError for a new matrix without a round or without a diagonal."""
         if not self.num_rounds or not self.num_bands:
             raise ValueError(f"{type(self).__name__} must have at least a round and a band.")
 
@@ -517,7 +518,7 @@ class BandedNoise(SubstitutionNoise):
         return 1.0 / self.bands[:, 0]
 
     def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
         return BandedNoise(self.bands / divisor)
 
     def row_norms(self) -> FloatArray:
@@ -558,7 +559,7 @@ class ToeplitzNoise(SubstitutionNoise):
     row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self._freeze_num_rounds(self.num_rounds)
+        self._freeze_num_rounds()
         self._freeze("coefficients", (None,))
         self._check_bands()
         if self.row_scales is not None:
@@ -582,14 +583,14 @@ class ToeplitzNoise(SubstitutionNoise):
         return True
 
     def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
         return dataclasses.replace(self, coefficients=self.coefficients / divisor)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return ToeplitzNoise(self.num_rounds, self.coefficients / self.coefficients[0])
 
     def block_signature(self, start: int, end: int) -> object:
-        """Blocks of one size with as many earlier rows have the same weights."""
+        """Blocks of one size with as many earlier rows have the same transition."""
         return end - start, min(self.num_earlier_rows, start)
 
 

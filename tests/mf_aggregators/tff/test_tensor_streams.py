@@ -545,7 +545,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     assert files is not None
     rows, _ = stream.all_rows(stream.start())
     for contents in (b"", bytes(8)):
-        for path in files.weights:
+        for path in files.transitions:
             pathlib.Path(path).write_bytes(contents)
         again = rows_on_disk.prepare(
             files.rows,
@@ -554,11 +554,11 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
             NoiseSource.CHACHA20,
             pathlib.Path(files.directory).parent,
         )
-        assert again.weights == files.weights
+        assert again.transitions == files.transitions
         for row, expected in zip(stream.all_rows(stream.start())[0], rows, strict=True):
             _assert_same(row, expected)
     names = {path.name for path in pathlib.Path(files.directory).iterdir() if path.is_file()}
-    assert names == {pathlib.Path(path).name for path in files.weights}
+    assert names == {pathlib.Path(path).name for path in files.transitions}
 
 
 @pytest.mark.parametrize("index", [3, 5, 11, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
@@ -568,7 +568,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
     files = stream.files
     assert files is not None
     # Of the second block, since nothing comes before the first.
-    path = pathlib.Path(files.weights[1])
+    path = pathlib.Path(files.transitions[1])
     whole = path.read_bytes()
     try:
         for damaged in (whole[:-1], b"", bytes(len(whole)), whole[:-1] + b"\1", whole + whole):
