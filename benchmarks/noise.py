@@ -47,7 +47,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
 from mf_aggregators.noise import recursions
-from mf_aggregators.noise.recursions import Blocks
+from mf_aggregators.noise.costs import Blocks
 from simulations.workers import quiet
 
 _Fields: TypeAlias = dict[str, Any]
@@ -195,7 +195,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     from mf_aggregators.noise.integer_rows import IntegerRows
     from mf_aggregators.noise.recursions import IndependentNoise
     from mf_aggregators.tff import tensor_streams
-    from mf_aggregators.tff.rows_in_state import RowsInState
+    from mf_aggregators.tff.tensor_rows import RowsInState
 
     recursion = _recursion(values)
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)

@@ -21,9 +21,9 @@ from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import (
     Participation,
     Sampler,

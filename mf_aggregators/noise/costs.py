@@ -1,19 +1,27 @@
-"""Where the noise of earlier rounds is kept, and what a row of noise costs.
+"""Where the noise of earlier rounds is kept, in which blocks, and what a row of noise costs.
 
-A recursion can keep its history in the state that TFF passes between its processes in each
-round, which is cheap for some megabytes and fails for some gigabytes, or make its rows in
-blocks and keep them in files (``recursions.Blocks``). Rows of Z are kept by neither: they are
-drawn again from their seeds.
+The history of earlier rounds can be kept in the state that TFF passes between its processes in
+each round, which is cheap for some megabytes and fails for some gigabytes. Or rows are made in
+blocks (:class:`Blocks`) and kept in files. Rows of Z are kept by neither: they are drawn again
+from their seeds.
+
+**Blocks.** Row by row, all that is kept of earlier rounds is read in every round: with b
+bands, b - 1 rows of the model's size. In a block (:class:`Blocks`), whose rows are one matrix
+product, what is kept is read once for all of them. Blocks start small and double (rounds 0, 1,
+2 to 3, 4 to 7, ...) up to their largest size, so that no round has to wait for a whole large block,
+and so that each block can be made while the one before it is used.
 """
 
 import dataclasses
 import enum
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
+from mf_aggregators.arrays import FloatArray
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import CHUNK
 
 # A state up to this size crosses between TFF's processes in a fraction of a second.
@@ -38,6 +46,93 @@ _BYTES_OF_ROW = 4
 _BYTES_OF_FLOAT = 8
 # What a file of noise has besides its numbers, at most.
 _BYTES_OF_HEADERS = 128
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks in which rows are made.
+
+    Attributes:
+      recursion: The noising matrix.
+      starts: (number of blocks + 1,) int64: block k has the rounds ``starts[k]`` to
+        ``starts[k + 1] - 1``; the last entry is the number of rounds.
+    """
+
+    recursion: NoiseRecursion
+    starts: FloatArray
+
+    @classmethod
+    def of(cls, recursion: NoiseRecursion, horizons: Sequence[int] = ()) -> "Blocks":
+        """Returns the blocks in which rows are made.
+
+        Args:
+          recursion: The noising matrix.
+          horizons: The rounds of the horizons that were extended to this one, increasing. A block
+            ends with each of them, so that rows are products of the same shapes as before.
+
+        Returns:
+          A function of the arguments alone, so that a run that is resumed elsewhere makes the
+          same rows.
+        """
+        largest = recursion.rows_per_block
+        starts = [0]
+        for end in (*horizons, recursion.num_rounds):
+            begin = starts[-1]
+            while starts[-1] < min(end, begin + largest):
+                size = min(largest, max(1, starts[-1] - begin))
+                starts.append(min(end, starts[-1] + size))
+            if starts[-1] < end:
+                # All later blocks are of one size.
+                starts += [*range(starts[-1] + largest, end, largest), end]
+        return cls(recursion, np.array(starts, dtype=np.int64))
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.starts) - 1
+
+    @property
+    def largest_block(self) -> int:
+        """The rows of the largest block."""
+        return int(np.max(np.diff(self.starts)))
+
+    @property
+    def rows_kept(self) -> int:
+        """The rows that are needed at any time: for the block in use and for the next one."""
+        return max(self.largest_block, self.recursion.num_earlier_rows) + self.largest_block
+
+    def rounds(self, block: int) -> tuple[int, int]:
+        """Returns the first round of a block and the one after its last."""
+        return int(self.starts[block]), int(self.starts[block + 1])
+
+    def num_earlier_rows(self, block: int) -> int:
+        """Returns how many rows before a block its weights are for."""
+        return min(self.recursion.num_earlier_rows, int(self.starts[block]))
+
+    def first_row_of_z(self, block: int) -> int:
+        """Returns the first row of Z that a block needs; the last one is that of its last row."""
+        return self.recursion.first_row_of_z(int(self.starts[block]))
+
+    def transition(self, block: int) -> FloatArray:
+        """Returns the transition of a block, see ``NoiseRecursion.block_transition``."""
+        return self.recursion.normalised.block_transition(*self.rounds(block))
+
+    def distinct_transitions(self) -> FloatArray:
+        """Returns, for each block, the first block that is known to have the same transition.
+
+        Matrices that are the same in all rounds, or repeat themselves, have few transitions.
+
+        Returns:
+          (number of blocks,) int64.
+        """
+        first_of: dict[object, int] = {}
+        signatures = (
+            self.recursion.normalised.block_signature(*self.rounds(block))
+            for block in range(self.num_blocks)
+        )
+        return np.array(
+            [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]
+        )
 
 
 class NoiseStorage(enum.Enum):
@@ -71,7 +166,7 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     """Returns what the noise of a run costs with one storage.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       num_parameters: d, the entries of a row.
       storage: STATE or DISK.
 
@@ -107,7 +202,7 @@ def choose(
     """Returns the storage that takes less time, of those that fit, with its cost.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       num_parameters: d, the entries of a row.
       disk_limit: Bytes that files may take; None for no limit.
 
@@ -162,7 +257,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,
-        disk_bytes=rows + states + _weights_bytes(blocks),
+        disk_bytes=rows + states + _transition_bytes(blocks),
         memory_bytes=8 * row + chunk_rows * width * _BYTES_OF_FLOAT,
         seconds_per_round=seconds,
     )
@@ -173,10 +268,10 @@ def _filled_up(num_parameters: int) -> int:
     return math.ceil(num_parameters / CHUNK) * min(num_parameters, CHUNK)
 
 
-def _weights_bytes(blocks: Blocks) -> int:
+def _transition_bytes(blocks: Blocks) -> int:
     vectors = blocks.recursion.num_state_vectors
     total = 0
-    for block in np.unique(blocks.distinct_weights()):
+    for block in np.unique(blocks.distinct_transitions()):
         start, end = blocks.rounds(block)
         inputs = blocks.num_earlier_rows(block) + vectors + end - blocks.first_row_of_z(block)
         total += 8 * (end - start + vectors) * inputs

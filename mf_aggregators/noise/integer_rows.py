@@ -1,7 +1,12 @@
-"""Rows of noise as integers, so that what is released depends on no rounding of floats.
+"""Rows of noise: the tensors in them, and their integers, which no rounding of floats changes.
 
-With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of the *normalised* recursion
-D^-1 N. In units of Z's own step, Z is integer (``rows_of_z``), and so are
+**Tensors** of one dtype form a segment of a row's coordinates, in which they follow one another
+without a gap: first the float32 tensors from coordinate 0, then the float64 tensors from the next
+chunk. Segments that start at chunks never share one, and each can be drawn and combined as one
+flat vector.
+
+With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of D^-1 N Z, and D^-1 N is
+the *normalised* noising matrix. In units of Z's own step, Z is integer (``rows_of_z``), and so are
 
     w_i = z_i + round(earlier_i),        y_i = (w_i + 2^(c - 1)) >> c,
 
@@ -37,7 +42,7 @@ where the client changes nothing. In L2 norm, a participation changes the sum by
 (clip norm + sqrt(d) (1 + f_x) step_i).
 
 *Rows.* From v_i being the same, d w_i = -2^c d x_i exactly, and d y_i = -d x_i. With C1 = C D the
-inverse of the normalised recursion's matrix,
+inverse of the normalised noising matrix,
 
 * where rows follow from earlier rows y, d z_i = -2^c (C1 d x)_i - e_i, and e_i is zero wherever
   the y that row i follows from are the same in both runs: with b bands, but for the b rows from
@@ -72,16 +77,20 @@ be 1e-8 apart (``catalogue.third_party``), and have errors of floats besides.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import scipy.linalg
 import scipy.signal
 
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.noise import discrete_gaussian
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion, NoiseState
-from mf_aggregators.noise.rows_of_z import STEP
+from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.noise.costs import Blocks
+from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
+from mf_aggregators.noise.rows_of_z import CHUNK, STEP, NoiseSource
+
+# The dtypes that noise is computed in, in the order of their segments.
+NOISE_DTYPES = ("float32", "float64")
 
 # Of the integers that rows consist of.
 ROW_BITS = 32
@@ -89,7 +98,7 @@ ROW_BITS = 32
 _COORDINATES_AT_ONCE = 2**13
 # Standard deviations that no number of a row exceeds.
 _SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
-# More than all errors of floats in the sizes of a recursion.
+# More than all errors of floats in the sizes of rows.
 _SLACK_OF_SIZES = 1.0 + 1e-6
 # No noise is as coarse as this.
 _LARGEST_SHIFT = 24
@@ -106,17 +115,144 @@ _SUM_BITS = 62
 _ROUNDED_DOWN = 1.0 - 1e-14
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class IntegerRows:
-    """A recursion whose rows are integers.
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """The tensors of one dtype, as a range of a row's coordinates.
 
     Attributes:
-      recursion: The mechanism's recursion.
+      dtype: "float32" or "float64".
+      first_chunk: The chunk at whose first coordinate the segment starts.
+      size: How many coordinates, at least 1.
+      positions: Which tensors of the row these are, in order; tensors without entries
+        included.
+    """
+
+    dtype: str
+    first_chunk: int
+    size: int
+    positions: tuple[int, ...]
+
+    @property
+    def first_coordinate(self) -> int:
+        """The coordinate of the segment's first entry within the row."""
+        return self.first_chunk * CHUNK
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks, the last of which may be shorter."""
+        return -(-self.size // CHUNK)
+
+    def row_of_z(self, source: NoiseSource, seed: IntArray, row: int) -> IntArray:
+        """Returns the (size,) entries of a row of Z, see ``rows_of_z.integers``."""
+        return rows_of_z.integers(source, seed, row, self.first_coordinate, self.size)
+
+    @property
+    def width(self) -> int:
+        """The coordinates of any chunk where all are treated alike: the last one is filled up."""
+        return min(self.size, CHUNK)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """The tensors of one row, in order.
+
+    Attributes:
+      shapes: The shape of each tensor.
+      dtypes: What noise for each tensor is computed in: "float32" or "float64".
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shapes) != len(self.dtypes):
+            raise ValueError(
+                f"a layout needs as many shapes as dtypes, found {len(self.shapes)} and "
+                f"{len(self.dtypes)}."
+            )
+        for dtype in self.dtypes:
+            if dtype not in NOISE_DTYPES:
+                raise ValueError(f"noise is computed in float32 or float64, found {dtype!r}.")
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The row's segments, at most one for each dtype; those without entries are left out."""
+        found: list[Segment] = []
+        first_chunk = 0
+        for dtype in NOISE_DTYPES:
+            positions = tuple(i for i, name in enumerate(self.dtypes) if name == dtype)
+            size = sum(math.prod(self.shapes[position]) for position in positions)
+            if size:
+                found.append(Segment(dtype, first_chunk, size, positions))
+                first_chunk += found[-1].num_chunks
+        return tuple(found)
+
+    def tensors(self, flats: Sequence[FloatArray]) -> list[FloatArray]:
+        """Returns all tensors of a row, those of segments without entries included.
+
+        Args:
+          flats: The flat vector of each of ``segments``.
+
+        Returns:
+          One array for each of ``shapes``; views of the vectors where they have entries.
+
+        Raises:
+          ValueError: If a vector has not its segment's size.
+        """
+        found: dict[int, FloatArray] = {}
+        for segment, flat in zip(self.segments, flats, strict=True):
+            found.update(split(segment, flat, self.shapes))
+        return [
+            found[position] if position in found else np.empty(shape, dtype)
+            for position, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
+        ]
+
+
+def total_size(segments: Sequence[Segment]) -> int:
+    """Returns the number of entries of a row; the gap before a segment does not count."""
+    return sum(segment.size for segment in segments)
+
+
+def split(
+    segment: Segment, flat: FloatArray, shapes: Sequence[tuple[int, ...]]
+) -> dict[int, FloatArray]:
+    """Returns the tensors of a segment.
+
+    Args:
+      segment: The segment.
+      flat: (size,) its entries.
+      shapes: The shape of each tensor of the row.
+
+    Returns:
+      Position -> array of the position's shape, a view of ``flat``.
+
+    Raises:
+      ValueError: If ``flat`` has not the segment's size.
+    """
+    if flat.shape != (segment.size,):
+        raise ValueError(
+            f"a segment of {segment.size} entries cannot be split from shape {flat.shape}."
+        )
+    found = {}
+    start = 0
+    for position in segment.positions:
+        stop = start + math.prod(shapes[position])
+        found[position] = flat[start:stop].reshape(shapes[position])
+        start = stop
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IntegerRows:
+    """Rows of C^-1 Z as integers.
+
+    Attributes:
+      recursion: The mechanism's noising matrix.
       shift: c: rows have steps of 2^c times those of Z.
       largest_row: What bounds the numbers of a row, in steps of Z.
       largest_vectors: (m,) float64: what bounds the state vectors, in steps of Z.
-      first: The rows of the plan that an extended run began with, which these continue; None for
-        rows that continue none.
+      first: The rows of an extended run's first horizon, which these continue; None for rows that
+        continue none.
     """
 
     recursion: NoiseRecursion
@@ -127,10 +263,10 @@ class IntegerRows:
 
     @classmethod
     def of(cls, recursion: NoiseRecursion) -> "IntegerRows":
-        """Returns the rows of a recursion, in the finest steps that 32 bits are enough for.
+        """Returns the rows of a noising matrix, in the finest steps that 32 bits are enough for.
 
         Args:
-          recursion: The mechanism's recursion.
+          recursion: The mechanism's noising matrix.
 
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
@@ -149,8 +285,8 @@ class IntegerRows:
         """Returns the rows of a run that was extended, in the steps that it began with.
 
         Args:
-          first: The recursion of the plan that the run began with.
-          recursion: That of the whole, whose first rows are those of ``first``.
+          first: The noising matrix of the first horizon.
+          recursion: That of the extended horizon, whose first rows are those of ``first``.
 
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
@@ -172,7 +308,7 @@ class IntegerRows:
         """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
         normalised = recursion.normalised
         row, vectors = normalised.largest_row_norm(), normalised.largest_vector_norms()
-        # Roundings of z, w and y drive the recursion as Z does, by a sum of absolute values.
+        # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
         rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
         driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
         if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
@@ -181,7 +317,7 @@ class IntegerRows:
 
     @property
     def normalised(self) -> NoiseRecursion:
-        """The normalised recursion."""
+        """The normalised noising matrix."""
         return self.recursion.normalised
 
     @property
@@ -238,13 +374,13 @@ class IntegerRows:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounding:
-    """What bounds the roundings of a recursion's rows.
+    """What bounds the roundings of rows.
 
     Attributes:
       rows: The integer rows.
       operator_norm: g of the module's docstring.
       float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
-      first: That of the plan that an extended run began with; None for others.
+      first: That of an extended run's first horizon; None for others.
     """
 
     rows: IntegerRows
@@ -263,12 +399,10 @@ class Rounding:
         first = None
         if rows.first is not None:
             first = cls.of(rows.first, None if blocks is None else Blocks.of(rows.first.recursion))
-        normalised, weights = rows.normalised, _Weights(rows)
+        normalised = rows.normalised
         errors, largest = np.zeros(normalised.num_state_vectors), 0.0
-        for start, matrix in (
-            _weights_by_rows(normalised) if blocks is None else _weights_by_blocks(blocks)
-        ):
-            found, errors = weights.errors(matrix, start, errors)
+        for start, matrix in _transitions(normalised, blocks):
+            found, errors = _errors(rows, matrix, start, errors)
             # Unlike ``max``, it keeps NaN.
             largest = float(np.maximum(largest, found))
         norm = _strategy_norm(normalised) if normalised.draws_earlier_rows_of_z else 1.0
@@ -292,17 +426,16 @@ class Rounding:
           largest_cohort: The most updates in a sum.
 
         Returns:
-          At least ``noise_stddev``. For a run that was extended, that of the plan that it began
-          with: noise does not change in the middle of a run.
+          At least ``noise_stddev``. For a run that was extended, that of its first horizon: noise
+          does not change in the middle of a run.
 
         Raises:
           ValueError: If roundings would take more than a tenth of the noise, or a sum would
             have too many steps.
         """
-        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
-        if self.first is not None:
-            return self.first._enlarged(noise_stddev, sizes)
-        return self._enlarged(noise_stddev, sizes)
+        rounding = self if self.first is None else self.first
+        share = rounding._share(noise_stddev, clip_norm, num_parameters, largest_cohort)
+        return _SLACK_OF_FLOATS * noise_stddev / (1.0 - share)
 
     def covered(
         self,
@@ -326,29 +459,27 @@ class Rounding:
         Raises:
           ValueError: As there.
         """
-        sizes = _Sizes(clip_norm, num_parameters, largest_cohort)
+        sizes = clip_norm, num_parameters, largest_cohort
         # The share of what is covered, x, is x k for a k that hardly depends on x.
-        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), sizes)
+        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), *sizes)
         k /= enlarged_stddev * (1.0 - LARGEST_SHARE)
         found = _ROUNDED_DOWN * enlarged_stddev / (_SLACK_OF_FLOATS + k * enlarged_stddev)
-        self._share(found, sizes)
+        self._share(found, *sizes)
         return found
 
-    def _enlarged(self, noise_stddev: float, sizes: "_Sizes") -> float:
-        return _SLACK_OF_FLOATS * noise_stddev / (1.0 - self._share(noise_stddev, sizes))
-
-    def _share(self, noise_stddev: float, sizes: "_Sizes") -> float:
+    def _share(
+        self, noise_stddev: float, clip_norm: float, num_parameters: int, largest_cohort: int
+    ) -> float:
         """What roundings take at most of noise of a standard deviation."""
         steps = np.abs(self.rows.steps)
-        clip_norm, num_parameters = sizes.clip_norm, sizes.num_parameters
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
         # At most, since enlarging makes steps larger.
-        steps_of_sum = sizes.largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
+        steps_of_sum = largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
         # Comparisons are written so that NaN does not pass.
         if not steps_of_sum <= 2.0**_SUM_BITS:
             raise ValueError(
                 f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
-                f"{sizes.largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
+                f"{largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
                 "not hold both: use more noise or a smaller largest_cohort."
             )
         # A cast, a division and their rounding to nearest.
@@ -367,95 +498,86 @@ class Rounding:
         return share
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """What the arguments of a rounding's methods are."""
+def _errors(
+    rows: IntegerRows, matrix: FloatArray, start: int, errors: FloatArray
+) -> tuple[float, FloatArray]:
+    """What floats err by in a block: the largest error of its rows, and those of its vectors.
 
-    clip_norm: float
-    num_parameters: int
-    largest_cohort: int
+    Args:
+      rows: The integer rows.
+      matrix: From ``block_transition``.
+      start: The block's first round.
+      errors: (m,) those of the state vectors at its start, in steps of Z.
 
-
-class _Weights:
-    """Bounds the errors of products with weights, in steps of Z."""
-
-    def __init__(self, rows: IntegerRows) -> None:
-        self._unit = rows.normalised
-        self._row = rows.largest_row
-        self._z = float(discrete_gaussian.LARGEST)
-        self._vectors = rows.largest_vectors
-
-    def errors(
-        self, matrix: FloatArray, start: int, errors: FloatArray
-    ) -> tuple[float, FloatArray]:
-        """Returns the largest error of a block's rows, and those of the vectors at its end.
-
-        Args:
-          matrix: From ``block_transition``.
-          start: The block's first round.
-          errors: (m,) those of the vectors at its start.
-        """
-        vectors = len(errors)
-        size = len(matrix) - vectors
-        weights = np.abs(matrix)
-        if self._unit.draws_earlier_rows_of_z:
-            driving, of_driving = start + size - self._unit.first_row_of_z(start), self._z
-        else:
-            driving, of_driving = size, self._row
-        earlier = matrix.shape[1] - vectors - driving
-        of_rows, of_vectors = weights[:size], weights[size:]
-        sizes = np.concatenate(
-            [np.full(earlier, self._row), self._vectors, np.full(driving, of_driving)]
-        )
-        # Of a sum of products, in any order.
-        roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
-        known = slice(earlier, earlier + vectors)
-        largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
-        following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
-        return float(largest), following
-
-
-def _weights_by_rows(normalised: NoiseRecursion) -> Iterator[tuple[int, FloatArray]]:
-    """The first round and the weights of blocks of one row each.
-
-    Where all rounds have the same weights and nothing adds up, the last has all that others have.
+    Returns:
+      The largest error of a row, in steps of Z, and (m,) those of the vectors at the block's end.
     """
-    rounds = range(normalised.num_rounds)
-    for i in rounds[-1:] if normalised.is_toeplitz and not normalised.num_state_vectors else rounds:
-        yield i, normalised.block_transition(i, i + 1)
+    normalised, vectors = rows.normalised, len(errors)
+    size = len(matrix) - vectors
+    weights = np.abs(matrix)
+    if normalised.draws_earlier_rows_of_z:
+        driving = start + size - normalised.first_row_of_z(start)
+        of_driving = float(discrete_gaussian.LARGEST)
+    else:
+        driving, of_driving = size, rows.largest_row
+    earlier = matrix.shape[1] - vectors - driving
+    of_rows, of_vectors = weights[:size], weights[size:]
+    sizes = np.concatenate(
+        [np.full(earlier, rows.largest_row), rows.largest_vectors, np.full(driving, of_driving)]
+    )
+    # Of a sum of products, in any order.
+    roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
+    known = slice(earlier, earlier + vectors)
+    largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
+    following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
+    return float(largest), following
 
 
-def _weights_by_blocks(blocks: Blocks) -> Iterator[tuple[int, FloatArray]]:
-    """The first round and the weights of each block."""
-    weights: dict[int, FloatArray] = {}
-    for block, first in enumerate(blocks.distinct_weights()):
-        if first not in weights:
-            weights[first] = blocks.weights(int(first))
-        yield int(blocks.starts[block]), weights[first]
+def _transitions(
+    normalised: NoiseRecursion, blocks: Blocks | None
+) -> Iterator[tuple[int, FloatArray]]:
+    """The first round and the transition of each block; of each row where there are no blocks."""
+    if blocks is None:
+        rounds = range(normalised.num_rounds)
+        # If all rounds have the same and nothing adds up, the last has all that others have.
+        if normalised.is_toeplitz and not normalised.num_state_vectors:
+            rounds = rounds[-1:]
+        for i in rounds:
+            yield i, normalised.block_transition(i, i + 1)
+        return
+    transitions: dict[int, FloatArray] = {}
+    for block, first in enumerate(blocks.distinct_transitions()):
+        if first not in transitions:
+            transitions[first] = blocks.transition(int(first))
+        yield int(blocks.starts[block]), transitions[first]
 
 
 def largest_row_sum(normalised: NoiseRecursion) -> float:
     """Returns the largest sum of |C1_ij| of a row: how many steps of e a number of d z may have.
 
     Args:
-      normalised: A normalised recursion, whose rows follow from earlier rows of Z.
+      normalised: A normalised noising matrix, whose rows follow from earlier rows of Z.
     """
-    inverse = scipy.linalg.solve_triangular(
-        normalised.noising_matrix(), np.eye(normalised.num_rounds), lower=True, check_finite=False
-    )
-    return float(np.linalg.norm(inverse, np.inf))
+    return float(np.linalg.norm(_normalised_strategy(normalised), np.inf))
 
 
 def _strategy_norm(normalised: NoiseRecursion) -> float:
-    """A bound on the operator norm of the inverse of a normalised recursion's matrix."""
-    rounds = normalised.num_rounds
+    """A bound on the operator norm of C1, the inverse of a normalised noising matrix."""
     if normalised.is_toeplitz:
-        impulse = np.zeros(rounds)
-        impulse[0] = 1.0
-        return float(
-            np.sum(np.abs(scipy.signal.lfilter([1.0], normalised.apply(impulse), impulse)))
+        impulse = np.eye(normalised.num_rounds, 1)[:, 0]
+        column = scipy.signal.lfilter([1.0], normalised.apply(impulse), impulse)
+        return float(np.sum(np.abs(column)))
+    matrix = _normalised_strategy(normalised)
+    return math.sqrt(float(np.linalg.norm(matrix, 1) * np.linalg.norm(matrix, np.inf)))
+
+
+def _normalised_strategy(normalised: NoiseRecursion) -> FloatArray:
+    """C1 of a normalised noising matrix as a dense (n, n) array."""
+    return np.asarray(
+        scipy.linalg.solve_triangular(
+            normalised.noising_matrix(),
+            np.eye(normalised.num_rounds),
+            lower=True,
+            check_finite=False,
         )
-    inverse = scipy.linalg.solve_triangular(
-        normalised.noising_matrix(), np.eye(rounds), lower=True, check_finite=False
     )
-    return math.sqrt(float(np.linalg.norm(inverse, 1) * np.linalg.norm(inverse, np.inf)))

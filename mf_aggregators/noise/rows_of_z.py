@@ -20,24 +20,16 @@ row's random bits, one each for X1, X2 and X3: coordinate c has word c modulo 16
 3 floor(c / 16), and so on. Each chunk has a stream of further words for its ties, in a range of
 blocks of its own, and the j-th tie of the chunk has the j-th group of words in it.
 
-**Tensors** of one dtype form a segment of a row's coordinates, in which they follow one another
-without a gap: first the float32 tensors from coordinate 0, then the float64 tensors from the next
-chunk. Segments that start at chunks never share one, and each can be drawn and combined as one
-flat vector.
-
-``tff.tensor_rows_of_z`` draws the same rows in a graph.
+``tff.tensor_rows`` draws the same rows in a graph.
 """
 
-import dataclasses
 import enum
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
 
@@ -59,9 +51,6 @@ _COORDINATES_AT_ONCE = 2**13
 
 # Coordinates of a chunk: a power of two, since a chunk's halves start at even integers.
 CHUNK = 2**16
-
-# The dtypes that noise is computed in, in the order of their segments.
-NOISE_DTYPES = ("float32", "float64")
 
 WORDS_PER_BLOCK = 16
 
@@ -129,7 +118,7 @@ def random_blocks(
     return drawn
 
 
-def checked_seed(seed: Any) -> IntArray:
+def checked_seed(seed: IntArray) -> IntArray:
     """Returns a seed, or raises ValueError unless it is a (2,) int64 array."""
     array = np.asarray(seed)
     if array.shape != (2,) or array.dtype != np.int64:
@@ -211,142 +200,6 @@ def _philox(key: int, lower: IntArray, upper: int) -> tuple[IntArray, ...]:
     return x0, x1, x2, x3
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """The tensors of one dtype, as a range of a row's coordinates.
-
-    Attributes:
-      dtype: "float32" or "float64".
-      first_chunk: The chunk at whose first coordinate the segment starts.
-      size: How many coordinates, at least 1.
-      positions: Which tensors of the row these are, in order; tensors without entries
-        included.
-    """
-
-    dtype: str
-    first_chunk: int
-    size: int
-    positions: tuple[int, ...]
-
-    @property
-    def first_coordinate(self) -> int:
-        """The coordinate of the segment's first entry within the row."""
-        return self.first_chunk * CHUNK
-
-    @property
-    def num_chunks(self) -> int:
-        """The number of chunks, the last of which may be shorter."""
-        return -(-self.size // CHUNK)
-
-    @property
-    def width(self) -> int:
-        """The coordinates of any chunk where all are treated alike: the last one is filled up."""
-        return min(self.size, CHUNK)
-
-
-@dataclasses.dataclass(frozen=True)
-class RowLayout:
-    """The tensors of one row, in order.
-
-    Attributes:
-      shapes: The shape of each tensor.
-      dtypes: What noise for each tensor is computed in: "float32" or "float64".
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.shapes) != len(self.dtypes):
-            raise ValueError(
-                f"a layout needs as many shapes as dtypes, found {len(self.shapes)} and "
-                f"{len(self.dtypes)}."
-            )
-        for dtype in self.dtypes:
-            if dtype not in NOISE_DTYPES:
-                raise ValueError(f"noise is computed in float32 or float64, found {dtype!r}.")
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The row's segments; those without entries are left out."""
-        return segments(self.shapes, self.dtypes)
-
-    def tensors(self, flats: Sequence[FloatArray]) -> list[FloatArray]:
-        """Returns all tensors of a row, those of segments without entries included.
-
-        Args:
-          flats: The flat vector of each of ``segments``.
-
-        Returns:
-          One array for each of ``shapes``; views of the vectors where they have entries.
-
-        Raises:
-          ValueError: If a vector has not its segment's size.
-        """
-        found: dict[int, FloatArray] = {}
-        for segment, flat in zip(self.segments, flats, strict=True):
-            found.update(split(segment, flat, self.shapes))
-        return [
-            found[position] if position in found else np.empty(shape, dtype)
-            for position, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
-        ]
-
-
-def segments(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tuple[Segment, ...]:
-    """Returns the segments of a row, in order; those without entries are left out.
-
-    Args:
-      shapes: The shape of each tensor.
-      dtypes: The dtype that noise for each is computed in, "float32" or "float64".
-
-    Returns:
-      At most one segment for each dtype.
-    """
-    found = []
-    first_chunk = 0
-    for dtype in NOISE_DTYPES:
-        positions = tuple(position for position, name in enumerate(dtypes) if name == dtype)
-        size = sum(math.prod(shapes[position]) for position in positions)
-        if size:
-            found.append(Segment(dtype, first_chunk, size, positions))
-            first_chunk += found[-1].num_chunks
-    return tuple(found)
-
-
-def total_size(segments: Sequence[Segment]) -> int:
-    """Returns the number of entries of a row; the gap before a segment does not count."""
-    return sum(segment.size for segment in segments)
-
-
-def split(
-    segment: Segment, flat: FloatArray, shapes: Sequence[tuple[int, ...]]
-) -> dict[int, FloatArray]:
-    """Returns the tensors of a segment.
-
-    Args:
-      segment: The segment.
-      flat: (size,) its entries.
-      shapes: The shape of each tensor of the row.
-
-    Returns:
-      Position -> array of the position's shape, a view of ``flat``.
-
-    Raises:
-      ValueError: If ``flat`` has not the segment's size.
-    """
-    if flat.shape != (segment.size,):
-        raise ValueError(
-            f"a segment of {segment.size} entries cannot be split from shape {flat.shape}."
-        )
-    found = {}
-    start = 0
-    for position in segment.positions:
-        stop = start + math.prod(shapes[position])
-        found[position] = flat[start:stop].reshape(shapes[position])
-        start = stop
-    return found
-
-
 def integers(
     source: NoiseSource, seed: IntArray, row: int, first_coordinate: int, count: int
 ) -> IntArray:
@@ -383,11 +236,6 @@ def integers(
     if not entries:
         return np.empty(0, np.int64)
     return np.concatenate(entries)[first_coordinate % CHUNK :]
-
-
-def segment_of_row(source: NoiseSource, seed: IntArray, row: int, segment: Segment) -> IntArray:
-    """Returns the (size,) entries of a segment of a row of Z, see :func:`integers`."""
-    return integers(source, seed, row, segment.first_coordinate, segment.size)
 
 
 def _of_chunk(source: NoiseSource, seed: IntArray, row: int, chunk: int, count: int) -> IntArray:

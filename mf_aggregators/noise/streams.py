@@ -21,7 +21,7 @@ import numpy as np
 
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.integer_rows import IntegerRows, RowLayout, Segment
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 
@@ -44,15 +44,15 @@ class NoiseStreamState:
       source: Where its random bits come from.
       structure: The nest that rows have, with the position of each array in its place.
       layout: The shapes and noise dtypes of the arrays, by position.
-      rows: The recursion's rows as integers.
-      histories: The recursion's state of each of the layout's segments, flat vectors.
+      rows: The rows as integers.
+      histories: The state of each of the layout's segments, flat vectors.
     """
 
     round_index: int
     seed: IntArray = dataclasses.field(repr=False)
     source: NoiseSource
     structure: Any
-    layout: rows_of_z.RowLayout
+    layout: RowLayout
     rows: IntegerRows
     histories: tuple[NoiseState, ...] = dataclasses.field(repr=False)
 
@@ -66,7 +66,7 @@ def initial_state(
     """Returns the state before the first round.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       template: A nest (dicts, lists, tuples, named tuples) of float arrays, or of anything
         with a shape and a dtype: what rows shall look like. Their values do not count.
         Arrays have the order in which ``tf.nest`` flattens them: dicts by sorted keys.
@@ -95,7 +95,7 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
     for bit. :func:`rows` is faster where all rows are taken one after another.
 
     Args:
-      recursion: The mechanism's recursion, the same in every round.
+      recursion: The mechanism's noising matrix, the same in every round.
       state: What :func:`initial_state` or an earlier call returned.
 
     Returns:
@@ -110,7 +110,7 @@ def next_row(recursion: NoiseRecursion, state: NoiseStreamState) -> tuple[Any, N
     flats, histories = [], []
     i = state.round_index
     for segment, history in zip(state.layout.segments, state.histories, strict=True):
-        z = rows_of_z.segment_of_row(state.source, state.seed, i, segment)
+        z = segment.row_of_z(state.source, state.seed, i)
         row, following = state.rows.next_row(history, z)
         flats.append((row * state.rows.steps[i]).astype(segment.dtype))
         histories.append(following)
@@ -129,7 +129,7 @@ def rows(
     """Returns all noise rows in order: those of :func:`next_row`, without a copy of the history.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       template: As for :func:`initial_state`.
       seed: (2,) int64: the stream's secret.
       source: Where random bits come from.
@@ -148,11 +148,11 @@ def rows(
 
     integer_rows = IntegerRows.of(recursion)
 
-    def flat_rows(segment: rows_of_z.Segment) -> Iterator[FloatArray]:
+    def flat_rows(segment: Segment) -> Iterator[FloatArray]:
         # Nobody else ever sees this state, so its history can be updated in place.
         history = integer_rows.initial_state(segment.size)
         for i, step in enumerate(integer_rows.steps):
-            z = rows_of_z.segment_of_row(source, seed, i, segment)
+            z = segment.row_of_z(source, seed, i)
             row, history = integer_rows.next_row_in_place(history, z)
             yield (row * step).astype(segment.dtype)
 
@@ -163,7 +163,7 @@ def rows(
     )
 
 
-def _described(template: Any) -> tuple[Any, rows_of_z.RowLayout]:
+def _described(template: Any) -> tuple[Any, RowLayout]:
     """The template with positions for its arrays, and the arrays' shapes and noise dtypes."""
     shapes: list[tuple[int, ...]] = []
     dtypes: list[str] = []
@@ -183,10 +183,10 @@ def _described(template: Any) -> tuple[Any, rows_of_z.RowLayout]:
         return len(shapes) - 1
 
     structure = _mapped(position_of, template)
-    return structure, rows_of_z.RowLayout(tuple(shapes), tuple(dtypes))
+    return structure, RowLayout(tuple(shapes), tuple(dtypes))
 
 
-def _nested(structure: Any, layout: rows_of_z.RowLayout, flats: Sequence[FloatArray]) -> Any:
+def _nested(structure: Any, layout: RowLayout, flats: Sequence[FloatArray]) -> Any:
     """A row in the template's structure, from the flat vector of each segment."""
     arrays = layout.tensors(flats)
     return _mapped(lambda position: arrays[position], structure)

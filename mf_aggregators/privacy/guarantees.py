@@ -22,8 +22,8 @@ from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

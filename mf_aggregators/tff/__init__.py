@@ -8,6 +8,6 @@ __all__ = [
     "dp_query",
     "noise_directory",
     "processes",
-    "rows_in_state",
+    "tensor_rows",
     "tensor_streams",
 ]

@@ -22,7 +22,7 @@ from mf_aggregators import adaptive_clip, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
-from mf_aggregators.tff import compatibility, dp_query, grid
+from mf_aggregators.tff import compatibility, dp_query, grid, tensor_streams
 from mf_aggregators.tff.dp_query import GlobalState, MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.tensor_streams import NoiseParts
@@ -179,7 +179,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
         scaled = [
-            tf.cast(record * norm, dp_query.result_dtype(spec))
+            tf.cast(record * norm, tensor_streams.noise_dtype(spec.dtype))
             for record, spec in zip(records, self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], scaled)

@@ -77,9 +77,15 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         specs = grid.specs_of(value_type)
         mean = _MeanQuery(self.query(specs), self._clients_per_round, specs, self._sums.is_secure)
-        process = tff.aggregators.DifferentiallyPrivateFactory(
-            mean, _record_aggregation(self._sums)
-        ).create(value_type)
+        # The integers of clients are added up in 64 bits, or modulo a power of two.
+        record_aggregation = (
+            SecureIntegerSumFactory(self._sums.bits)
+            if self._sums.is_secure
+            else IntegerSumFactory()
+        )
+        process = tff.aggregators.DifferentiallyPrivateFactory(mean, record_aggregation).create(
+            value_type
+        )
         state_type = process.initialize.type_signature.result.member
         return tff.templates.AggregationProcess(
             _initialize(mean, state_type),
@@ -103,10 +109,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         # What the query's checks refuse is raised where TFF runs it, by this context as a rule.
         processes.raise_refusals(compatibility.get_context_stack().current)
-        is_adaptive = isinstance(self._clip_norm, AdaptiveClip)
-        noised = adaptive_query.vector_specs(specs) if is_adaptive else specs
-        recursion, multiplier, noise = self._noise_of(dp_query.checked_specs(noised))
         if isinstance(self._clip_norm, AdaptiveClip):
+            recursion, multiplier, noise = self._noise_of(adaptive_query.vector_specs(specs))
             return AdaptiveClipSumQuery(
                 recursion,
                 specs,
@@ -118,6 +122,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 participation=self.mechanism.schema,
                 sums=self._sums,
             )
+        recursion, multiplier, noise = self._noise_of(specs)
         return MatrixFactorizationSumQuery(
             recursion,
             specs,
@@ -129,10 +134,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             sums=self._sums,
         )
 
-    def _noise_of(
-        self, specs: tuple[tf.TensorSpec, ...]
-    ) -> tuple[NoiseRecursion, float, NoiseParts]:
-        """The recursion, the noise multiplier relative to its sensitivity of one, and the rows."""
+    def _noise_of(self, noised: Any) -> tuple[NoiseRecursion, float, NoiseParts]:
+        """The noising matrix, its noise multiplier at a sensitivity of one, and the rows."""
+        specs = dp_query.checked_specs(noised)
         mechanism, first = self.mechanism, self.mechanism.horizons[0]
         factorization, multiplier = mechanism.factorization, first.noise_multiplier
         size = dp_query.size_of_row(specs)
@@ -177,11 +181,6 @@ class _MeanQuery(compatibility.NormalizedQuery):
         flat = zip(tf.nest.flatten(mean), self._dtypes, strict=True)
         cast = [tf.cast(tensor, dtype) for tensor, dtype in flat]
         return tf.nest.pack_sequence_as(mean, cast), state, event
-
-
-def _record_aggregation(sums: IntegerSums) -> tff.aggregators.UnweightedAggregationFactory:
-    """How the integers of clients are added up: in 64 bits, or modulo a power of two."""
-    return SecureIntegerSumFactory(sums.bits) if sums.is_secure else IntegerSumFactory()
 
 
 def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> Any:

@@ -79,7 +79,7 @@ def in_extended(
     """Returns the state of a run that was extended, with the schema of the whole in it.
 
     Args:
-      state: As for :func:`in_state`: one that was saved under an earlier plan, or since.
+      state: As for :func:`in_state`: one that was saved under an earlier horizon, or since.
       mechanism: That of the whole (``Mechanism.extended``), which knows every horizon before; or,
         for a run of another aggregator, the schema of each horizon that was extended, by its number
         of rounds. No state knows these numbers, so that they are believed here.
@@ -122,7 +122,8 @@ def in_extended(
             )
         if isinstance(part, Mapping):
             items = [(name, replaced(each)) for name, each in part.items()]
-            return collections.OrderedDict(items) if _is_ordered(part) else dict(items)
+            is_ordered = isinstance(part, collections.OrderedDict)
+            return collections.OrderedDict(items) if is_ordered else dict(items)
         if isinstance(part, tuple) and hasattr(part, "_fields"):
             return type(part)(*(replaced(each) for each in part))
         if isinstance(part, (tuple, list)):
@@ -130,10 +131,6 @@ def in_extended(
         return part
 
     return replaced(state)
-
-
-def _is_ordered(mapping: Mapping[Any, Any]) -> bool:
-    return isinstance(mapping, collections.OrderedDict)
 
 
 def _declared_in(state: Any) -> Iterator[DeclaredParticipation]:

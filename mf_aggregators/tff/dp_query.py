@@ -52,7 +52,7 @@ class SampleState(NamedTuple):
     """The sum of a round's records so far, in integers: in any order, it is the same.
 
     Attributes:
-      steps: The structure of the records, int64: the sum of their entries, in steps.
+      steps: The structure of the records, int64: the sum of their entries, in quantization steps.
       num_records: int64 scalar.
     """
 
@@ -64,9 +64,9 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
     Each record is clipped to an L2 norm of ``l2_norm_clip`` over all its tensors and rounded to
-    multiples of a step (``grid``); a record with a NaN or infinite entry counts as zero. Sums are
-    of integers, so that no single record can move the sum by more than the clip norm, whatever
-    the others are (MF-DP-FTRL: BandMF Alg. 1).
+    multiples of a quantization step (``grid``); a record with a NaN or infinite entry counts as
+    zero. Sums are of integers, so that no single record can move the sum by more than the clip
+    norm, whatever the others are (MF-DP-FTRL: BandMF Alg. 1).
 
     It composes with the queries of tensorflow-privacy and with
     ``tff.aggregators.DifferentiallyPrivateFactory``: records may be Python numbers and arrays as
@@ -106,10 +106,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: The rows of noise and the record of what they were added to, as
-            ``tensor_streams.make`` returns them for this recursion and these tensors. None keeps
-            rows in the state and draws them by Philox. The query itself starts no thread and
+            ``tensor_streams.make`` returns them for this matrix and these tensors. None keeps rows
+            in the state and draws them by Philox. The query itself starts no thread and
             writes no file.
-          participation: The schema that the recursion is scaled to, for the state to tell; None
+          participation: The schema that the noise is scaled to, for the state to tell; None
             declares none.
           sums: The grid that records are rounded to, and the most records of a sum; None for
             multiples of the clip norm over 2^30, of which 2^22 are added up.
@@ -118,7 +118,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, a number is out of its range, the noise state
             would be too large to be passed between TFF's processes, ``noise`` is for another
-            recursion or other tensors, the grid is too coarse for records of this size, or
+            noising matrix or other tensors, the grid is too coarse for records of this size, or
             roundings would take a tenth of the noise, or there are more than 2^40 numbers of
             noise in all rounds together, which is what guarantees are stated for.
         """
@@ -231,7 +231,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
                 noised = [
-                    tf.cast(to_floats(steps), result_dtype(spec))
+                    tf.cast(to_floats(steps), tensor_streams.noise_dtype(spec.dtype))
                     for steps, spec in zip(sums, self._specs, strict=True)
                 ]
         else:
@@ -245,7 +245,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 )
             step *= self._noise_stddev
             noised = [
-                _released(steps, to_floats, row, step, result_dtype(spec))
+                _released(steps, to_floats, row, step, tensor_streams.noise_dtype(spec.dtype))
                 for steps, row, spec in zip(sums, noise, self._specs, strict=True)
             ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
@@ -295,7 +295,7 @@ def of_float32(value: float, name: str) -> float:
 
 
 def drawn_recursion(recursion: NoiseRecursion, noise_stddev: float) -> NoiseRecursion:
-    """Returns the recursion whose rows are drawn: without noise, one that only counts rounds.
+    """Returns the noising matrix whose rows are drawn: without noise, one that only counts rounds.
 
     Args:
       recursion: The mechanism's.
@@ -314,21 +314,26 @@ def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
       TypeError: If a tensor is not floating point.
       ValueError: If a shape is not known.
     """
-    return tuple(_checked(spec) for spec in tf.nest.flatten(specs))
+    flat = tuple(tf.nest.flatten(specs))
+    for spec in flat:
+        if not isinstance(spec, tf.TensorSpec):
+            raise TypeError(
+                f"updates must be tensors in Python containers, found {type(spec).__name__}."
+            )
+        if not spec.dtype.is_floating:
+            raise TypeError(
+                "only floating-point tensors can be clipped and noised, found a tensor of "
+                f"{spec.dtype.name} and shape {spec.shape}: leave it out, or convert it to "
+                "float32."
+            )
+        if not spec.shape.is_fully_defined():
+            raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
+    return flat
 
 
 def size_of_row(specs: tuple[tf.TensorSpec, ...]) -> int:
     """Returns how many numbers tensors of known shapes have together."""
     return sum(spec.shape.num_elements() for spec in specs)
-
-
-def result_dtype(spec: tf.TensorSpec) -> tf.DType:
-    """Returns the dtype of a noisy sum: float64 for float64, and float32 for all others.
-
-    Args:
-      spec: A tensor of the records.
-    """
-    return tensor_streams.noise_dtype(spec.dtype)
 
 
 def tensors_of(record: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
@@ -376,21 +381,6 @@ def _check_shapes(shapes: list[tf.TensorShape], specs: tuple[tf.TensorSpec, ...]
 
 def _listed(shapes: list[tf.TensorShape]) -> str:
     return ", ".join(map(str, shapes[:10])) + (", ..." if shapes[10:] else "") or "none"
-
-
-def _checked(spec: tf.TensorSpec) -> tf.TensorSpec:
-    if not isinstance(spec, tf.TensorSpec):
-        raise TypeError(
-            f"updates must be tensors in Python containers, found {type(spec).__name__}."
-        )
-    if not spec.dtype.is_floating:
-        raise TypeError(
-            "only floating-point tensors can be clipped and noised, found a tensor of "
-            f"{spec.dtype.name} and shape {spec.shape}: leave it out, or convert it to float32."
-        )
-    if not spec.shape.is_fully_defined():
-        raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
-    return spec
 
 
 def _released(

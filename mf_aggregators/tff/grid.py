@@ -2,10 +2,10 @@
 
 A sum of floats depends on its order, and on what each of its terms is: taking one client out can
 move it by more than that client's norm. Here each update is rounded to a grid that no data
-determine, multiples of a step, and its L2 norm is bounded after the rounding, in integers.
-So one client moves the sum of any cohort, added up in any order and on any number of machines,
-by at most the clip norm, in exact arithmetic and not only up to rounding. TFF adds them up in 64
-bits in the open, or modulo a power of two by a secure sum.
+determine, multiples of a quantization step, and its L2 norm is bounded after the rounding, in
+integers. So one client moves the sum of any cohort, added up in any order and on any number of
+machines, by at most the clip norm, in exact arithmetic and not only up to rounding. TFF adds them
+up in 64 bits in the open, or modulo a power of two by a secure sum.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ def integer_sums(
 
 
 def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) -> Any:
-    """Scales a structure of tensors to an L2 norm of at most ``clip_norm``, in whole steps.
+    """Scales a structure of tensors to a norm of at most ``clip_norm``, in quantization steps.
 
     Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
     are rounded towards zero instead, which never lengthens an update. The sum of squares that

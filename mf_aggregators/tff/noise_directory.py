@@ -27,7 +27,8 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
         graphs take for a pattern.
     """
     if path is None:
-        path = temporary_directory("mf_aggregators-noise-")
+        path = tempfile.mkdtemp(prefix="mf_aggregators-noise-")
+        atexit.register(_delete, path, os.getpid())
     directory = pathlib.Path(os.path.abspath(path))
     if any(character in os.fspath(directory) for character in _PATTERN_CHARACTERS):
         raise ValueError(
@@ -38,7 +39,7 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
         with tempfile.TemporaryFile(dir=directory):
-            # Some directories, as those of /proc, take no file of anybody.
+            # Some directories (such as /proc) never accept files.
             pass
     except OSError as error:
         raise ValueError(
@@ -52,37 +53,10 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
     return directory
 
 
-def temporary_directory(prefix: str, parent: pathlib.Path | None = None) -> pathlib.Path:
-    """Returns a new private directory that is deleted when Python ends.
-
-    Args:
-      prefix: The beginning of its name.
-      parent: Where it goes; None for the system's place. In a directory of a run, those
-        that killed processes have left behind are deleted first.
-    """
-    for left in [] if parent is None else parent.glob(f"{prefix}*-*"):
-        process = left.name.removeprefix(prefix).partition("-")[0]
-        if process.isdecimal() and not _is_running(int(process)):
-            shutil.rmtree(left, ignore_errors=True)
-    temporary = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent)
-    atexit.register(_delete, temporary, os.getpid())
-    return pathlib.Path(temporary)
-
-
 def _delete(directory: str, owner: int) -> None:
     # A forked child that ends must not take its parent's files away.
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
 
 
 def check_room(directory: pathlib.Path, needed_bytes: int) -> None:

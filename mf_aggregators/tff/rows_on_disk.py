@@ -1,23 +1,25 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.recursions.Blocks``), one chunk of coordinates after another,
+are made a block at a time (``noise.costs.Blocks``), one chunk of coordinates after another,
 and each row of each chunk is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
-The files are a cache of a function of (recursion, seed, round): any of them may be missing,
+The files are a cache of a function of (noising matrix, seed, round): any of them may be missing,
 damaged or old, and is then made again. What a block is made from is in files as well; if
-that is gone, the chunk is made again from the first round on. Weights alone are not made by
+that is gone, the chunk is made again from the first round on. Transitions alone are not made by
 the graph, which refuses any but its own. The directory may be deleted while no process uses
 it, which costs time and never changes a row.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -25,12 +27,11 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks
-from mf_aggregators.noise.rows_of_z import NoiseSource, Segment
-from mf_aggregators.tff import noise_files, processes, tensor_rows_of_z
-from mf_aggregators.tff.rows_in_state import integer_row
-from mf_aggregators.tff.tensor_rows_of_z import GraphTable, chunk_rows
+from mf_aggregators.noise.costs import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
+from mf_aggregators.noise.rows_of_z import NoiseSource
+from mf_aggregators.tff import noise_files, processes, tensor_rows
+from mf_aggregators.tff.tensor_rows import GraphTable, chunk_rows, integer_row
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
@@ -48,15 +49,15 @@ _MakeChunk: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowsOnDisk:
-    """Rows of one recursion in files, made in blocks.
+    """Rows of one noising matrix in files, made in blocks.
 
     Attributes:
       rows: The mechanism's rows.
       blocks: The blocks that they are made in.
       source: Where random bits come from.
-      directory: Where the files of all streams of this recursion go.
-      weights: A file for each block.
-      checksums: Checksums of the contents of these files: no graph can make weights again,
+      directory: Where the files of all streams of this noising matrix go.
+      transitions: A file for each block, with its transition.
+      checksums: Checksums of the contents of these files: no graph can make them again,
         and damaged ones would be those of another matrix.
     """
 
@@ -64,13 +65,19 @@ class RowsOnDisk:
     blocks: Blocks
     source: NoiseSource
     directory: str
-    weights: tuple[str, ...]
+    transitions: tuple[str, ...]
     checksums: tuple[int, ...]
 
     @functools.cached_property
     def rounding(self) -> Rounding:
         """What bounds the roundings of the rows."""
         return Rounding.of(self.rows, self.blocks)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator["RowsOnDisk"]:
+        """Returns the same rows in a directory of their own, which is deleted at the end."""
+        with tempfile.TemporaryDirectory(prefix="compared-", dir=self.directory) as directory:
+            yield dataclasses.replace(self, directory=directory)
 
     def initial_history(self, segment: Segment) -> None:
         """Returns None: the state holds nothing."""
@@ -97,7 +104,7 @@ class RowsOnDisk:
           (segment.size,) int32, and None.
         """
         del history
-        table = tensor_rows_of_z.graph_table()
+        table = tensor_rows.graph_table()
 
         # Inside functions, operations with effects run in order and are never left out. A
         # function of its own for what is used in several places makes the graph smaller.
@@ -130,7 +137,7 @@ def prepare(
     source: NoiseSource,
     directory: pathlib.Path,
 ) -> RowsOnDisk:
-    """Writes what the graphs need of a recursion, and returns where its rows go.
+    """Writes what the graphs need of a noising matrix, and returns where its rows go.
 
     Args:
       rows: The mechanism's rows.
@@ -146,8 +153,10 @@ def prepare(
       OSError: If the directory cannot be written.
     """
     root = pathlib.Path(directory)
-    distinct = blocks.distinct_weights()
-    contents = {int(block): blocks.weights(int(block)).tobytes() for block in np.unique(distinct)}
+    distinct = blocks.distinct_transitions()
+    contents = {
+        block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
+    }
     description = (_FORMAT, NOISE_FORMAT, rows.shift, source.value, segments)
     identity = hashlib.sha256(repr(description).encode())
     for part in (blocks.starts, distinct):
@@ -191,7 +200,7 @@ class _StreamFiles:
         self._segment = segment
         self._seed = seed
         self._starts = tf.constant(files.blocks.starts)
-        self._weights_paths = tf.constant(files.weights)
+        self._transition_paths = tf.constant(files.transitions)
         self._checksums = tf.constant(files.checksums, tf.int64)
         self._first_rows_of_z = tf.constant(
             [files.blocks.first_row_of_z(block) for block in range(files.blocks.num_blocks)],
@@ -305,10 +314,10 @@ class _StreamFiles:
         See ``NoiseRecursion.block_transition``: product by product, in float64.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
-        weights = self._read_weights(block, size)
+        transition = self._read_transition(block, size)
         num_earlier, num_vectors = tf.shape(earlier)[0], self._recursion.num_state_vectors
         known = tf.concat([tf.cast(earlier, tf.float64), vectors], axis=0)
-        of_known, of_driving = tf.split(weights, [num_earlier + num_vectors, -1], axis=1)
+        of_known, of_driving = tf.split(transition, [num_earlier + num_vectors, -1], axis=1)
         total = (of_known[:size] * self._rows.row_to_z) @ known
         following = tf.zeros([0, self._segment.width], tf.float64)
         if self._recursion.draws_earlier_rows_of_z:
@@ -421,7 +430,7 @@ class _StreamFiles:
     def _write_vectors(
         self, block: tf.Tensor, chunk: tf.Tensor, vectors: tf.Tensor
     ) -> list[tf.Operation]:
-        """Writes the state vectors at a block's start, if the recursion has any."""
+        """Writes the state vectors at a block's start, if the noising matrix has any."""
         if not self._recursion.num_state_vectors:
             return []
         label = self._label("state", chunk, block)
@@ -505,9 +514,9 @@ class _StreamFiles:
             ),
         )
 
-    def _read_weights(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """A block's weights, as ``NoiseRecursion.block_transition`` gives them."""
-        contents = noise_files.read_contents(self._weights_paths[block])
+    def _read_transition(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """A block's transition, as ``NoiseRecursion.block_transition`` gives it."""
+        contents = noise_files.read_contents(self._transition_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(noise_files.checksum(contents), self._checksums[block]),
             True,

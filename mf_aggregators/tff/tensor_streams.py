@@ -2,30 +2,29 @@
 
 ``initial_state`` and ``next_row`` are the same pair as in NumPy's ``noise.streams``, with the
 same rows of Z: functions of (seed, row, coordinate) alone, by a counter-based generator, so
-that no state is kept for them. What else a recursion needs of earlier rounds is in the state
-(``rows_in_state``) or in files outside it (``rows_on_disk``); ``noise.costs`` says which is
+that no state is kept for them. What else a noising matrix needs of earlier rounds is in the state
+(``tensor_rows``) or in files outside it (``rows_on_disk``); ``noise.costs`` says which is
 cheaper, and :func:`make` takes that one.
 """
 
 import dataclasses
 import enum
 import os
-import tempfile
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import scipy.linalg
 import tensorflow as tf
 
-from mf_aggregators.noise import NOISE_FORMAT, costs, rows_of_z
-from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
-from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource, Segment
+from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, rows_of_z
+from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
+from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.tff import noise_directory, processes, rows_on_disk
 from mf_aggregators.tff.noise_files import ReleaseRecord
-from mf_aggregators.tff.rows_in_state import RowsInState
-from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_rows import RowsInState
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -47,7 +46,7 @@ class NoiseState(NamedTuple):
       round_index: int64 scalar: the round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
-      history: For each segment of a row, what the recursion needs of earlier rounds and
+      history: For each segment of a row, what the noising matrix needs of earlier rounds and
         cannot draw again: (chunks, floats_per_parameter of it, width) int32 rows or float64
         state vectors; an empty tuple if nothing is needed or it is kept in files.
     """
@@ -68,7 +67,7 @@ class NoiseState(NamedTuple):
 
 
 class RowStore(Protocol):
-    """Makes the rows of one recursion, and keeps what they need of earlier rounds."""
+    """Makes the rows of one noising matrix, and keeps what they need of earlier rounds."""
 
     @property
     def rows(self) -> IntegerRows:
@@ -81,6 +80,9 @@ class RowStore(Protocol):
     @property
     def source(self) -> NoiseSource:
         """Where random bits come from."""
+
+    def apart(self) -> AbstractContextManager["RowStore"]:
+        """Returns the same rows, whose files are none of a run's and are deleted at the end."""
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns what the state holds for a segment before the first round; None for nothing."""
@@ -110,7 +112,7 @@ class TensorNoise:
 
     @property
     def recursion(self) -> NoiseRecursion:
-        """The mechanism's recursion."""
+        """The mechanism's noising matrix."""
         return self.store.rows.recursion
 
     @property
@@ -141,68 +143,58 @@ class TensorNoise:
           zero), and the state for the next round. Running the graph fails with
           InvalidArgumentError if the mechanism has no more rounds.
         """
-        i = self._checked_round(_of_this_noise(state))
+        i = self._checked_round(state)
         row = [tf.zeros(spec.shape, tf.int32) for spec in self.specs]
         histories = []
         for number, segment in enumerate(self.segments):
             history = state.history[number] if state.history else None
             flat, history = self.store.next_row(segment, i, state.seed, state.stream, history)
             histories.append(history)
-            for position, tensor in _split(segment, flat, self.specs):
-                row[position] = tensor
+            shapes = [self.specs[position].shape for position in segment.positions]
+            tensors = tf.split(flat, [shape.num_elements() for shape in shapes])
+            for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
+                row[position] = tf.reshape(tensor, shape)
         kept = tuple(histories) if state.history else state.history
         step = tf.gather(tf.constant(self.store.rows.steps), i)
         return row, step, state._replace(round_index=i + 1, history=kept)
 
-    def _checked_round(self, round_index: tf.Tensor) -> tf.Tensor:
+    def _checked_round(self, state: NoiseState) -> tf.Tensor:
+        """The state's round, if there is one left and this version would have made the state."""
         num_rounds = self.recursion.num_rounds
-        has_round = tf.debugging.assert_less(
-            round_index,
-            tf.constant(num_rounds, tf.int64),
-            message=processes.refusal(
-                f"The factorization has noise for {num_rounds} rounds, and one more round "
-                "was asked for: its noise row would repeat an earlier one. Stop training, or use a "
-                "factorization for more rounds."
+        checks = [
+            tf.debugging.assert_equal(
+                state.noise_format,
+                tf.constant(NOISE_FORMAT, tf.int64),
+                message=processes.refusal(
+                    "This state was made by a version whose noise is another one of the same "
+                    "seed: go on with that version, or start anew."
+                ),
             ),
-        )
-        with tf.control_dependencies([has_round] if has_round is not None else []):
-            return tf.identity(round_index)
-
-
-def _of_this_noise(state: NoiseState) -> tf.Tensor:
-    """The state's round, of a state whose earlier rows this version would have made."""
-    is_same = tf.debugging.assert_equal(
-        state.noise_format,
-        tf.constant(NOISE_FORMAT, tf.int64),
-        message=processes.refusal(
-            "This state was made by a version whose noise is another one of the same seed: go on "
-            "with that version, or start anew."
-        ),
-    )
-    with tf.control_dependencies([is_same] if is_same is not None else []):
-        return tf.identity(state.round_index)
+            tf.debugging.assert_less(
+                state.round_index,
+                tf.constant(num_rounds, tf.int64),
+                message=processes.refusal(
+                    f"The factorization has noise for {num_rounds} rounds, and one more round "
+                    "was asked for: its noise row would repeat an earlier one. Stop training, or "
+                    "use a factorization for more rounds."
+                ),
+            ),
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(state.round_index)
 
 
 def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:
     """Returns the layout of a row of these tensors."""
-    return rows_of_z.segments(
-        [tuple(spec.shape) for spec in specs], [noise_dtype(spec.dtype).name for spec in specs]
-    )
-
-
-def _split(
-    segment: Segment, flat: tf.Tensor, specs: tuple[tf.TensorSpec, ...]
-) -> list[tuple[int, tf.Tensor]]:
-    """The tensors of a segment with their positions in the row."""
-    sizes = [specs[position].shape.num_elements() for position in segment.positions]
-    return [
-        (position, tf.reshape(tensor, specs[position].shape))
-        for position, tensor in zip(segment.positions, tf.split(flat, sizes), strict=True)
-    ]
+    shapes = tuple(tuple(spec.shape) for spec in specs)
+    return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs)).segments
 
 
 def noise_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns which segment a tensor belongs to: that of float64, or that of all others."""
+    """Returns what noise for a tensor is computed and released in: float64, or float32 for others.
+
+    Its segment of a row is the one of this dtype.
+    """
     return tf.float64 if dtype == tf.float64 else tf.float32
 
 
@@ -254,12 +246,12 @@ class Continued:
     """What the noise of an extended run continues.
 
     Attributes:
-      first: The recursion that the run began with.
-      plans: The rounds of all plans that were extended, that of ``first`` being the first.
+      first: The noising matrix that the run began with.
+      horizons: The rounds of all horizons that were extended, that of ``first`` first.
     """
 
     first: NoiseRecursion
-    plans: tuple[int, ...]
+    horizons: tuple[int, ...]
 
 
 def make(
@@ -271,7 +263,7 @@ def make(
     """Returns what a run's graphs need for its noise, with all files in place.
 
     Args:
-      recursion: The mechanism's recursion.
+      recursion: The mechanism's noising matrix.
       specs: The tensors of a row: floating point, of known shapes.
       options: The choices.
       continued: What the rows continue, bit for bit; None for those of a run that was not extended.
@@ -292,7 +284,7 @@ def make(
     if not segments:
         # Tensors without entries have no noise.
         return NoiseParts(TensorNoise(RowsInState(rows), specs))
-    cost = _cost(recursion, segments, _storage(segments, options.storage, continued))
+    cost = _cost(recursion, segments, options.storage, continued)
     is_on_disk = cost.storage is NoiseStorage.DISK
     if options.directory is None and not is_on_disk:
         return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs))
@@ -301,7 +293,7 @@ def make(
     if not is_on_disk:
         return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs), record)
     noise_directory.check_room(directory, cost.disk_bytes)
-    blocks = Blocks.of(recursion, () if continued is None else continued.plans)
+    blocks = Blocks.of(recursion, () if continued is None else continued.horizons)
     files = rows_on_disk.prepare(rows, blocks, segments, options.source, directory)
     return NoiseParts(TensorNoise(files, specs), record)
 
@@ -315,7 +307,7 @@ def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray) -> None:
 
     Args:
       parts: What :func:`make` returned for a run that was not extended.
-      strategy_matrix: (n, n) C, in the scale of the run's recursion.
+      strategy_matrix: (n, n) C, in the scale of the run's noising matrix.
 
     Raises:
       ValueError: If the rows are not those of C^-1 Z but for their roundings.
@@ -323,11 +315,8 @@ def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray) -> None:
     if not parts.noise.segments:
         return
     store = parts.noise.store
-    if isinstance(store, RowsOnDisk):
-        with tempfile.TemporaryDirectory(prefix="compared-", dir=store.directory) as directory:
-            drawn = _drawn_rows(dataclasses.replace(store, directory=directory))
-    else:
-        drawn = _drawn_rows(store)
+    with store.apart() as of_their_own:
+        drawn = _drawn_rows(of_their_own)
     rounds, steps = len(strategy_matrix), store.rows.steps[:, np.newaxis]
     z = rows_of_z.STEP * np.array(
         [
@@ -366,24 +355,19 @@ def _drawn_rows(store: RowStore) -> np.ndarray:
     return np.array(rows, np.float64)
 
 
-def _storage(
-    segments: tuple[Segment, ...],
-    asked: NoiseStorage,
-    continued: Continued | None,
-) -> NoiseStorage:
-    """Where noise is kept: of an extended run, where it was before."""
-    if continued is None or asked is not NoiseStorage.AUTO:
-        return asked
-    return costs.choose(continued.first, rows_of_z.total_size(segments)).storage
-
-
 def _cost(
-    recursion: NoiseRecursion, segments: tuple[Segment, ...], storage: NoiseStorage
+    recursion: NoiseRecursion,
+    segments: tuple[Segment, ...],
+    storage: NoiseStorage,
+    continued: Continued | None,
 ) -> NoiseCost:
     """The cost of the storage that is used, if it can be."""
-    size = rows_of_z.total_size(segments)
+    size = integer_rows.total_size(segments)
     if storage is NoiseStorage.AUTO:
-        return costs.choose(recursion, size)
+        if continued is None:
+            return costs.choose(recursion, size)
+        # An extended run keeps its noise where it was.
+        storage = costs.choose(continued.first, size).storage
     cost = costs.cost(recursion, size, storage)
     if cost.state_bytes > costs.LARGEST_STATE_IN_BYTES:
         raise ValueError(

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import MinSeparation
 from simulations.runs import federated_runs, planned_runs, run_directory
 from simulations.runs.planned_runs import Horizon

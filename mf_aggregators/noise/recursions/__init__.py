@@ -1,18 +1,20 @@
-"""Correlated noise as a recursion over rounds, one class for each kind of matrix."""
+"""Noising matrices as streams: rows of correlated noise round by round, a class for each kind."""
 
 from mf_aggregators.noise.recursions.combination import (
     DenseNoise,
     IndependentNoise,
     WindowNoise,
 )
-from mf_aggregators.noise.recursions.recursion import Blocks, NoiseRecursion, NoiseState
-from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
-from mf_aggregators.noise.recursions.substitution import (
+from mf_aggregators.noise.recursions.recursion import (
     BandedNoise,
+    NoiseRecursion,
+    NoiseState,
+    SubstitutionNoise,
     ToeplitzNoise,
     bands_of_matrix,
     matrix_from_bands,
 )
+from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
 
 # All that the graphs of ``tff`` can compute: a class of another package would be none of them.
 KINDS: tuple[type[NoiseRecursion], ...] = (
@@ -27,12 +29,12 @@ KINDS: tuple[type[NoiseRecursion], ...] = (
 __all__ = [
     "KINDS",
     "BandedNoise",
-    "Blocks",
     "DenseNoise",
     "IndependentNoise",
     "NoiseRecursion",
     "NoiseState",
     "StateSpaceNoise",
+    "SubstitutionNoise",
     "ToeplitzNoise",
     "WindowNoise",
     "bands_of_matrix",

@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators.arrays import FloatArray, RealArray
-from mf_aggregators.noise.recursions.recursion import NoiseRecursion
-from mf_aggregators.noise.recursions.substitution import ToeplitzNoise
+from mf_aggregators.noise.recursions.recursion import NoiseRecursion, ToeplitzNoise
 
 # A block that draws earlier rows of Z again: larger blocks draw fewer.
 _ROWS_PER_REDRAWING_BLOCK = 128
@@ -26,7 +25,7 @@ class IndependentNoise(NoiseRecursion):
     num_rounds: int
 
     def __post_init__(self) -> None:
-        self._freeze_num_rounds(self.num_rounds)
+        self._freeze_num_rounds()
 
     @property
     def diagonal(self) -> FloatArray:
@@ -39,7 +38,7 @@ class IndependentNoise(NoiseRecursion):
         return True
 
     def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the recursion of the identity over ``divisor``, which has one band."""
+        """Returns the noising matrix of the identity over ``divisor``, which has one band."""
         return ToeplitzNoise(self.num_rounds, np.array([1.0 / divisor]))
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -60,7 +59,7 @@ class IndependentNoise(NoiseRecursion):
         return np.zeros((end - start, end - start))
 
     def block_signature(self, start: int, end: int) -> object:
-        """Blocks of one size have the same weights."""
+        """Blocks of one size have the same transition."""
         return end - start
 
     def noising_matrix(self) -> FloatArray:
@@ -114,7 +113,7 @@ class DenseNoise(NoiseRecursion):
         return np.diagonal(self.inverse)
 
     def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
         return DenseNoise(self.inverse * divisor)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -170,7 +169,7 @@ class WindowNoise(NoiseRecursion):
     row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self._freeze_num_rounds(self.num_rounds)
+        self._freeze_num_rounds()
         rounds, rank = self.num_rounds, np.shape(self.left)[-1]
         self._freeze("window", (1 if len(self.window) == 1 else rounds, None))
         self._freeze("left", (rounds, rank))
@@ -221,7 +220,7 @@ class WindowNoise(NoiseRecursion):
         return len(self.window) == 1 and not self.num_state_vectors
 
     def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
         return dataclasses.replace(self, window=self.window * divisor, left=self.left * divisor)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:

@@ -1,56 +1,61 @@
-"""What all recursions of correlated noise have in common.
+"""Noising matrices as streams: what all kinds have in common, and the kind with few bands in C.
 
 Row i of C^-1 Z is needed in round i and never before, and no mechanism needs a later row of Z
-for it. A recursion says how the rows follow from one another, and NumPy (here) and the
-TensorFlow graphs that TFF runs (``tff.tensor_streams``) ask it.
+for it. So the noising matrix C^-1 is a stream: it says how the rows follow from one another, and
+NumPy (here) and the TensorFlow graphs that TFF runs (``tff.tensor_rows``) ask it.
 
 Two kinds of memory are told apart. Earlier rows of Z can be drawn again from their seeds, which
 costs time and no state; everything else (rows of the noise, state vectors) has to be kept
 between rounds.
 
 Row i of C^-1 Z is a multiple of Z[i], by the diagonal of C^-1, and what earlier rounds add. All
-arithmetic is that of a *normalised* recursion, whose diagonal is one, so that
+arithmetic is that of a *normalised* noising matrix, whose diagonal is one, so that
 
     row i = Z[i] + earlier(i, history),
 
 and rows are multiplied by the diagonal after that.
 
-Any recursion is linear, so the rows of rounds s to e - 1 together are
+The rows are linear in Z, so those of rounds s to e - 1 together are
 
     rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (what drives),
 
 with the rows of Z or, where rows follow from rows, the rows themselves as what drives, each row
-by those before it alone. The state vectors at e follow in the same way. These weights are small
-matrices that depend on the recursion alone; coordinates of the model are independent of one
-another.
+by those before it alone. The state vectors at e follow in the same way. These weights, the
+*transition* of a block, are small and the same for all coordinates of the model.
 
-**Blocks.** Row by row, a recursion reads all that it keeps of earlier rounds in every round: with b
-bands, b - 1 rows of the model's size. In a block (:class:`Blocks`), whose rows are one matrix
-product, what is kept is read once for all of them. Blocks start small and double (rounds 0, 1,
-2 to 3, 4 to 7, ...) up to their largest size, so that no round has to wait for a whole large block,
-and so that each block can be made while the one before it is used.
+**C with few bands** is the first kind (:class:`SubstitutionNoise`), by forward substitution
+(BandMF Sec. 2, Alg. 9): from C Y = Z,
+``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
+import scipy.linalg
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.arrays import FloatArray, RealArray
+from mf_aggregators.linear_algebra.banded_matrices import BandedCovariances, WorkloadBlocks
 
 # A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
 # hold more rows.
 _ROWS_PER_BLOCK = 64
+# With many bands, what is kept is large, and a block of rows is to add little to it.
+_MANY_EARLIER_ROWS = 128
+_FEWEST_ROWS_PER_BLOCK = 24
+_EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
 # Columns of C^-1 that are computed at once.
 _COLUMNS = 512
 # Squares of entries are far from where floats end or lose digits.
 _SENSITIVITIES = (1e-100, 1e100)
-# Tables of a recursion up to this size are put into a graph.
+# Tables of a noising matrix up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
+
+_Dtype: TypeAlias = type[np.float64] | type[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,10 +64,10 @@ class NoiseState:
 
     Attributes:
       round_index: The round that the next row is for, from 0.
-      history: What the normalised recursion still needs of earlier rounds, (k, ...) float64, or
-        int32 where all of it is rows in steps: rows of the noise or of Z in a ring, and after them
-        state vectors. A value, as the rest of the state: :meth:`NoiseRecursion.next_row` leaves it
-        as it is.
+      history: What the normalised noising matrix still needs of earlier rounds, (k, ...) float64,
+          or int32 where all of it is rows in steps: rows of the noise or of Z in a ring, and after
+          them state vectors. A value, as the rest of the state: ``NoiseRecursion.next_row`` leaves
+          it as it is.
     """
 
     round_index: int
@@ -70,13 +75,13 @@ class NoiseState:
 
 
 class NoiseRecursion(abc.ABC):
-    """How the rows of C^-1 Z follow from one another.
+    """The noising matrix as a stream: how the rows of C^-1 Z follow from one another.
 
     Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
     ``block_transition`` is the linear map that makes the rows of several rounds at once.
 
-    Constructors copy their arrays and make them read-only, so that a recursion stays the one that
-    was checked. They raise ValueError for a number that is not finite, also in entries that do not
+    Constructors copy their arrays and make them read-only, so that a matrix stays the one that was
+    checked. They raise ValueError for a number that is not finite, also in entries that do not
     count: NumPy may leave such an entry out, and a graph multiplies it by zero, which gives NaN.
     """
 
@@ -84,8 +89,8 @@ class NoiseRecursion(abc.ABC):
     # alone. All others follow from the rows of the noise before them.
     draws_earlier_rows_of_z: ClassVar[bool] = False
 
-    def _freeze(self, name: str, shape: tuple[int | None, ...], dtype: Any = np.float64) -> None:
-        """Replaces a field of a new recursion by a checked, read-only array of its numbers.
+    def _freeze(self, name: str, shape: tuple[int | None, ...], dtype: _Dtype = np.float64) -> None:
+        """Replaces a field of a new noising matrix by a checked, read-only array of its numbers.
 
         Args:
           name: The field.
@@ -136,10 +141,10 @@ class NoiseRecursion(abc.ABC):
         cleared.setflags(write=False)
         object.__setattr__(self, name, cleared)
 
-    def _freeze_num_rounds(self, num_rounds: Any) -> None:
-        """Replaces the field ``num_rounds`` of a new recursion by a checked int."""
+    def _freeze_num_rounds(self) -> None:
+        """Replaces the field ``num_rounds`` of a new noising matrix by a checked int."""
         object.__setattr__(
-            self, "num_rounds", validation.positive_integer(num_rounds, "num_rounds")
+            self, "num_rounds", validation.positive_integer(self.num_rounds, "num_rounds")
         )
 
     if TYPE_CHECKING:
@@ -193,7 +198,7 @@ class NoiseRecursion(abc.ABC):
 
     @property
     def fits_in_graph(self) -> bool:
-        """Whether the recursion's tables are small enough to be constants of a graph."""
+        """Whether the noising matrix's tables are small enough to be constants of a graph."""
         tables = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         return sum(table.nbytes for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
 
@@ -208,33 +213,33 @@ class NoiseRecursion(abc.ABC):
 
     @property
     def is_toeplitz(self) -> bool:
-        """Whether the normalised recursion is known to be the same in all rounds."""
+        """Whether the normalised noising matrix is known to be the same in all rounds."""
         return False
 
     @abc.abstractmethod
     def divided_by(self, divisor: float) -> "NoiseRecursion":
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
 
     @functools.cached_property
     def normalised(self) -> "NoiseRecursion":
-        """The recursion of the rows of C^-1 Z over the diagonal of C^-1.
+        """The noising matrix of the rows of C^-1 Z over the diagonal of C^-1.
 
         Raises:
           ValueError: If the diagonal has a zero: C would have no inverse.
         """
         if not np.all(self.diagonal):
             raise ValueError("the diagonal of C^-1 must have no zero: C has an inverse.")
-        # What overflows is refused by the constructor of the normalised recursion.
+        # What overflows is refused by the constructor of the normalised noising matrix.
         with np.errstate(all="ignore"):
             return self._with_unit_diagonal()
 
     @abc.abstractmethod
     def _with_unit_diagonal(self) -> "NoiseRecursion":
-        """Returns the recursion of the rows over the diagonal."""
+        """Returns the noising matrix of the rows over the diagonal."""
 
     @abc.abstractmethod
     def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Returns what row i of a normalised recursion is beside Z[i], (...) float64.
+        """Returns what row i of a normalised noising matrix is beside Z[i], (...) float64.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -245,7 +250,7 @@ class NoiseRecursion(abc.ABC):
     def following(
         self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
     ) -> RealArray:
-        """Returns the next history of a normalised recursion; may change the one that is given.
+        """Returns the next history of a normalised matrix; may change the one that is given.
 
         Args:
           i: The round, from 0, of those that there are.
@@ -256,7 +261,7 @@ class NoiseRecursion(abc.ABC):
 
     @abc.abstractmethod
     def block_transition(self, start: int, end: int) -> FloatArray:
-        """Returns the weights of rounds ``start`` to ``end - 1`` of a normalised recursion.
+        """Returns the transition of rounds ``start`` to ``end - 1`` of a normalised matrix.
 
         Args:
           start: The first round.
@@ -272,7 +277,7 @@ class NoiseRecursion(abc.ABC):
         """
 
     def block_signature(self, start: int, end: int) -> object:
-        """Returns what is equal for blocks that are known to have equal weights."""
+        """Returns what is equal for blocks that are known to have equal transitions."""
         return "rounds", start, end
 
     def noising_matrix(self) -> FloatArray:
@@ -284,7 +289,7 @@ class NoiseRecursion(abc.ABC):
         return np.asarray(np.abs(self.diagonal) * self.normalised._normalised_row_norms())
 
     def _normalised_row_norms(self) -> FloatArray:
-        """The (n,) norms of the rows of a normalised recursion."""
+        """The (n,) norms of the rows of a normalised noising matrix."""
         if self.is_toeplitz:
             # Every row has what those before it have, and one number more.
             return np.asarray(
@@ -301,11 +306,11 @@ class NoiseRecursion(abc.ABC):
         return float(np.max(self.row_norms()))
 
     def largest_vector_norms(self) -> FloatArray:
-        """Returns (m,) bounds on the L2 norms of a normalised recursion's state vectors."""
+        """Returns (m,) bounds on the L2 norms of a normalised noising matrix's state vectors."""
         return np.zeros(self.num_state_vectors)
 
     def scaled_to_sensitivity_one(self, sensitivity: float) -> "NoiseRecursion":
-        """Returns the recursion of C / sensitivity: every scaling of C gives the same run.
+        """Returns the noising matrix of C / sensitivity: every scaling of C gives the same run.
 
         Args:
           sensitivity: The sensitivity of C, from 1e-100 to 1e100.
@@ -409,7 +414,7 @@ class NoiseRecursion(abc.ABC):
         return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)
 
 
-def _is_read_only(given: Any, dtype: Any) -> bool:
+def _is_read_only(given: object, dtype: _Dtype) -> bool:
     """Whether an array is of a type and nobody can write into it, so that it needs no copy."""
     if type(given) is not np.ndarray or given.dtype != dtype:
         return False
@@ -420,88 +425,193 @@ def _is_read_only(given: Any, dtype: Any) -> bool:
     return given is None
 
 
+class SubstitutionNoise(NoiseRecursion):
+    """Row i follows from row i of Z and the b - 1 rows before it, kept in a ring."""
+
+    @property
+    @abc.abstractmethod
+    def table(self) -> FloatArray:
+        """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
+
+    def _check_bands(self) -> None:
+        """Raises ValueError for a new matrix without a round or without a diagonal."""
+        if not self.num_rounds or not self.num_bands:
+            raise ValueError(f"{type(self).__name__} must have at least a round and a band.")
+
+    @property
+    def num_bands(self) -> int:
+        """The number of bands b."""
+        return int(self.table.shape[1])
+
+    def weights(self, round_index: int) -> FloatArray:
+        """Returns the (b,) entries C[i, i], C[i, i - 1], ... of row i."""
+        table = self.table
+        return np.asarray(table[round_index if len(table) > 1 else 0])
+
+    @property
+    def num_earlier_rows(self) -> int:
+        """The rows before a row that it follows from, b - 1."""
+        return self.num_bands - 1
+
+    @property
+    def rows_per_block(self) -> int:
+        """The most rows that are worth making at once."""
+        earlier = self.num_earlier_rows
+        if earlier < _MANY_EARLIER_ROWS:
+            return super().rows_per_block
+        return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
+
+    def earlier(self, i: int, history: RealArray) -> FloatArray:
+        """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
+        slots = self.num_earlier_rows
+        if not slots:
+            return np.zeros(history.shape[1:])
+        lags = (i - 1 - np.arange(slots)) % slots + 1
+        # Slots that no earlier round has filled count for nothing.
+        weights = np.where(lags <= i, self.weights(i)[lags], 0.0)
+        return -np.tensordot(weights, history, axes=1)
+
+    def following(
+        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
+    ) -> RealArray:
+        """Keeps the row in place of the oldest one."""
+        if self.num_earlier_rows:
+            history[i % self.num_earlier_rows] = row
+        return history
+
+    def block_transition(self, start: int, end: int) -> FloatArray:
+        """The entries of C off its diagonal, for the rows before the block and its own."""
+        size, num_earlier = end - start, min(self.num_earlier_rows, start)
+        matrix = np.zeros((size, num_earlier + size))
+        for row in range(size):
+            last = num_earlier + row
+            lags = min(self.num_bands, last + 1)
+            matrix[row, last - lags + 1 : last] = -self.weights(start + row)[1:lags][::-1]
+        return matrix
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Blocks:
-    """The blocks in which the rows of a recursion are made.
+class BandedNoise(SubstitutionNoise):
+    """C has few bands.
 
     Attributes:
-      recursion: The recursion.
-      starts: (number of blocks + 1,) int64: block k has the rounds ``starts[k]`` to
-        ``starts[k + 1] - 1``; the last entry is the number of rounds.
+      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``; entries where i < t become zero.
     """
 
-    recursion: NoiseRecursion
-    starts: IntArray
+    bands: FloatArray
 
-    @classmethod
-    def of(cls, recursion: NoiseRecursion, plans: Sequence[int] = ()) -> "Blocks":
-        """Returns the blocks in which the rows of a recursion are made.
-
-        Args:
-          recursion: The recursion.
-          plans: The rounds of the plans that were extended to this one, increasing. A block ends
-            with each of them, so that rows are products of the same shapes as before.
-
-        Returns:
-          A function of the arguments alone, so that a run that is resumed elsewhere makes the
-          same rows.
-        """
-        largest = recursion.rows_per_block
-        starts = [0]
-        for end in (*plans, recursion.num_rounds):
-            begin = starts[-1]
-            while starts[-1] < min(end, begin + largest):
-                size = min(largest, max(1, starts[-1] - begin))
-                starts.append(min(end, starts[-1] + size))
-            if starts[-1] < end:
-                # All later blocks are of one size.
-                starts += [*range(starts[-1] + largest, end, largest), end]
-        return cls(recursion, np.array(starts, dtype=np.int64))
+    def __post_init__(self) -> None:
+        self._freeze("bands", (None, None))
+        self._check_bands()
+        self._clear_lags_before_first_round("bands")
 
     @property
-    def num_blocks(self) -> int:
-        """The number of blocks."""
-        return len(self.starts) - 1
+    def num_rounds(self) -> int:
+        """The number of rounds n."""
+        return int(self.bands.shape[0])
 
     @property
-    def largest_block(self) -> int:
-        """The rows of the largest block."""
-        return int(np.max(np.diff(self.starts)))
+    def table(self) -> FloatArray:
+        """The bands."""
+        return self.bands
 
     @property
-    def rows_kept(self) -> int:
-        """The rows that are needed at any time: for the block in use and for the next one."""
-        return max(self.largest_block, self.recursion.num_earlier_rows) + self.largest_block
+    def diagonal(self) -> FloatArray:
+        """One over the diagonal of C, (n,) float64."""
+        return 1.0 / self.bands[:, 0]
 
-    def rounds(self, block: int) -> tuple[int, int]:
-        """Returns the first round of a block and the one after its last."""
-        return int(self.starts[block]), int(self.starts[block + 1])
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the noising matrix of C / divisor."""
+        return BandedNoise(self.bands / divisor)
 
-    def num_earlier_rows(self, block: int) -> int:
-        """Returns how many rows before a block its weights are for."""
-        return min(self.recursion.num_earlier_rows, int(self.starts[block]))
+    def row_norms(self) -> FloatArray:
+        """Returns the (n,) L2 norms of the rows of C^-1, in O(n b^2) operations."""
+        identity = WorkloadBlocks.identity(self.num_rounds, self.num_bands)
+        with np.errstate(all="ignore"):
+            squares = BandedCovariances(self.bands, identity).squared_rows()
+            # Beyond floats means beyond everything that is compared with it.
+            return np.where(squares < np.inf, np.sqrt(squares), np.inf)
 
-    def first_row_of_z(self, block: int) -> int:
-        """Returns the first row of Z that a block needs; the last one is that of its last row."""
-        return self.recursion.first_row_of_z(int(self.starts[block]))
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)
+        return BandedNoise(self.bands / self.bands[np.maximum(columns, 0), 0])
 
-    def weights(self, block: int) -> FloatArray:
-        """Returns the weights of a block, see ``NoiseRecursion.block_transition``."""
-        return self.recursion.normalised.block_transition(*self.rounds(block))
+    def noising_matrix(self) -> FloatArray:
+        """Returns C^-1 as a dense (n, n) float64 array."""
+        dense = matrix_from_bands(self.bands)
+        identity = np.eye(self.num_rounds)
+        inverse = scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
+        return np.asarray(inverse)
 
-    def distinct_weights(self) -> FloatArray:
-        """Returns, for each block, the first block that is known to have the same weights.
 
-        Matrices that are the same in all rounds, or repeat themselves, need few weights.
+@dataclasses.dataclass(frozen=True, eq=False)
+class ToeplitzNoise(SubstitutionNoise):
+    """C = T D with T a banded Toeplitz matrix and D diagonal: BandedNoise in b + n numbers.
 
-        Returns:
-          (number of blocks,) int64.
-        """
-        first_of: dict[object, int] = {}
-        signatures = (
-            self.recursion.normalised.block_signature(*self.rounds(block))
-            for block in range(self.num_blocks)
-        )
-        return np.array(
-            [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]
-        )
+    With U = T^-1 Z, row i of the noise is ``row_scales[i] * U[i]``, and U follows by
+    forward substitution with the same coefficients in every round.
+
+    Attributes:
+      num_rounds: n.
+      coefficients: (b,) float64: the first column of T; ``coefficients[0]`` is not zero, and those
+        of more lags than there are rounds become zero.
+      row_scales: (n,) float64: the diagonal of D^-1; None for ones.
+    """
+
+    num_rounds: int
+    coefficients: FloatArray
+    row_scales: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        self._freeze_num_rounds()
+        self._freeze("coefficients", (None,))
+        self._check_bands()
+        if self.row_scales is not None:
+            self._freeze("row_scales", (self.num_rounds,))
+        self._clear_lags_before_first_round("coefficients")
+
+    @property
+    def table(self) -> FloatArray:
+        """The coefficients, (1, b)."""
+        return self.coefficients[np.newaxis]
+
+    @property
+    def diagonal(self) -> FloatArray:
+        """The row scales over the first coefficient, (n,) float64."""
+        scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
+        return np.asarray(scales / self.coefficients[0])
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """Always: the rows over the diagonal are those of T^-1 Z, but for a factor."""
+        return True
+
+    def divided_by(self, divisor: float) -> NoiseRecursion:
+        """Returns the noising matrix of C / divisor."""
+        return dataclasses.replace(self, coefficients=self.coefficients / divisor)
+
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        return ToeplitzNoise(self.num_rounds, self.coefficients / self.coefficients[0])
+
+    def block_signature(self, start: int, end: int) -> object:
+        """Blocks of one size with as many earlier rows have the same transition."""
+        return end - start, min(self.num_earlier_rows, start)
+
+
+def matrix_from_bands(bands: FloatArray) -> FloatArray:
+    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
+    num_rounds, num_bands = bands.shape
+    dense = np.zeros((num_rounds, num_rounds))
+    for t in range(num_bands):
+        rows = np.arange(t, num_rounds)
+        dense[rows, rows - t] = bands[t:, t]
+    return dense
+
+
+def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
+    """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
+    num_rounds = matrix.shape[0]
+    bands = np.zeros((num_rounds, num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = np.diagonal(matrix, -t)
+    return bands

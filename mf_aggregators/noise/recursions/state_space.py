@@ -68,7 +68,7 @@ class StateSpaceNoise(NoiseRecursion):
         return bool(np.all(self.phases == self.phases[0]))
 
     def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the recursion of C / divisor."""
+        """Returns the noising matrix of C / divisor."""
         return dataclasses.replace(self, gains=self.gains * divisor)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
@@ -96,14 +96,14 @@ class StateSpaceNoise(NoiseRecursion):
         return np.asarray(following)
 
     def largest_vector_norms(self) -> FloatArray:
-        """Returns the (m,) L2 norms of what state vectors of a normalised recursion are of Z."""
+        """Returns (m,) bounds on the L2 norms of a normalised matrix's state vectors."""
         return self._normalised_norms()[1]
 
     def _normalised_row_norms(self) -> FloatArray:
         return self._normalised_norms()[0]
 
     def _normalised_norms(self) -> tuple[FloatArray, FloatArray]:
-        """The (n,) norms of a normalised recursion's rows, and (m,) the largest of its vectors.
+        """The (n,) norms of a normalised matrix's rows, and (m,) the largest of its vectors.
 
         From the covariance of the state vectors where Z is of independent numbers of variance one,
         which follows from round to round.
@@ -132,7 +132,7 @@ class StateSpaceNoise(NoiseRecursion):
         return np.concatenate([rows, state])
 
     def block_signature(self, start: int, end: int) -> object:
-        """Blocks with the same phases have the same weights."""
+        """Blocks with the same phases have the same transition."""
         return self.phases[start:end].tobytes()
 
     def following_by_phase(self) -> FloatArray:

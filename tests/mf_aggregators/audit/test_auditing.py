@@ -31,7 +31,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SingleParticipation,
 )
-from mf_aggregators.tff import processes, rows_in_state
+from mf_aggregators.tff import processes, tensor_rows
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from tests.mf_aggregators import broken_clipping
 from tests.refusals import refuses
@@ -195,13 +195,13 @@ _REPEATED, _REPLACED = 3, 4
 
 
 def _repeat_a_row_of_z(monkeypatch: pytest.MonkeyPatch) -> None:
-    intact = rows_in_state.chunk_rows
+    intact = tensor_rows.chunk_rows
 
     def faulty(source: Any, seed: Any, row: tf.Tensor, *rest: Any) -> tf.Tensor:
         other = tf.constant(_REPEATED, row.dtype)
         return intact(source, seed, tf.where(tf.equal(row, _REPLACED), other, row), *rest)
 
-    monkeypatch.setattr(rows_in_state, "chunk_rows", faulty)
+    monkeypatch.setattr(tensor_rows, "chunk_rows", faulty)
 
 
 def _leave_out_clipping(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise.recursions import Blocks
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -145,7 +145,7 @@ def test_blocks_of_earlier_plans_stay(factorization: Factorization, ends: tuple[
         assert blocks.starts[-1] == end
         assert np.all(np.diff(blocks.starts) > 0)
         for block in range(before.num_blocks):
-            np.testing.assert_array_equal(blocks.weights(block), before.weights(block))
+            np.testing.assert_array_equal(blocks.transition(block), before.transition(block))
             assert blocks.first_row_of_z(block) == before.first_row_of_z(block)
         before = blocks
         plans.append(end)

@@ -21,9 +21,9 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import recursions
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.recursions import (
     BandedNoise,
-    Blocks,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
@@ -100,7 +100,7 @@ def _rows_in_blocks(blocks: Blocks, z: np.ndarray) -> np.ndarray:
         start, end = int(blocks.starts[block]), int(blocks.starts[block + 1])
         earlier = rows[start - blocks.num_earlier_rows(block) : start]
         rows_of_z = z[blocks.first_row_of_z(block) : end]
-        weights = blocks.weights(block)
+        weights = blocks.transition(block)
         assert len(weights) == end - start + recursion.num_state_vectors
         of_rows, of_vectors = weights[: end - start], weights[end - start :]
         driving = rows_of_z
@@ -184,13 +184,13 @@ def test_rows_of_z_are_not_drawn_again_often(recursion: NoiseRecursion) -> None:
 
 
 def _check_distinct_weights(blocks: Blocks) -> int:
-    distinct = blocks.distinct_weights()
+    distinct = blocks.distinct_transitions()
     assert distinct.shape == (blocks.num_blocks,)
     for block, first in enumerate(distinct):
         assert first <= block
         assert distinct[first] == first
         # Bit for bit, since the files of either are read.
-        np.testing.assert_array_equal(blocks.weights(int(first)), blocks.weights(block))
+        np.testing.assert_array_equal(blocks.transition(int(first)), blocks.transition(block))
     return len(np.unique(distinct))
 
 

@@ -22,10 +22,9 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import (
-    Blocks,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
@@ -34,8 +33,8 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
-from mf_aggregators.tff import rows_on_disk, tensor_rows_of_z, tensor_streams
-from mf_aggregators.tff.rows_in_state import RowsInState
+from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
+from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import TensorNoise
 from tests.refusals import refuses
 
@@ -93,7 +92,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
 
     @tf.function(autograph=False)
     def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
-        nothing, table = tf.zeros([2], tf.int64), tensor_rows_of_z.graph_table()
+        nothing, table = tf.zeros([2], tf.int64), tensor_rows.graph_table()
         return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, chunk)
 
     for block in range(blocks.num_blocks):

@@ -7,8 +7,9 @@ import pytest
 
 from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import Blocks, DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP, NoiseSource
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators import small_mechanisms

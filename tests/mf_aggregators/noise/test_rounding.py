@@ -19,8 +19,9 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import BandedNoise, Blocks, IndependentNoise, NoiseRecursion
+from mf_aggregators.noise.recursions import BandedNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
@@ -45,7 +46,7 @@ class _Run:
         vectors = np.zeros((unit.num_state_vectors, w.shape[1]))
         for block in range(blocks.num_blocks):
             start, end = blocks.rounds(block)
-            weights, size = blocks.weights(block), end - start
+            weights, size = blocks.transition(block), end - start
             before = y[start - blocks.num_earlier_rows(block) : start]
             first = blocks.first_row_of_z(block)
             for i in range(size):

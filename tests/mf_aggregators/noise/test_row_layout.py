@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.rows_of_z import CHUNK, RowLayout, Segment
+from mf_aggregators.noise import integer_rows
+from mf_aggregators.noise.integer_rows import RowLayout, Segment
+from mf_aggregators.noise.rows_of_z import CHUNK
 from tests.refusals import refuses
 
 _SHAPES = st.one_of(
@@ -21,18 +22,18 @@ _TENSORS = st.lists(st.tuples(_SHAPES, st.sampled_from(["float32", "float64"])),
 def test_float64_tensors_start_at_the_next_chunk() -> None:
     shapes = ((3,), (CHUNK - 2,), (), (0,), (2, 2))
     dtypes = ("float32", "float32", "float64", "float64", "float32")
-    found = rows_of_z.segments(shapes, dtypes)
+    found = RowLayout(shapes, dtypes).segments
     assert found == (
         Segment("float32", 0, CHUNK + 5, (0, 1, 4)),
         Segment("float64", 2, 1, (2, 3)),
     )
     assert [segment.first_coordinate for segment in found] == [0, 2 * CHUNK]
     assert [segment.num_chunks for segment in found] == [2, 1]
-    assert rows_of_z.total_size(found) == CHUNK + 6
+    assert integer_rows.total_size(found) == CHUNK + 6
 
 
 def test_full_chunks_leave_no_gap() -> None:
-    found = rows_of_z.segments(((2, CHUNK), (5,)), ("float32", "float64"))
+    found = RowLayout(((2, CHUNK), (5,)), ("float32", "float64")).segments
     assert [segment.first_chunk for segment in found] == [0, 2]
     assert found[0].num_chunks == 2
 
@@ -41,7 +42,7 @@ def test_full_chunks_leave_no_gap() -> None:
 def test_rows_without_entries_have_no_segments(shapes: tuple[tuple[int, ...], ...]) -> None:
     layout = RowLayout(shapes, ("float64",) * len(shapes))
     assert layout.segments == ()
-    assert rows_of_z.total_size(layout.segments) == 0
+    assert integer_rows.total_size(layout.segments) == 0
     assert [array.shape for array in layout.tensors([])] == list(shapes)
 
 
@@ -56,7 +57,7 @@ def test_every_entry_has_a_coordinate_of_its_own(
         assert segment.first_chunk == math.ceil(end / CHUNK)
         end = segment.first_coordinate + segment.size
         flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
-        pieces = rows_of_z.split(segment, flats[-1], layout.shapes)
+        pieces = integer_rows.split(segment, flats[-1], layout.shapes)
         assert tuple(pieces) == segment.positions
     found = layout.tensors(flats)
     for array, (shape, dtype) in zip(found, tensors, strict=True):
@@ -69,13 +70,13 @@ def test_every_entry_has_a_coordinate_of_its_own(
             np.concatenate([*entries, np.empty(0)]), np.concatenate([*expected, np.empty(0)])
         )
     sizes = sum(math.prod(shape) for shape, _ in tensors)
-    assert rows_of_z.total_size(layout.segments) == sizes
+    assert integer_rows.total_size(layout.segments) == sizes
 
 
 def test_splitting_another_size_is_refused() -> None:
-    (segment,) = rows_of_z.segments(((3,),), ("float32",))
+    (segment,) = RowLayout(((3,),), ("float32",)).segments
     with refuses("3 entries"):
-        rows_of_z.split(segment, np.zeros(4, np.float32), ((3,),))
+        integer_rows.split(segment, np.zeros(4, np.float32), ((3,),))
 
 
 def test_other_dtypes_and_lengths_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.noise import discrete_gaussian, integer_rows, rows_of_z
 from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource, random_blocks
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
@@ -157,10 +157,9 @@ def test_no_two_entries_of_z_occur_twice(source: NoiseSource) -> None:
 
 
 def test_segments_are_ranges_of_a_row() -> None:
-    layout = rows_of_z.RowLayout(((5,), (3,)), ("float64", "float32"))
+    layout = integer_rows.RowLayout(((5,), (3,)), ("float64", "float32"))
     singles, doubles = (
-        rows_of_z.segment_of_row(NoiseSource.CHACHA20, _SEED, 7, segment)
-        for segment in layout.segments
+        segment.row_of_z(NoiseSource.CHACHA20, _SEED, 7) for segment in layout.segments
     )
     np.testing.assert_array_equal(singles, _LONG[NoiseSource.CHACHA20][:3])
     np.testing.assert_array_equal(doubles, _LONG[NoiseSource.CHACHA20][CHUNK : CHUNK + 5])

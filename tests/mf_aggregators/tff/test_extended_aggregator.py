@@ -315,7 +315,7 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
     assert list(after.starts[: before.num_blocks + 1]) == list(before.starts)
     assert after.starts[-1] == _WHOLE
     for block in range(before.num_blocks):
-        np.testing.assert_array_equal(before.weights(block), after.weights(block))
+        np.testing.assert_array_equal(before.transition(block), after.transition(block))
 
 
 def test_a_mechanism_releases_the_bits_of_the_long_spelling() -> None:

@@ -40,7 +40,6 @@ def test_new_directories_are_private_whatever_the_umask_is(tmp_path: pathlib.Pat
     directory = noise_directory.open_directory(path)
     assert directory == path
     assert _mode(directory) == 0o700
-    assert _mode(noise_directory.temporary_directory("noise-", tmp_path)) == 0o700
 
 
 def test_a_private_directory_is_used_as_it_is(tmp_path: pathlib.Path) -> None:
@@ -100,29 +99,14 @@ def test_paths_that_graphs_take_for_patterns_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_in_a_directory_goes(tmp_path: pathlib.Path) -> None:
-    """And nothing of a process that runs, or that has another name."""
-    killed = subprocess.Popen([sys.executable, "-c", ""])
-    killed.wait()
-    names = [f"words-{killed.pid}-x", f"words-{os.getpid()}-x", "words-other", "rows-1-x"]
-    for name in names:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "one.request").write_text("a seed")
-    new = noise_directory.temporary_directory("words-", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*names[1:], new.name}
-
-
 _SCRIPT = """
 import pathlib, sys
 from mf_aggregators.tff import noise_directory
 parent = pathlib.Path(sys.argv[1])
-for directory in (
-    noise_directory.open_directory(None),
-    noise_directory.temporary_directory("words-", parent),
-):
-    (directory / "deep").mkdir()
-    (directory / "deep" / "file").write_text("noise")
-    print(directory)
+directory = noise_directory.open_directory(None)
+(directory / "deep").mkdir()
+(directory / "deep" / "file").write_text("noise")
+print(directory)
 kept = noise_directory.open_directory(parent / "kept")
 (kept / "file").write_text("noise")
 if sys.argv[2] == "error":
@@ -143,13 +127,10 @@ def test_temporary_directories_go_when_python_ends(end: str, tmp_path: pathlib.P
         check=False,
     )
     assert ("as training may end" in process.stderr) == (end == "error"), process.stderr
-    of_system, below_parent = (pathlib.Path(line) for line in process.stdout.split())
-    assert of_system.parent == temporary
-    assert of_system.name.startswith("mf_aggregators-noise-")
-    assert below_parent.parent == tmp_path
-    assert below_parent.name.startswith("words-")
-    assert not of_system.exists()
-    assert not below_parent.exists()
+    directory = pathlib.Path(process.stdout.strip())
+    assert directory.parent == temporary
+    assert directory.name.startswith("mf_aggregators-noise-")
+    assert not directory.exists()
     assert (tmp_path / "kept" / "file").read_text() == "noise"
 
 

@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise import discrete_gaussian
-from mf_aggregators.tff import tensor_rows_of_z
+from mf_aggregators.tff import tensor_rows
 from tests.mf_aggregators.forced_ties import words_that_tie
 
 
@@ -23,8 +23,8 @@ def _from_words(words: np.ndarray, further: np.ndarray) -> tuple[np.ndarray, int
             drawn.assign_add(1)
             return further[:ties]
 
-        table = tensor_rows_of_z.graph_table()
-        return tensor_rows_of_z.from_words(table, tf.transpose(words), tie_words)
+        table = tensor_rows.graph_table()
+        return tensor_rows.from_words(table, tf.transpose(words), tie_words)
 
     return graph(tf.constant(words), tf.constant(further)).numpy(), int(drawn.numpy())
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.rows_of_z import NoiseSource
-from mf_aggregators.tff import tensor_rows_of_z
+from mf_aggregators.tff import tensor_rows
 
 _INT64 = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)])
@@ -44,7 +44,7 @@ def test_blocks_are_those_of_numpy(
         (tf.constant(first, tf.int64), tf.constant(count) if is_dynamic else count)
         for first, count in ranges
     ]
-    found = tensor_rows_of_z.of_source(source)(
+    found = tensor_rows.of_source(source)(
         tf.constant(seed, tf.int64), tf.constant(row, tf.int64), *numbers
     )
     for words, (first, count) in zip(found, ranges, strict=True):
@@ -60,7 +60,7 @@ def test_many_blocks_are_those_of_numpy(source: NoiseSource) -> None:
 
     @tf.function
     def draw(seed: tf.Tensor, row: tf.Tensor, first: tf.Tensor) -> list[tf.Tensor]:
-        return tensor_rows_of_z.of_source(source)(seed, row, (first, 3000), (first + 2**60, 8))
+        return tensor_rows.of_source(source)(seed, row, (first, 3000), (first + 2**60, 8))
 
     first_block = tf.constant(2**32 - 1500, tf.int64)
     many, few = draw(tf.constant(seed), tf.constant(9, tf.int64), first_block)

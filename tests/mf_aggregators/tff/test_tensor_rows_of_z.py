@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
-from mf_aggregators.tff import tensor_rows_of_z
+from mf_aggregators.tff import tensor_rows
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _HALF = CHUNK // 2
@@ -32,14 +32,14 @@ def _drawer(
     """A graph of :func:`chunk_rows`; ``num_rows`` is None for a number that is a tensor."""
 
     def draw(seed: tf.Tensor, first_row: tf.Tensor, chunk: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        return tensor_rows_of_z.chunk_rows(
+        return tensor_rows.chunk_rows(
             source,
             seed,
             first_row,
             rows if num_rows is None else num_rows,
             chunk,
             width,
-            tensor_rows_of_z.graph_table(),
+            tensor_rows.graph_table(),
         )
 
     return tf.function(draw)
@@ -127,7 +127,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
             return np.full((count, 16), tying, np.uint32)
         return original(source, seed, row, block, count)
 
-    graph_blocks = tensor_rows_of_z.chacha20
+    graph_blocks = tensor_rows.chacha20
 
     def tying_graph(seed: tf.Tensor, row: tf.Tensor, *ranges: Any) -> list[tf.Tensor]:
         drawn = graph_blocks(seed, row, *ranges)
@@ -135,7 +135,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
         return [*first, *drawn[1:]] if len(drawn) > 1 else drawn
 
     monkeypatch.setattr(rows_of_z, "random_blocks", tying_blocks)
-    monkeypatch.setattr(tensor_rows_of_z, "of_source", lambda source: tying_graph)
+    monkeypatch.setattr(tensor_rows, "of_source", lambda source: tying_graph)
     _drawer.cache_clear()
     rows = _drawn(_SEED, 4, 2, 3, width)
     _drawer.cache_clear()

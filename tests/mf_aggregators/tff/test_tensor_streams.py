@@ -31,17 +31,13 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.noise import recursions, rows_of_z
+from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import Blocks, NoiseRecursion
+from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
-from mf_aggregators.tff import (
-    rows_on_disk,
-    tensor_rows_of_z,
-    tensor_streams,
-)
-from mf_aggregators.tff.rows_in_state import RowsInState
+from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows_of_z import chunk_rows
+from mf_aggregators.tff.tensor_rows import RowsInState, chunk_rows
 from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
@@ -187,7 +183,7 @@ def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
     for segment in stream.noise.segments:
         state = stream.rows.initial_state(segment.size)
         for i, row in enumerate(rows):
-            z = rows_of_z.segment_of_row(NoiseSource.CHACHA20, seed, i, segment)
+            z = segment.row_of_z(NoiseSource.CHACHA20, seed, i)
             expected, state = stream.rows.next_row(state, z)
             found = np.concatenate([row[position].ravel() for position in segment.positions])
             np.testing.assert_array_equal(found, expected)
@@ -549,7 +545,7 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     assert files is not None
     rows, _ = stream.all_rows(stream.start())
     for contents in (b"", bytes(8)):
-        for path in files.weights:
+        for path in files.transitions:
             pathlib.Path(path).write_bytes(contents)
         again = rows_on_disk.prepare(
             files.rows,
@@ -558,11 +554,11 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
             NoiseSource.CHACHA20,
             pathlib.Path(files.directory).parent,
         )
-        assert again.weights == files.weights
+        assert again.transitions == files.transitions
         for row, expected in zip(stream.all_rows(stream.start())[0], rows, strict=True):
             _assert_same(row, expected)
     names = {path.name for path in pathlib.Path(files.directory).iterdir() if path.is_file()}
-    assert names == {pathlib.Path(path).name for path in files.weights}
+    assert names == {pathlib.Path(path).name for path in files.transitions}
 
 
 @pytest.mark.parametrize("index", [3, 5, 11, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
@@ -572,7 +568,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
     files = stream.files
     assert files is not None
     # Of the second block, since nothing comes before the first.
-    path = pathlib.Path(files.weights[1])
+    path = pathlib.Path(files.transitions[1])
     whole = path.read_bytes()
     try:
         for damaged in (whole[:-1], b"", bytes(len(whole)), whole[:-1] + b"\1", whole + whole):
@@ -702,7 +698,7 @@ def _drift_z(num_rounds: int) -> np.ndarray:
             tf.constant(num_rounds),
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
-            tensor_rows_of_z.graph_table(),
+            tensor_rows.graph_table(),
         )
     )(tf.constant(_SEED))
     return np.asarray(rows.numpy())
@@ -745,7 +741,7 @@ def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
             segment,
             tf.constant(_SEED),
             tf.zeros([2], tf.int64),
-            tensor_rows_of_z.graph_table(),
+            tensor_rows.graph_table(),
         )
         return made.make(block, tf.zeros([], tf.int64))
 
