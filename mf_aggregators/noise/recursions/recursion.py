@@ -237,7 +237,7 @@ class NoiseRecursion(abc.ABC):
 
         Args:
           i: The round, from 0, of those that there are.
-          history: As in :class:`NoiseState`.
+          history: As in ``NoiseState``.
         """
 
     @abc.abstractmethod
@@ -248,7 +248,7 @@ class NoiseRecursion(abc.ABC):
 
         Args:
           i: The round, from 0, of those that there are.
-          history: As in :class:`NoiseState`.
+          history: As in ``NoiseState``.
           row_of_z: Row i of Z, (...).
           row: Row i of the noise, (...).
         """
