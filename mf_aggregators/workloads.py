@@ -189,7 +189,7 @@ class Workload:
         return 0.0 if self.name == "prefix_sum" else self.momentum, np.asarray(rates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the description that :func:`describe` takes."""
+        """Returns the workload as a JSON object: its name and parameters."""
         if self.name == "prefix_sum":
             return {"name": self.name}
         rates = None if self.learning_rates is None else list(self.learning_rates)

@@ -90,7 +90,7 @@ def sampling_scheme(
     """Returns a sampling scheme by its name.
 
     Args:
-      name: One of :func:`sampling_schemes`.
+      name: The name of a scheme of this library or of an installed package.
       num_rounds: The rounds n.
       num_bands: The bands b of C, 1 to n.
       population: The clients m, at least B b.

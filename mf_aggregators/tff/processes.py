@@ -162,7 +162,7 @@ def end_workers_at_exit() -> None:
 
     A handler of SIGTERM that the program has (one that saves, for instance) stays and is called:
     workers end once it exits by ``SystemExit``, and a handler that ends the process in another way
-    calls :func:`end_workers` first. Python sets handlers in the main thread alone: where another
+    calls ``end_workers`` first. Python sets handlers in the main thread alone: where another
     one calls this, workers end at exit, and SIGTERM does what it did before.
 
     Raises:

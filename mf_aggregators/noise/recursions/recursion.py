@@ -243,7 +243,7 @@ class NoiseRecursion(abc.ABC):
 
         Args:
           i: The round, from 0, of those that there are.
-          history: As in :class:`NoiseState`.
+          history: As in ``NoiseState``.
         """
 
     @abc.abstractmethod
@@ -254,7 +254,7 @@ class NoiseRecursion(abc.ABC):
 
         Args:
           i: The round, from 0, of those that there are.
-          history: As in :class:`NoiseState`.
+          history: As in ``NoiseState``.
           row_of_z: Row i of Z, (...).
           row: Row i of the noise, (...).
         """
