@@ -17,7 +17,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, validation, version
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import costs

@@ -14,6 +14,7 @@ contributions are replaced by zero vectors in every round that it takes part in.
 
 from mf_aggregators.accounting.composition import composed_epsilon
 from mf_aggregators.accounting.gaussian import (
+    TailError,
     composed_gaussian_epsilon,
     epsilon,
     epsilon_of_zcdp,
@@ -24,7 +25,6 @@ from mf_aggregators.accounting.gaussian import (
     zcdp_delta,
     zcdp_rho,
 )
-from mf_aggregators.accounting.noise_failure import TailError
 from mf_aggregators.accounting.trade_offs import true_positive_rate, true_positive_rate_of_pairs
 
 __all__ = [

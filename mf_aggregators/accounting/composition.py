@@ -7,8 +7,8 @@ from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import noise_failure
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import gaussian
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 
 # dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
 # masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
@@ -51,7 +51,7 @@ def composed_epsilon(
     smallest = _smallest_noise_multiplier(composed)
     if smallest < math.inf:
         # Each part is compared with the whole of delta.
-        delta = noise_failure.delta_left(delta, smallest, _runs(composed) * num_coordinates)
+        delta = gaussian.delta_left(delta, smallest, _runs(composed) * num_coordinates)
     delta -= composition_rounding(compositions)
     accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
     return float(accountant.get_epsilon(delta))

@@ -9,8 +9,11 @@ updates depend on the rounds before it.
 Adjacency is zero-out: neighbouring data sets differ in one client, whose contributions
 are replaced by zero vectors in every round that it takes part in.
 
-The privacy loss of the Gaussian mechanism is dp-accounting's. That noise is drawn from tables
-costs a small part of delta, and makes zCDP an approximate one (``noise_failure``).
+The privacy loss of the Gaussian mechanism is dp-accounting's. Noise is drawn from tables of
+integers, and a guarantee (epsilon, delta) of real normal numbers is one of (epsilon, delta + p) of
+what is drawn (``noise.discrete_gaussian`` has the proof); p is the delta0 of approximate zCDP as
+well. The failure probability p grows with the numbers that are drawn, and does not depend on
+epsilon. Where it is not small beside delta, nothing is stated.
 """
 
 import functools
@@ -22,8 +25,8 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_mechanism
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import noise_failure
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.errors import Error
+from mf_aggregators.noise import discrete_gaussian
 
 # Noise multipliers that epsilon and noise_multiplier deal with; outside, epsilon is
 # far from any use and the privacy loss over- or underflows.
@@ -32,6 +35,17 @@ _LARGEST_NOISE_MULTIPLIER = 1e8
 _LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
 # What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
 _ROUNDING = 1e-14
+# The largest share of delta that the failure probability may take.
+LARGEST_SHARE = 1e-3
+# With less noise a client may move a number by more standard deviations than are covered.
+LEAST_NOISE_MULTIPLIER = 1.0 / discrete_gaussian.LARGEST_SHIFT
+# The coordinates of all rounds together that every statement charges for where nobody says how
+# many there are. No noise is made for more (:func:`check_charged`).
+DEFAULT_NUM_COORDINATES = 2**40
+
+
+class TailError(Error, ValueError):
+    """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
 
 
 def epsilon(
@@ -43,7 +57,7 @@ def epsilon(
 ) -> float:
     """Returns the epsilon of an unamplified run at a delta.
 
-    It is that of the exact Gaussian curve at what is left of delta (``noise_failure``).
+    It is that of the exact Gaussian curve at what is left of delta (:func:`delta_left`).
 
     Args:
       noise_multiplier: Relative to the sensitivity of C under its participation
@@ -128,7 +142,7 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
     if min(sigmas) == 0.0:
         return math.inf
     coordinates = len(sigmas) * DEFAULT_NUM_COORDINATES
-    left = noise_failure.delta_left(delta, min(sigmas), coordinates)
+    left = delta_left(delta, min(sigmas), coordinates)
     # Squares of floats may be too large or too small for one, which hypot takes care of.
     return exact_epsilon(1.0 / math.hypot(*(1.0 / sigma for sigma in sigmas)), left)
 
@@ -137,7 +151,7 @@ def _left(sigma: float, delta: float, num_coordinates: int, participations: int)
     """What of delta is left for real normal numbers; raises TailError if it is too little."""
     # The squared norms of disjoint participations add up.
     each = sigma * math.sqrt(participations)
-    return noise_failure.delta_left(delta, each, num_coordinates)
+    return delta_left(delta, each, num_coordinates)
 
 
 def noise_multiplier(
@@ -289,7 +303,7 @@ def zcdp_delta(
     if sigma == 0.0:
         return 0.0
     each = sigma * math.sqrt(validation.positive_integer(disjoint_participations, "participations"))
-    return noise_failure.failure_probability(each, num_coordinates)
+    return failure_probability(each, num_coordinates)
 
 
 def noise_multiplier_of_zcdp(rho: float) -> float:
@@ -334,7 +348,7 @@ def epsilon_of_zcdp(
     """
     sigma = noise_multiplier_of_zcdp(rho)
     delta = validation.delta(delta)
-    left = noise_failure.delta_left(delta, sigma, num_coordinates)
+    left = delta_left(delta, sigma, num_coordinates)
     if zcdp_delta is not None:
         left = min(left, delta - validation.non_negative_number(zcdp_delta, "zcdp_delta"))
         if left <= 0.0:
@@ -362,6 +376,73 @@ def event(noise_multiplier: float) -> dp_event.DpEvent:
     return dp_event.GaussianDpEvent(
         validation.non_negative_number(noise_multiplier, "noise_multiplier")
     )
+
+
+def check_charged(num_parameters: int, num_rounds: int) -> None:
+    """Raises ValueError if a run draws more numbers than guarantees are stated for.
+
+    Args:
+      num_parameters: The numbers of a row: the model's parameters, and one more where the clip
+        norm adapts.
+      num_rounds: The rows.
+    """
+    if num_parameters * num_rounds > DEFAULT_NUM_COORDINATES:
+        raise ValueError(
+            f"noise of {num_parameters} numbers in each of {num_rounds} rounds is of "
+            f"{num_parameters * num_rounds:.3g} numbers, and guarantees are stated for at most "
+            f"2^40 ({DEFAULT_NUM_COORDINATES:.2g}): use a smaller model or fewer rounds."
+        )
+
+
+def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> float:
+    """Returns what of delta is left for real normal numbers.
+
+    Args:
+      delta: The delta of the guarantee.
+      noise_multiplier: Standard deviation of Z over what one of a client's participations can
+        change in C x (in L2 norm), above zero.
+      num_coordinates: The numbers that are drawn: parameters times rounds, of all runs.
+
+    Returns:
+      A delta below the given one. If real normal numbers have it at some epsilon, the noise that
+      is drawn has the given one.
+
+    Raises:
+      TailError: If less than 999 thousandths of delta are left, or there is so little noise that
+        the bound does not hold.
+      ValueError: If a number is out of its range.
+    """
+    failure = failure_probability(noise_multiplier, num_coordinates)
+    if failure > LARGEST_SHARE * delta:
+        raise TailError(
+            f"the noise of {num_coordinates} numbers cannot be accounted for at delta {delta:g}: "
+            f"the generator's failure probability is {failure:.2g}, which is more than a "
+            "thousandth of delta. Use a larger delta, or fewer rounds or parameters."
+        )
+    return delta - failure
+
+
+def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
+    """Returns what the noise that is drawn adds to the delta of real normal numbers.
+
+    It is the same at every epsilon.
+
+    Args:
+      noise_multiplier: As in :func:`delta_left`.
+      num_coordinates: As there.
+
+    Raises:
+      TailError: If there is so little noise that the bound does not hold.
+      ValueError: If a number is out of its range.
+    """
+    sigma = validation.positive_number(noise_multiplier, "noise_multiplier")
+    if sigma * discrete_gaussian.LARGEST_SHIFT < 1.0:
+        raise TailError(
+            f"so little noise cannot be accounted for: a client may move a number by "
+            f"{1.0 / sigma:.3g} standard deviations, and {discrete_gaussian.LARGEST_SHIFT:g} are "
+            "covered. Use more noise (a smaller epsilon)."
+        )
+    return discrete_gaussian.failure_probability(num_coordinates)
 
 
 def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:

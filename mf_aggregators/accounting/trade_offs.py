@@ -22,7 +22,7 @@ run is a Gaussian mechanism, and divergences of mixtures are no larger than the 
 parts.
 
 The noise that is drawn has the curve delta(epsilon) of real normal numbers plus the failure
-probability p of ``noise_failure``, at every epsilon, also a negative one. The mu-GDP rate is the
+probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP rate is the
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
@@ -35,8 +35,8 @@ import numpy as np
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import noise_failure
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting import gaussian
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def true_positive_rate(
     if sigma == 0.0:
         return _of_shape(np.ones_like(rates), false_positive_rate)
     each = sigma * math.sqrt(participations)
-    failure = noise_failure.failure_probability(each, num_coordinates)
+    failure = gaussian.failure_probability(each, num_coordinates)
     found = special.ndtr(special.ndtri(rates) + 1.0 / sigma)
     return _of_shape(_rounded(found + failure), false_positive_rate)
 
@@ -177,7 +177,7 @@ def sampled_true_positive_rate(
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
     if log_moments or divergences:
-        failure = noise_failure.failure_probability(sigma, num_coordinates)
+        failure = gaussian.failure_probability(sigma, num_coordinates)
         for epsilon, divergence in divergences:
             found = np.minimum(found, _rounded(math.exp(epsilon) * rates + divergence + failure))
         for order, log_moment in log_moments:

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import memory, printed_guarantees, random_streams, validation
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
@@ -122,7 +122,7 @@ def main(values: flags.FlagValues) -> int:
     if values.model_size is not None:
         if mechanism is not None and mechanism.noise_multiplier:
             rounds = max(factorization.num_rounds, values.extend_to or 0)
-            noise_failure.check_charged(values.model_size, rounds)
+            gaussian.check_charged(values.model_size, rounds)
         fields |= _costs(factorization.noise_recursion(), values.model_size)
     if values.extend_to is not None:
         fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)

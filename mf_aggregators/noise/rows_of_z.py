@@ -2,7 +2,7 @@
 
 An entry is a discrete Gaussian (``discrete_gaussian``): an integer number of steps. Its
 distribution is that of rounded normal numbers up to a proven failure probability, which
-``accounting.noise_failure`` charges to delta.
+``accounting.gaussian`` charges to delta.
 
 **Random bits** are a function of (seed, row, block): nothing is drawn in sequence. Any block of any
 row can be drawn at any time, by any process, in any order, and is the same bits: a row of noise

@@ -12,8 +12,8 @@ populations differ in one client, who takes part in the same rounds with zero ve
 Each kind says what the k queries reveal. None is ever more than the guarantee without
 amplification: that of a Gaussian mechanism with as many participations as the scheme allows. The
 batches must stay secret: who knows them sees a run that was not sampled. That noise is drawn from
-tables costs a small part of delta (``noise_failure``), once for the whole run, whichever theorem is
-used for real normal numbers.
+tables costs a small part of delta (``accounting.gaussian``), once for the whole run, whichever
+theorem is used for real normal numbers.
 """
 
 import abc
@@ -28,9 +28,9 @@ import scipy.optimize
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.composition import composition_rounding, safe_delta
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
@@ -144,7 +144,7 @@ class CyclicGroups(SamplingScheme):
 
     def _delta_left(self, sigma: float, delta: float, num_coordinates: int) -> float:
         """What of a stated delta is left for real normal numbers; TailError if it is too little."""
-        left = noise_failure.delta_left(delta, sigma / self.largest_move, num_coordinates)
+        left = gaussian.delta_left(delta, sigma / self.largest_move, num_coordinates)
         # Each share is compared with the whole: the next delta that is refused for one of them is
         # refused without amplification, too, and none loses its amplification before.
         return left - composition_rounding(self.most_participations())
@@ -221,7 +221,7 @@ class CyclicGroups(SamplingScheme):
 
         # Of less noise nothing amplified is stated. A search across it would creep up to it.
         least_accounted = max(
-            LEAST_NOISE_MULTIPLIER, self.largest_move * noise_failure.LEAST_NOISE_MULTIPLIER
+            LEAST_NOISE_MULTIPLIER, self.largest_move * gaussian.LEAST_NOISE_MULTIPLIER
         )
         least, high = math.log(least_accounted * (1.0 + 1e-12)), math.log(enough)
         if high <= least or known(high) > 0.0:
@@ -414,7 +414,7 @@ class ComposedGroups(CyclicGroups):
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) of the composed rounds."""
         try:
-            failure = noise_failure.failure_probability(sigma / self.largest_move, num_coordinates)
+            failure = gaussian.failure_probability(sigma / self.largest_move, num_coordinates)
         except TailError:
             return ()
         count = self.most_participations()

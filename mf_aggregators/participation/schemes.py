@@ -22,7 +22,7 @@ from scipy import special
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions

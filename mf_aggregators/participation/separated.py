@@ -19,8 +19,8 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import noise_failure
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting import gaussian
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
@@ -181,7 +181,7 @@ class SeparatedScheme(SamplingScheme):
         found = None
         if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
-                left = noise_failure.delta_left(delta, sigma, num_coordinates)
+                left = gaussian.delta_left(delta, sigma, num_coordinates)
                 found = search.certificate_of(pair, left, unamplified, certification)
             except TailError as error:
                 refused = error
@@ -257,7 +257,7 @@ class SeparatedScheme(SamplingScheme):
         enough = self._enough(target, delta, num_coordinates)
         self.dominating_pair(enough, columns)
         try:
-            left = noise_failure.delta_left(delta, enough, num_coordinates)
+            left = gaussian.delta_left(delta, enough, num_coordinates)
         except TailError:
             return enough
         if enough <= LEAST_NOISE_MULTIPLIER:

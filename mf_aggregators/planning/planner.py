@@ -22,7 +22,7 @@ import numpy as np
 
 from mf_aggregators import catalogue, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.catalogue import MechanismError
 from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
@@ -121,7 +121,7 @@ class Setting:
             validation.non_negative_number(self.noise_memory, "noise_memory")
         if self.noise_disk is not None:
             validation.non_negative_number(self.noise_disk, "noise_disk")
-        noise_failure.check_charged(self.model_size, self.num_rounds)
+        gaussian.check_charged(self.model_size, self.num_rounds)
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:

@@ -18,7 +18,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
@@ -95,7 +95,7 @@ class Guarantee:
         if that is not amplified either.
       epsilon: The epsilon of (epsilon, delta)-DP; infinity without noise, and where
         participations that broke the plan leave so little that no epsilon can be stated
-        (``accounting.noise_failure``).
+        (``accounting.gaussian``).
       delta: The delta that epsilon is for.
       sampling: How clients take part, if the guarantee is amplified by that.
       certificate: For schemes without groups, what was proved for real normal noise; None where

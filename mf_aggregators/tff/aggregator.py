@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import checkpoints, validation
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.factorizations import Factorization
@@ -142,7 +142,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         size = dp_query.size_of_row(specs)
         if multiplier > 0.0:
             # Before any file is made.
-            noise_failure.check_charged(size, mechanism.num_rounds)
+            gaussian.check_charged(size, mechanism.num_rounds)
         mechanism.check_rounded(size, self._sums.largest_cohort, self._noise.storage)
         recursion = mechanism.noise_recursion()
         drawn = dp_query.drawn_recursion(recursion, multiplier)

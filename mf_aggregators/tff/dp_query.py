@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import validation
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import CHUNK
@@ -129,7 +129,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         recursion = drawn_recursion(recursion, self._noise_stddev)
         self._structure, self._specs = specs, checked_specs(specs)
         if self._noise_stddev > 0.0:
-            noise_failure.check_charged(size_of_row(self._specs), recursion.num_rounds)
+            gaussian.check_charged(size_of_row(self._specs), recursion.num_rounds)
         if noise is None:
             noise = tensor_streams.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import noise_failure, trade_offs
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting import gaussian, trade_offs
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
     BallsInBins,
@@ -329,7 +329,7 @@ def test_bad_arguments_are_refused() -> None:
     for pair in ((-0.1, 0.0), (1.0, 1.5), (math.nan, 0.0)):
         with refuses("epsilon"):
             accounting.true_positive_rate_of_pairs([pair], 0.5)
-    with pytest.raises(noise_failure.TailError):
+    with pytest.raises(gaussian.TailError):
         accounting.true_positive_rate(0.1, 0.5)
-    with pytest.raises(noise_failure.TailError):
+    with pytest.raises(gaussian.TailError):
         trade_offs.sampled_true_positive_rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, caches
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.caches import CacheWarning
 from mf_aggregators.noise import discrete_gaussian
 from mf_aggregators.participation import (
@@ -47,7 +47,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     assert found.certificate is not None
     assert found.certificate.epsilon == found.epsilon
     # Delta pays for how noise is drawn, before anything is claimed.
-    left = noise_failure.delta_left(_DELTA, 1.2, noise_failure.DEFAULT_NUM_COORDINATES)
+    left = gaussian.delta_left(_DELTA, 1.2, gaussian.DEFAULT_NUM_COORDINATES)
     assert found.certificate.delta == left < _DELTA
     pair = scheme.dominating_pair(1.2, _columns())
     assert certificates.is_proved(pair, found.certificate)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, factorizations, version, workloads
-from mf_aggregators.accounting.noise_failure import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import BandedFactorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.accounting import noise_failure
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.noise import discrete_gaussian
 from tests.refusals import refuses
 
@@ -17,38 +17,38 @@ def test_the_failure_probability_is_taken_from_delta(
     delta = 10.0**log_delta
     failure = discrete_gaussian.failure_probability(num_coordinates)
     if failure > 1e-3 * delta:
-        with pytest.raises(noise_failure.TailError):
-            noise_failure.delta_left(delta, sigma, num_coordinates)
+        with pytest.raises(gaussian.TailError):
+            gaussian.delta_left(delta, sigma, num_coordinates)
     else:
-        left = noise_failure.delta_left(delta, sigma, num_coordinates)
+        left = gaussian.delta_left(delta, sigma, num_coordinates)
         assert left + failure == pytest.approx(delta, rel=1e-15)
         assert 0.999 * delta <= left <= delta
 
 
 @pytest.mark.parametrize("sigma", [0.1999, 0.1, 1e-3, 1e-300])
 def test_so_little_noise_is_refused(sigma: float) -> None:
-    with pytest.raises(noise_failure.TailError):
-        noise_failure.delta_left(0.1, sigma, 1)
-    assert noise_failure.delta_left(0.1, 0.2, 1) == pytest.approx(0.1)
+    with pytest.raises(gaussian.TailError):
+        gaussian.delta_left(0.1, sigma, 1)
+    assert gaussian.delta_left(0.1, 0.2, 1) == pytest.approx(0.1)
 
 
 def test_a_run_of_any_size_costs_little() -> None:
     """A hundred billion parameters and ten rounds: the default covers as many numbers."""
-    assert noise_failure.DEFAULT_NUM_COORDINATES >= 10**12
-    noise_failure.delta_left(1e-12, 1.0, noise_failure.DEFAULT_NUM_COORDINATES)
+    assert gaussian.DEFAULT_NUM_COORDINATES >= 10**12
+    gaussian.delta_left(1e-12, 1.0, gaussian.DEFAULT_NUM_COORDINATES)
 
 
 def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
     """All statements charge for 2^40 numbers where nobody says how many there are."""
-    noise_failure.check_charged(2**20, 2**20)
+    gaussian.check_charged(2**20, 2**20)
     with refuses("1.1e+12", "2^40"):
-        noise_failure.check_charged(2**20 + 1, 2**20)
+        gaussian.check_charged(2**20 + 1, 2**20)
     with refuses("8.8e+12"):
-        noise_failure.check_charged(2**31, 4096)
+        gaussian.check_charged(2**31, 4096)
 
 
 def test_bad_arguments_are_refused() -> None:
     with refuses("noise_multiplier"):
-        noise_failure.delta_left(1e-6, 0.0, 1)
+        gaussian.delta_left(1e-6, 0.0, 1)
     with refuses("num_coordinates"):
-        noise_failure.delta_left(1e-6, 1.0, 0)
+        gaussian.delta_left(1e-6, 1.0, 0)
