@@ -29,6 +29,8 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     (tmp_path / "here").mkdir()
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    # Where the first process to draw caches its fonts.
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
     monkeypatch.chdir(tmp_path / "here")
     checkpoints.save(factorizations.identity(4), home / "checkpoint")
     (home / "ledger.csv").write_text("ada,0\n")

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, caches, catalogue, validation, version, workloads
+from mf_aggregators import atomic_files, catalogue, validation, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.checkpoints import published_matrices
@@ -306,9 +306,8 @@ def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, FloatArray]:
 
 def _hash_of(description: Mapping[str, Any]) -> str:
     """SHA-256 of everything in a description but the hash itself."""
-    return caches.digest(
-        {name: value for name, value in description.items() if name != "description_sha256"}
-    )
+    rest = {name: value for name, value in description.items() if name != "description_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _is_replaceable(target: pathlib.Path) -> bool:
