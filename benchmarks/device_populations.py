@@ -21,8 +21,8 @@ from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
-from simulations.devices.participation_timers import WallClockTimer
+from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
+from simulations.devices.device_populations import DevicePopulation
 
 _DAY = 86400.0
 _SEED = 1

@@ -85,11 +85,11 @@ def _measured(values: flags.FlagValues, addresses: tuple[str, ...]) -> dict[str,
         rows = generator.integers(1, values.vocab_size, (40, 21)).astype(np.int32)
         return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(8)
 
-    patience = remote_workers.Patience(seconds_to_connect=60.0)
+    timeouts = remote_workers.Timeouts(seconds_to_connect=60.0)
     contexts: dict[str, Any] = {
         "one_process": compatibility.get_context_stack().current,
         **{
-            f"{number}_remote": remote_workers.connect(addresses[:number], patience)
+            f"{number}_remote": remote_workers.connect(addresses[:number], timeouts)
             for number in sorted({1, len(addresses)})
         },
     }

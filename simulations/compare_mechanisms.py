@@ -56,14 +56,11 @@ def _mechanisms() -> list[str]:
 
 
 def parse_flags(text: str) -> dict[str, str]:
-    """Parses the flags that are handed to every run.
+    """Returns the flags that are handed to every run, by name and in the order of names.
 
     Args:
       text: Flags as a shell would split them, each ``--name=value``, ``--name`` or
         ``--noname``.
-
-    Returns:
-      The flags as they are handed on, by name, in the order of names.
 
     Raises:
       CommandError: If something is no such flag, is there twice, or is set by the comparison

@@ -30,7 +30,7 @@ from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.progress_bars import ProgressBar
-from simulations.devices import device_flags
+from simulations.devices import device_behaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
@@ -75,11 +75,10 @@ class ParticipationSummary:
 def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
     """Summarises who took part in which round.
 
+    Time and memory depend on the participations, not on the population.
+
     Args:
       cohorts: For each round the (clients,) int64 devices that took part, each once.
-
-    Returns:
-      The summary. Time and memory depend on the participations, not on the population.
     """
     clients = np.concatenate([np.empty(0, np.int64), *cohorts])
     rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
@@ -130,7 +129,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "seeds after it.",
         _SEEDS,
     )
-    device_flags.define(values)
+    device_behaviour.define_flags(values)
     FlagGroup(values, "Mechanism").path(
         "checkpoint", "A checkpoint directory, which adds the guarantee that follows."
     )
@@ -244,7 +243,7 @@ def _population(
         # Where nothing is planned, devices may return at once.
         MinSeparation(1) if schema is None else schema,
         values.clients_per_round,
-        device_flags.behaviour(values),
+        device_behaviour.of_flags(values),
         seed,
     )
 

@@ -50,10 +50,9 @@ class FederatedText:
     cache_dir: pathlib.Path
 
     def fingerprint(self) -> str:
-        """Hashes the whole file, once: what was found is kept while the file is not touched.
+        """Returns the SHA-256 of the whole file, in hexadecimal digits.
 
-        Returns:
-            A SHA-256 in hexadecimal digits.
+        That of a large file is computed once, and kept while the file is not touched.
 
         Raises:
             OSError: The file cannot be read.
@@ -95,13 +94,7 @@ class FederatedText:
         return load_word_counts(self.path, download if self.name == STACKOVERFLOW else None)
 
     def vocabulary(self, size: int) -> tuple[str, ...]:
-        """Takes the words that most training clients use.
-
-        Args:
-            size: How many.
-
-        Returns:
-            The words, most frequent first.
+        """Returns the words that most training clients use, most frequent first.
 
         Raises:
             ValueError: The size is not positive, or the text has fewer words.
@@ -122,27 +115,11 @@ class FederatedText:
         words: Sequence[str],
         sequence_length: int = token_arrays.DEFAULT_SEQUENCE_LENGTH,
     ) -> token_arrays.ClientTokens:
-        """Opens the tokenized sentences of a split's clients.
-
-        Args:
-            split: "train", "heldout" or "test".
-            words: The vocabulary, most frequent word first.
-            sequence_length: The number of words to keep of a sentence.
-
-        Returns:
-            The clients' tokens: in memory, or read when asked for if the split is too large.
-        """
+        """Opens the tokens of a split; see `token_arrays.open_client_tokens`."""
         return token_arrays.open_client_tokens(self.path, split, words, sequence_length)
 
     def client_data(self, split: str) -> Any:
-        """Opens a split as TFF's own type, for TFF's own pipelines.
-
-        Args:
-            split: "train", "heldout" or "test".
-
-        Returns:
-            A `tff.simulation.datasets.ClientData` of StackOverflow's six fields.
-        """
+        """Opens a split as a `tff.simulation.datasets.ClientData` of StackOverflow's six fields."""
         import tensorflow as tf
         import tensorflow_federated as tff
 
@@ -161,10 +138,7 @@ class FederatedText:
 
 
 def default_cache_dir() -> pathlib.Path:
-    """Names the directory in which data sets are kept.
-
-    Returns:
-        `mf_aggregators` in the user's cache directory: `$XDG_CACHE_HOME`, or `~/.cache`.
+    """Returns the directory of data sets: `mf_aggregators` in `$XDG_CACHE_HOME`, or in `~/.cache`.
 
     Raises:
         OSError: There is no home directory.
@@ -253,24 +227,13 @@ def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
 
 
 def write_word_counts(path: pathlib.Path, word_counts: dict[str, int]) -> None:
-    """Writes word counts in TFF's text format, a word and its count a line.
-
-    Args:
-        path: The file, replaced in one step if it is there.
-        word_counts: Counts by word, in the order to write.
-    """
+    """Writes word counts in TFF's text format, a word and its count a line, whole or not at all."""
     lines = (f"{word} {count}\n" for word, count in word_counts.items())
     atomic_files.write_text(path, "".join(lines))
 
 
 def read_word_counts(path: pathlib.Path) -> dict[str, int]:
     """Reads word counts in TFF's text format.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Counts by word, in the order of the file.
 
     Raises:
         ValueError: A line is not a word and a count, or a word occurs twice.
@@ -288,7 +251,7 @@ def read_word_counts(path: pathlib.Path) -> dict[str, int]:
 def load_word_counts(
     path: pathlib.Path, count: Callable[[], dict[str, int]] | None = None
 ) -> dict[str, int]:
-    """Reads the cached word counts of federated text, or counts and caches them.
+    """Returns the word counts of federated text, cached beside the file, most frequent word first.
 
     The cache has the time stamp of the text that it was made from, and is made anew when that
     differs.
@@ -297,9 +260,6 @@ def load_word_counts(
         path: A SQLite file of federated text.
         count: What gives the counts if they are not cached; None to count the words of the
             file's training clients.
-
-    Returns:
-        The counts, most frequent word first.
     """
     # The name that TFF's own file for StackOverflow has.
     cache = path.with_suffix(".word_count")
@@ -329,15 +289,12 @@ def build_docstrings(
     packages: Sequence[docstrings.Package] | None = None,
     show_progress: bool = True,
 ) -> docstrings.BuildCounts:
-    """Writes the data set of the installed packages' docstrings.
+    """Writes the data set of docstrings, and returns what was read and kept.
 
     Args:
         path: The file, replaced in one step if it is there.
         packages: The packages to read; those that this project needs if None.
         show_progress: Whether to draw a progress bar on standard error.
-
-    Returns:
-        What was read and what was kept.
 
     Raises:
         ValueError: The packages have no docstrings.
@@ -369,7 +326,7 @@ def _sha256(path: pathlib.Path, show_progress: bool = False) -> str:
 
 
 def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Path:
-    """Gives the docstrings' file of this environment's packages, made if it is not there."""
+    """The file of this environment's docstrings, made if it is not there."""
     packages = docstrings.find_packages()
     path = directory / f"{DOCSTRINGS}-{docstrings.fingerprint(packages)}.sqlite"
     if not path.exists():
@@ -385,7 +342,7 @@ def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Pa
 
 
 def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:
-    """Gives StackOverflow's file, downloaded by TFF if it is not there."""
+    """StackOverflow's file, downloaded by TFF if it is not there."""
     path = directory / _STACKOVERFLOW_FILE
     if path.exists():
         return path

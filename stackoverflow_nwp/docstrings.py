@@ -64,12 +64,9 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """A sentence of a docstring.
+    """The tokens of a sentence, joined by spaces, and the class or function that it describes.
 
-    Attributes:
-        tokens: Its tokens, joined by spaces.
-        qualified_name: The class or function whose docstring it is from, "" for the module's.
-        is_function: Whether that is a function or method.
+    The name is "" for the module's own docstring.
     """
 
     tokens: str
@@ -99,14 +96,7 @@ class BuildCounts:
 
 
 def normalized_name(name: str) -> str:
-    """Spells a package's name as indexes and lock files do.
-
-    Args:
-        name: A name as written in a requirement.
-
-    Returns:
-        The name in lower case, with runs of ".", "-" and "_" replaced by "-".
-    """
+    """Spells a package's name as lock files do: lower case, runs of ".", "-" and "_" as "-"."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -115,7 +105,7 @@ def find_packages(
     root_packages: Sequence[str] = ROOT_PACKAGES,
     lock_file: pathlib.Path | None = None,
 ) -> tuple[Package, ...]:
-    """Finds the root packages and all that they require, as installed.
+    """Finds the root packages and all that they require, as installed, sorted by name.
 
     A requirement that is not installed (one that the lock overrides away) is passed over.
 
@@ -124,9 +114,6 @@ def find_packages(
         root_packages: Names of the packages to start from.
         lock_file: A `uv.lock`. Packages that it does not name are left out, as if they were not
             installed. By default the one in the root of this project's checkout, if there.
-
-    Returns:
-        The packages found, sorted by name.
     """
     lock_file = lock_file or pathlib.Path(__file__).resolve().parent.parent / "uv.lock"
     locked_names = _locked_names(lock_file)
@@ -152,14 +139,10 @@ def find_packages(
 
 
 def fingerprint(packages: Sequence[Package]) -> str:
-    """Identifies the sentences that `examples` makes of some packages.
+    """Identifies the sentences of some packages by twelve hexadecimal digits.
 
-    Args:
-        packages: What `find_packages` returned.
-
-    Returns:
-        Twelve hexadecimal digits that depend on the packages' names and versions, on the Python
-        version, whose grammar reads the sources, and on this module's rules.
+    They depend on the packages' names and versions, on the Python version, whose grammar reads the
+    sources, and on this module's rules.
     """
     lines = [f"{package.name}=={package.version}" for package in packages]
     lines.append(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -171,14 +154,7 @@ def fingerprint(packages: Sequence[Package]) -> str:
 
 
 def sentences_of_module(source: bytes) -> list[Sentence]:
-    """Collects the sentences of a module's docstrings.
-
-    Args:
-        source: The module's source code.
-
-    Returns:
-        The sentences of its own docstring and of those of its classes and functions, nested ones
-        included, in the order of the source.
+    """Returns the sentences of a module's docstrings, nested ones too, in the order of the source.
 
     Raises:
         SyntaxError: The source is not valid Python.
@@ -203,6 +179,9 @@ def examples(
     """Yields the sentences of some packages, one client per module.
 
     Modules come in the order of their names, and a sentence stays with the first that has it.
+    `tags` is the package's name, `title` the class or function whose docstring it is from (the
+    module where it is the module's), `post_type` is "answer" for functions and methods and
+    "question" for modules and classes.
 
     Args:
         packages: What `find_packages` returned.
@@ -210,11 +189,6 @@ def examples(
         min_sentences: Modules with fewer sentences of their own are left out.
         max_sentences: The most sentences of a module: of one with more, the first are kept.
         show_progress: Whether to draw a progress bar on standard error.
-
-    Yields:
-        One example per sentence. `tags` is the package's name, `title` the class or function whose
-        docstring it is from (the module where it is the module's), `post_type` is "answer" for
-        functions and methods and "question" for modules and classes, and the score is 0.
     """
     counts = counts if counts is not None else BuildCounts()
     sources: dict[str, tuple[pathlib.Path, str]] = {}
@@ -260,7 +234,7 @@ def examples(
 
 
 def _locked_names(lock_file: pathlib.Path) -> frozenset[str] | None:
-    """Reads the package names of a uv.lock, None where there is none."""
+    """The package names of a uv.lock; None where there is none."""
     try:
         text = lock_file.read_text(encoding="utf-8")
     except OSError:
@@ -274,7 +248,7 @@ def _locked_names(lock_file: pathlib.Path) -> frozenset[str] | None:
 def _requirements(
     distribution: importlib.metadata.Distribution, extra: str
 ) -> Iterator[tuple[str, str]]:
-    """Yields the names, with their extras, that a distribution requires here."""
+    """The names, with their extras, that a distribution requires here."""
     # A requirement of matplotlib, and so in every environment that this module is for.
     from packaging import requirements
 
@@ -290,7 +264,7 @@ def _requirements(
 def _modules(
     distribution: importlib.metadata.Distribution,
 ) -> tuple[tuple[str, pathlib.Path], ...]:
-    """Lists the Python modules that a distribution installed, from its own record."""
+    """The Python modules that a distribution installed, from its own record."""
     modules = {}
     for file in distribution.files or ():
         # Scripts lie outside, as "../../../bin/...", and some packages bring templates.

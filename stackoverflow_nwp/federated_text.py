@@ -71,12 +71,7 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class SplitCounts:
-    """How much one split holds.
-
-    Attributes:
-        clients: Number of clients.
-        examples: Number of examples.
-    """
+    """How many clients and examples one split holds."""
 
     clients: int
     examples: int
@@ -85,16 +80,7 @@ class SplitCounts:
 def split_of_client(
     client_id: str, heldout_fraction: float = 0.1, test_fraction: float = 0.1
 ) -> str:
-    """Assigns a client to a split by a hash of its name alone.
-
-    Args:
-        client_id: The client.
-        heldout_fraction: The share of clients for validation.
-        test_fraction: The share of clients for the test.
-
-    Returns:
-        "train", "heldout" or "test". The choice for one client never depends on the others.
-    """
+    """Assigns a client to "train", "heldout" or "test" by a hash of its name alone."""
     position = _position(client_id)
     if position < test_fraction:
         return TEST
@@ -110,8 +96,8 @@ def split_clients(client_ids: Iterable[str]) -> dict[str, str]:
         client_ids: The clients, at least three different ones.
 
     Returns:
-        The split of each: that of `split_of_client`, except that the clients first in the order of
-        their hashes fill a split which that leaves empty.
+        The split of each: that of `split_of_client`, but a split which that leaves empty gets
+        the client with the smallest hash in the largest split.
 
     Raises:
         ValueError: There are fewer than three clients.
@@ -132,14 +118,7 @@ def split_clients(client_ids: Iterable[str]) -> dict[str, str]:
 
 
 def serialize(example: Example) -> bytes:
-    """Encodes an example as StackOverflow's file does.
-
-    Args:
-        example: The example.
-
-    Returns:
-        A serialized `tf.train.Example`. Equal examples give equal bytes.
-    """
+    """Encodes an example as StackOverflow's file does: equal ones as equal bytes."""
     # Loading TensorFlow takes seconds, which readers of the rest need not wait for.
     import tensorflow as tf
 
@@ -220,17 +199,7 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCou
 
 
 def tokens_of_proto(serialized: bytes) -> str:
-    """Reads the tokens of a serialized example.
-
-    Args:
-        serialized: What `serialize` returned, or any other example of StackOverflow's format.
-
-    Returns:
-        The tokens, separated by single spaces.
-
-    Raises:
-        ValueError: The bytes are no such example.
-    """
+    """Returns the tokens of a serialized example; raises ValueError if the bytes are none."""
     import tensorflow as tf
     from google.protobuf import message  # type: ignore[import-untyped]
 
@@ -243,19 +212,7 @@ def tokens_of_proto(serialized: bytes) -> str:
 
 
 def parse(client_id: str, split: str, serialized: bytes) -> Example:
-    """Decodes an example; fields other than `tokens` may be missing.
-
-    Args:
-        client_id: The client whose example it is.
-        split: The split that it belongs to.
-        serialized: A serialized `tf.train.Example`.
-
-    Returns:
-        The example.
-
-    Raises:
-        ValueError: The bytes are no example with `tokens`.
-    """
+    """Decodes an example, of whose fields only `tokens` must be there; else raises ValueError."""
     import tensorflow as tf
 
     tokens = tokens_of_proto(serialized)
@@ -279,14 +236,7 @@ def parse(client_id: str, split: str, serialized: bytes) -> Example:
 
 
 def read_only(path: pathlib.Path) -> sqlite3.Connection:
-    """Opens a SQLite file without the right to change or create it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A connection, for the caller to close.
-    """
+    """Opens a SQLite file without the right to change or create it; the caller closes it."""
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
@@ -302,10 +252,7 @@ def _reading(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
 
 
 def _in_order(connection: sqlite3.Connection) -> str:
-    """Returns what puts examples in the order in which they were written, at the end of a query.
-
-    A view, and a table WITHOUT ROWID, has only the order of its own.
-    """
+    """The end of a query that puts examples in the order in which they were written."""
     try:
         connection.execute("SELECT rowid FROM examples LIMIT 1")
     except sqlite3.OperationalError:
@@ -314,14 +261,7 @@ def _in_order(connection: sqlite3.Connection) -> str:
 
 
 def clients_of_split(path: pathlib.Path, split: str) -> tuple[str, ...]:
-    """Lists the clients of a split.
-
-    Args:
-        path: A SQLite file of federated text.
-        split: The split's name.
-
-    Returns:
-        The names, sorted, which is the order of TFF's `client_ids`.
+    """Returns the clients of a split, sorted as TFF's `client_ids` are.
 
     Raises:
         ValueError: The file cannot be read.
@@ -335,12 +275,6 @@ def clients_of_split(path: pathlib.Path, split: str) -> tuple[str, ...]:
 
 def count_splits(path: pathlib.Path) -> dict[str, SplitCounts]:
     """Counts the clients and examples of each split, from the clients' table alone.
-
-    Args:
-        path: A SQLite file of federated text.
-
-    Returns:
-        The counts of each split, by name.
 
     Raises:
         ValueError: The file cannot be read, or a split has no name or no numbers of examples.
@@ -361,14 +295,7 @@ def count_splits(path: pathlib.Path) -> dict[str, SplitCounts]:
 
 
 def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
-    """Reads all sentences of a split.
-
-    Args:
-        path: A SQLite file of federated text.
-        split: The split's name.
-
-    Yields:
-        A client and the tokens of one of its examples, in the order of the file.
+    """Yields a client and the tokens of one of its examples, in the order of the file.
 
     Raises:
         ValueError: The file cannot be read, or an example is none.
@@ -384,15 +311,7 @@ def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
 
 
 def read_tokens_of_client(path: pathlib.Path, split: str, client_id: str) -> list[str]:
-    """Reads the sentences of one client.
-
-    Args:
-        path: A SQLite file of federated text.
-        split: The split's name.
-        client_id: The client.
-
-    Returns:
-        The tokens of its examples, in the order of the file.
+    """Returns the tokens of one client's examples, in the order of the file.
 
     Raises:
         ValueError: The file cannot be read, or an example is none.
@@ -407,14 +326,7 @@ def read_tokens_of_client(path: pathlib.Path, split: str, client_id: str) -> lis
 
 
 def read_examples(path: pathlib.Path) -> Iterator[Example]:
-    """Reads all examples of all splits.
-
-    Args:
-        path: A SQLite file of federated text.
-
-    Yields:
-        The examples, in the order of the file. Clients that are numbered there are named by their
-        numbers.
+    """Yields all examples in the order of the file; clients with numbers are named by them.
 
     Raises:
         ValueError: The file cannot be read, a client is neither a text nor an integer, or an
@@ -430,7 +342,7 @@ def read_examples(path: pathlib.Path) -> Iterator[Example]:
 
 
 def _name(path: pathlib.Path, client: object) -> str:
-    """Returns the name of a client that a file of another program may number."""
+    """The name of a client that a file of another program may number."""
     if not isinstance(client, str | int):
         raise ValueError(
             f"{path} has a client {client!r}, which is neither a text nor an integer: {_REMEDY}."
@@ -439,10 +351,7 @@ def _name(path: pathlib.Path, client: object) -> str:
 
 
 def check_names(path: pathlib.Path) -> None:
-    """Checks that the clients of a file have names and not numbers, by which TFF finds nobody.
-
-    Args:
-        path: A SQLite file of federated text.
+    """Checks that clients have names and not numbers, by which TFF finds nobody.
 
     Raises:
         ValueError: One has none; the message says how to name them.
@@ -462,9 +371,6 @@ def check_names(path: pathlib.Path) -> None:
 
 def check_format(path: pathlib.Path) -> None:
     """Checks that a file holds federated text, without reading all of it.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: The file is missing, no SQLite database, cut short, or has other tables.

@@ -35,11 +35,7 @@ from stackoverflow_nwp.text_inputs import Columns
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of make-text-dataset.
-
-    Args:
-        values: Where to define them.
-    """
+    """Defines the flags of make-text-dataset."""
     group = FlagGroup(values, "Data")
     group.repeated_paths(
         "input",
@@ -101,11 +97,7 @@ def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Exam
 
 
 def main(values: flags.FlagValues) -> None:
-    """Reads the input, writes the data set and reports.
-
-    Args:
-        values: The parsed flags.
-    """
+    """Reads the input, writes the data set and reports."""
     output = pathlib.Path(values.output)
     command_line.check_choice(not output.is_dir(), f"--output={output} is a directory.")
     command_line.check_choice(
@@ -192,7 +184,7 @@ def _sentences(texts: Iterator[tuple[str, str]], names: dict[str, str]) -> Itera
 
 
 def _name(client: str, names: dict[str, str]) -> str:
-    """Returns what a client is called in the data set: names that look the same are one client."""
+    """A client's name in the data set, where names that look the same are one client."""
     if client not in names:
         # TFF puts names between single quotes in SQL, without escaping any inside.
         names[client] = client_names.in_one_form(client).replace("'", "%27")
@@ -200,7 +192,7 @@ def _name(client: str, names: dict[str, str]) -> str:
 
 
 def _expand(text: str) -> list[pathlib.Path]:
-    """Lists the files that one --input names, sorted."""
+    """The files that one --input names, sorted."""
     path = pathlib.Path(text)
     if path.is_file():
         return [path]
@@ -214,7 +206,7 @@ def _expand(text: str) -> list[pathlib.Path]:
 
 
 def _text_files(directory: pathlib.Path, text: str) -> list[pathlib.Path]:
-    """Lists the text files of a directory that an --input names."""
+    """The text files of a directory that an --input names."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     found = [path for path in files if text_inputs.ending(path) == ".txt"]
     if not found:

@@ -24,7 +24,12 @@ from absl import flags
 from mf_aggregators import memory, validation
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.runs import federated_runs
-from simulations.training.federated_task import HELDOUT, FederatedTask, TaskCommand
+from simulations.training.federated_task import (
+    HELDOUT,
+    FederatedTask,
+    TaskCommand,
+    default_texts,
+)
 from stackoverflow_nwp import datasets
 
 _COUNTS = (
@@ -43,31 +48,9 @@ _BYTES_PER_NUMBER = 4
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The defaults of a run's flags.
+    """The defaults of a run's flags, by their names.
 
-    Attributes:
-      vocab_size: Words in the vocabulary.
-      embedding_size: The size of the embedding of the model.
-      lstm_size: The units of the LSTM of the model.
-      num_rounds: n.
-      clients_per_round: m.
-      max_bands: The most bands of C; the separation is the other limit.
-      sentences_per_client: The most sentences of a client in a round.
-      batch_size: Sentences in a local step.
-      client_epochs: Passes of a client over its sentences of a round.
-      client_optimizer: ``sgd`` or ``adam``.
-      client_learning_rate: The learning rate of the client's optimizer.
-      server_learning_rate: The learning rate of the server's SGD with momentum.
-      server_momentum: The momentum of the server's SGD with momentum.
-      server_warmup: Share of the rounds, the first ones, in which the rate rises from 5 %.
-      server_cooldown: Share of the rounds, the last ones, in which the rate falls to 5 %.
-      clip_norm: L2 norm that each client's update is clipped to.
-      zeroing_norm: L-infinity norm above which an update is replaced by zero; None for none.
-      target_epsilon: The epsilon of the planned guarantee.
-      delta: The delta of the planned guarantee.
-      evaluate_every: Rounds between evaluations.
-      heldout_sentences: Sentences of held-out clients, for evaluations during training.
-      test_sentences: Sentences of test clients, for the final accuracy.
+    ``max_bands`` is no flag: the most bands of C, of which the separation is the other limit.
     """
 
     vocab_size: int
@@ -179,29 +162,17 @@ def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
 
 
 def _default_texts() -> Mapping[str, str]:
-    """What ``--help`` says of each default: both settings, side by side."""
-
     def text(value: Any) -> str:
         if value is None:
             return "none"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    texts, papers = {}, dataclasses.asdict(PAPER)
-    for name, default in dataclasses.asdict(SMALL).items():
-        other = f"; {text(papers[name])} with --dataset={datasets.STACKOVERFLOW}"
-        texts[name] = f"Default: {text(default)}{other if papers[name] != default else ''}."
-    return texts
+    small, papers = dataclasses.asdict(SMALL), dataclasses.asdict(PAPER)
+    return default_texts(small, papers, f"--dataset={datasets.STACKOVERFLOW}", text)
 
 
 def check_flags(options: Mapping[str, Any]) -> None:
-    """Checks the flags of the task.
-
-    Args:
-      options: Every flag by name, defaults filled in.
-
-    Raises:
-      ValueError: If one is out of its range.
-    """
+    """Checks the flags of the task; raises ValueError if one is out of its range."""
     for name in _COUNTS:
         validation.positive_integer(options[name], f"--{name}")
 
@@ -286,12 +257,6 @@ class NextWordData:
 
 def open_data(options: Mapping[str, Any]) -> NextWordData:
     """Opens the data set of a run, making or downloading it the first time.
-
-    Args:
-      options: Every flag by name, checked one by one.
-
-    Returns:
-      The data.
 
     Raises:
       ValueError: If there is no such data set, or it is too small for the flags.

@@ -19,8 +19,8 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
 )
 
 from mf_aggregators import random_streams
-from simulations.training import client_data
-from simulations.training.keras_evaluation import KerasEvaluation
+from simulations.training import task_parts
+from simulations.training.task_parts import KerasEvaluation
 from stackoverflow_nwp.token_arrays import ClientTokens
 
 # The metric of the papers: accuracy without out-of-vocabulary and end-of-sentence tokens.
@@ -87,14 +87,11 @@ class NextWordTask:
         ]
 
     def evaluate(self, weights: Sequence[np.ndarray], sentences: np.ndarray) -> Mapping[str, float]:
-        """Evaluates a model of :meth:`keras_model` on tokenized sentences.
+        """Returns the ``loss`` (per token, in nats) and the accuracies of a model, by name.
 
         Args:
           weights: The model's weights, in the model's order.
           sentences: (m, sequence_length + 1) int32 tokens.
-
-        Returns:
-          ``loss`` (per token, in nats) and the accuracies by name.
         """
         return self._evaluation(
             weights, sentences[:, :-1], sentences[:, 1:], batch_size=_EVALUATION_BATCH_SIZE
@@ -129,12 +126,11 @@ class NextWordTask:
 
 @dataclasses.dataclass(frozen=True)
 class ClientDatasets:
-    """The data set of a client in a round, a function of (seed, client, round) alone.
+    """The batches of a client in a round, a function of (seed, client, round) alone.
 
     Attributes:
       tokens: The clients' sentences.
-      sentences_per_client: The most sentences that a client uses in a round: a sample
-        of its own, another one in each round.
+      sentences_per_client: The most sentences of a client in a round: a new sample in each.
       batch_size: Sentences in a local step.
       epochs: How often the client goes through them.
       seed: Seed for drawing the samples.
@@ -149,10 +145,10 @@ class ClientDatasets:
     def __call__(self, client_id: str, round_index: int) -> tf.data.Dataset:
         """Returns the batches of a client in a round: (inputs, targets), int32."""
         sentences = self.tokens.tokens_of(client_id)
-        order = client_data.sample_order(self.seed, round_index, client_id, len(sentences))
+        order = task_parts.sample_order(self.seed, round_index, client_id, len(sentences))
         chosen = sentences[order[: self.sentences_per_client]]
         dataset = tf.data.Dataset.from_tensor_slices((chosen[:, :-1], chosen[:, 1:]))
-        return client_data.batches(dataset, self.batch_size, self.epochs)
+        return task_parts.batches(dataset, self.batch_size, self.epochs)
 
 
 def all_sentences(
@@ -164,8 +160,7 @@ def all_sentences(
       tokens: The split.
       at_most: How many sentences.
       seed: The seed of the run.
-      split_number: From 0, another one for each split of a run: samples of two splits have
-        nothing to do with each other.
+      split_number: From 0: another one for each split of a run makes their samples independent.
 
     Returns:
       (m, sequence_length + 1) int32.

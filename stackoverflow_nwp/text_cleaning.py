@@ -85,12 +85,8 @@ _INLINE_MARKUP: tuple[tuple[re.Pattern[str], str], ...] = (
 def tokenize(sentence: str) -> tuple[str, ...]:
     """Splits one sentence into tokens as the StackOverflow data is.
 
-    Args:
-        sentence: Text of one sentence.
-
-    Returns:
-        Its tokens: lower-case ascii words, which keep inner apostrophes and hyphens, single
-        punctuation characters, and `URL_TOKEN` for each URL. None holds white space.
+    Tokens are lower-case ascii words, which keep inner apostrophes and hyphens, single punctuation
+    characters, and `URL_TOKEN` for each URL.
     """
     text = html.unescape(sentence).translate(_UNICODE_PUNCTUATION)
     # The token is lower-cased as all else would be, were it inserted before.
@@ -102,12 +98,8 @@ def tokenize(sentence: str) -> tuple[str, ...]:
 def is_prose(tokens: Sequence[str]) -> bool:
     """Tells a sentence from a heading, a list of symbols and a remnant of code.
 
-    Args:
-        tokens: Tokens of a candidate.
-
-    Returns:
-        Whether it has `MIN_WORDS` words or more, most of its tokens are words, most of those
-        longer than one letter, and it is not overly long.
+    A sentence has `MIN_WORDS` words or more, most of its tokens are words, most of those longer
+    than one letter, and it is not overly long.
     """
     if len(tokens) > MAX_TOKENS:
         return False
@@ -122,14 +114,10 @@ def is_prose(tokens: Sequence[str]) -> bool:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Splits a paragraph at its full stops, question and exclamation marks.
+    """Splits a paragraph without structure at its full stops, question and exclamation marks.
 
-    Args:
-        paragraph: Prose without structure; line breaks count as spaces.
-
-    Returns:
-        Its sentences, white space collapsed. A mark ends a sentence where white space and a
-        capital or a digit follow and it is not part of an abbreviation.
+    A mark ends a sentence where white space and a capital or a digit follow and it is not part of
+    an abbreviation. White space is collapsed.
     """
     text = " ".join(paragraph.split())
     sentences = []
@@ -149,14 +137,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def sentences_of_text(text: str) -> list[tuple[str, ...]]:
-    """Splits plain text into tokenized sentences.
-
-    Args:
-        text: Prose; blank lines separate paragraphs.
-
-    Returns:
-        The tokens of each sentence that has any, in order.
-    """
+    """Returns the tokens of each sentence of plain text, whose paragraphs blank lines separate."""
     sentences = (
         tokenize(sentence)
         for paragraph in re.split(r"\n\s*\n", text)
@@ -166,14 +147,9 @@ def sentences_of_text(text: str) -> list[tuple[str, ...]]:
 
 
 def sentences_of_docstring(docstring: str) -> list[tuple[str, ...]]:
-    """Finds the sentences of a docstring's prose.
+    """Returns the tokens of each sentence of a docstring's prose (see `is_prose`).
 
-    Args:
-        docstring: A docstring as it stands in the source.
-
-    Returns:
-        The tokens of its sentences, in order, without code, tables, formulas, type declarations
-        and headings (see `is_prose`).
+    Code, tables, formulas, type declarations and headings are left out.
     """
     sentences = []
     for paragraph in _paragraphs(inspect.cleandoc(docstring)):
@@ -226,12 +202,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _item(text: str, is_deeper: bool) -> tuple[bool, str]:
-    """Returns whether a line's text describes a field or a parameter, and its prose, if any.
-
-    Args:
-        text: The line's text after its bullet.
-        is_deeper: Whether the line is indented deeper than the one above.
-    """
+    """Returns whether a line, after its bullet, describes a field or a parameter, and its prose."""
     if field := _FIELD.match(text):
         return True, "" if field["kind"].lower() in _DROPPED_FIELDS else text[field.end() :]
     google, numpy = _GOOGLE_PARAMETER.match(text), _NUMPY_PARAMETER.match(text)

@@ -56,12 +56,7 @@ _LARGEST_FIELD = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Where records have their client and their text.
-
-    Attributes:
-        client: The field that names the client.
-        text: The field that has the text.
-    """
+    """The fields of a record that name its client and have its text."""
 
     client: str = "client"
     text: str = "text"
@@ -78,14 +73,7 @@ def is_prose(path: pathlib.Path) -> bool:
 
 
 def records(path: pathlib.Path, columns: Columns) -> Iterator[tuple[str, str]]:
-    """Reads a file that names its clients: JSON, JSON lines or a table.
-
-    Args:
-        path: The file.
-        columns: Where its records have client and text.
-
-    Yields:
-        A client and a text of it, in the order of the file.
+    """Yields a client and a text of it for each record of a JSON, JSON lines or table file.
 
     Raises:
         ValueError: The file is no such file, or one of its records has no client or text.
@@ -134,16 +122,7 @@ def prose(
 
 
 def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
-    """Returns what a text is if it is no prose.
-
-    Args:
-        path: The file that it is from.
-        text: The text.
-        columns: What a table would have its client and its text in.
-
-    Returns:
-        What it is, and what to do, as the end of a sentence; None for prose.
-    """
+    """Returns what a text is and what to do, as the end of a sentence; None for prose."""
     beginning = text[:_CHARACTERS_LOOKED_AT].lstrip()
     if _JSON_BEGINS.match(beginning):
         return (
@@ -174,7 +153,7 @@ def structure(path: pathlib.Path, text: str, columns: Columns) -> str | None:
 
 
 def _num_columns(text: str, columns: Columns, is_cut: bool) -> int:
-    """Returns how many columns a text has if it is a table, 0 if it is none.
+    """The number of columns of a text that is a table; 0 if it is none.
 
     In prose, a space follows a comma or a semicolon, or its line ends there, and lines have
     different numbers of them.
@@ -228,7 +207,7 @@ def _contents(path: pathlib.Path) -> str:
 
 
 def _named(place: object, client: str) -> str:
-    """Returns a client's name if there is one that can be seen and stored."""
+    """A client's name if it can be seen and stored."""
     try:
         client.encode("utf-8")
     except UnicodeEncodeError:
@@ -239,7 +218,7 @@ def _named(place: object, client: str) -> str:
 
 
 def _encodable(place: object, text: str) -> str:
-    """Returns a text if it can be stored as UTF-8."""
+    """A text if it can be stored as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -392,7 +371,7 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 
 def _delimiter(heading: str, columns: Columns, delimiters: Sequence[str]) -> str:
-    """Returns what separates the fields of a heading: what gives the columns, or most fields."""
+    """What separates the fields of a heading: what gives the columns, or most fields."""
     by_delimiter = {each: _fields(heading, each) for each in delimiters}
     for delimiter, fields in by_delimiter.items():
         if {columns.client, columns.text} <= set(fields):

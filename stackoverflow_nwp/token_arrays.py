@@ -55,14 +55,7 @@ class SpecialTokens:
 
     @classmethod
     def of_vocabulary(cls, vocabulary_size: int) -> "SpecialTokens":
-        """Numbers the special tokens for a vocabulary with one bucket of unknown words.
-
-        Args:
-            vocabulary_size: The number of words, which have the ids from 1 to it.
-
-        Returns:
-            The ids.
-        """
+        """Returns the ids for words numbered from 1, with one bucket of unknown words."""
         return cls(0, vocabulary_size + 1, vocabulary_size + 2, vocabulary_size + 3)
 
 
@@ -78,14 +71,14 @@ class ClientTokens(Protocol):
         """The number of tokens to predict in a row, which has one token more."""
 
     def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
-        """Gives a client's sentences.
+        """Returns a client's sentences.
 
         Args:
             client_id: One of `client_ids`.
             max_sentences: How many sentences to give at most, the first ones; None for all.
 
         Returns:
-            An int32 array with one row of `sequence_length + 1` token ids per sentence.
+            A read-only int32 array with one row of `sequence_length + 1` token ids per sentence.
 
         Raises:
             KeyError: There is no such client.
@@ -105,10 +98,6 @@ class SentenceTokenizer:
     ) -> None:
         """Numbers the words from 1 in their order.
 
-        Args:
-            vocabulary: The words.
-            sequence_length: The number of words to keep of a sentence.
-
         Raises:
             ValueError: The vocabulary is empty or has a word twice, or the length is not positive.
         """
@@ -121,14 +110,9 @@ class SentenceTokenizer:
         self._ids = {word: number for number, word in enumerate(vocabulary, start=1)}
 
     def row(self, tokens: str) -> list[int]:
-        """Maps a sentence to its row.
+        """Returns the `sequence_length + 1` ids of a sentence of tokens with single spaces between.
 
-        Args:
-            tokens: The sentence's tokens, separated by single spaces.
-
-        Returns:
-            `sequence_length + 1` ids: beginning of sentence, words, end of sentence unless the
-            words fill the row, padding.
+        They are beginning of sentence, words, end of sentence unless words fill the row, padding.
         """
         special = self.special_tokens
         # TFF splits at each single space: two in a row have an empty, unknown word between them,
@@ -142,14 +126,7 @@ class SentenceTokenizer:
         return ids
 
     def rows(self, sentences: Sequence[str]) -> np.ndarray:
-        """Maps sentences to an array.
-
-        Args:
-            sentences: The space-separated tokens of each.
-
-        Returns:
-            An int32 array with a row per sentence.
-        """
+        """Returns an int32 array with a row for each sentence."""
         rows = [self.row(sentence) for sentence in sentences]
         return np.array(rows, dtype=np.int32).reshape(len(rows), self.sequence_length + 1)
 
@@ -173,11 +150,7 @@ class EagerClientTokens:
     """Clients' tokens out of arrays in memory."""
 
     def __init__(self, arrays: TokenArrays) -> None:
-        """Indexes the clients.
-
-        Args:
-            arrays: The sentences of a split.
-        """
+        """Indexes the clients of a split."""
         self.arrays = arrays
         self._positions = {client: i for i, client in enumerate(arrays.client_ids)}
 
@@ -192,18 +165,7 @@ class EagerClientTokens:
         return int(self.arrays.tokens.shape[1]) - 1
 
     def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
-        """Gives a client's sentences.
-
-        Args:
-            client_id: One of `client_ids`.
-            max_sentences: How many sentences to give at most, the first ones; None for all.
-
-        Returns:
-            A read-only view with one row per sentence.
-
-        Raises:
-            KeyError: There is no such client.
-        """
+        """Returns a view of a client's rows; see `ClientTokens`."""
         position = self._positions[client_id]
         start, stop = (int(offset) for offset in self.arrays.offsets[position : position + 2])
         if max_sentences is not None:
@@ -216,9 +178,8 @@ class EagerClientTokens:
 class TokenCache:
     """Rows of token ids by client, in a file that several processes may share.
 
-    It is a cache: whatever is missing, broken or made for another key is not found, and what
-    cannot be written is not kept, with one warning. Rows are compressed, with the checksum of
-    zlib.
+    What is missing, broken or made for another key is not found, and what cannot be written is not
+    kept, with one warning. Rows are compressed, with the checksum of zlib.
     """
 
     def __init__(self, path: pathlib.Path, key: str, width: int) -> None:
@@ -235,14 +196,7 @@ class TokenCache:
         self._is_on = True
 
     def get(self, client_id: str) -> np.ndarray | None:
-        """Reads a client.
-
-        Args:
-            client_id: Its name.
-
-        Returns:
-            Its rows, int32 and read-only, or None.
-        """
+        """Returns a client's rows, int32 and read-only, or None."""
         if not (self._is_on and self._path.exists()):
             return None
         try:
@@ -262,12 +216,7 @@ class TokenCache:
             return None
 
     def put(self, client_id: str, rows: np.ndarray) -> None:
-        """Keeps a client's rows, in place of those that it may have.
-
-        Args:
-            client_id: Its name.
-            rows: An integer array, one row per sentence.
-        """
+        """Keeps a client's rows, in place of those that it may have."""
         if not self._is_on:
             return
         contents = self._label(client_id) + np.ascontiguousarray(rows, _TYPE).tobytes()
@@ -311,14 +260,7 @@ class LazyClientTokens:
     def __init__(
         self, path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, cache: TokenCache
     ) -> None:
-        """Lists the clients of the split.
-
-        Args:
-            path: A SQLite file of federated text.
-            split: The split's name.
-            tokenizer: What maps sentences to rows.
-            cache: Where the rows of clients are kept.
-        """
+        """Lists the clients of a split of a SQLite file."""
         self._cache = cache
         self._path = path
         self._split = split
@@ -337,18 +279,7 @@ class LazyClientTokens:
         return self._tokenizer.sequence_length
 
     def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
-        """Reads and tokenizes a client's sentences.
-
-        Args:
-            client_id: One of `client_ids`.
-            max_sentences: How many sentences to give at most, the first ones; None for all.
-
-        Returns:
-            An array with one row per sentence.
-
-        Raises:
-            KeyError: There is no such client.
-        """
+        """Reads and tokenizes a client, or finds it in the cache; see `ClientTokens`."""
         if client_id not in self._known:
             raise KeyError(client_id)
         rows = self._cache.get(client_id)
@@ -364,17 +295,7 @@ class LazyClientTokens:
 def tokenize_split(
     path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, show_progress: bool = True
 ) -> TokenArrays:
-    """Tokenizes all sentences of a split.
-
-    Args:
-        path: A SQLite file of federated text.
-        split: The split's name.
-        tokenizer: What maps sentences to rows.
-        show_progress: Whether to draw a progress bar on standard error.
-
-    Returns:
-        The sentences of its clients, each client's in the order of the file.
-    """
+    """Tokenizes all sentences of a split, each client's in the order of the file."""
     rows_of_client: dict[str, list[list[int]]] = collections.defaultdict(list)
     sentences = ProgressBar(
         federated_text.read_tokens(path, split),
@@ -403,16 +324,8 @@ def load_token_arrays(
 ) -> TokenArrays:
     """Tokenizes a split, or reads the arrays that an earlier call left beside the file.
 
-    Args:
-        path: A SQLite file of federated text.
-        split: The split's name.
-        vocabulary: The words, most frequent first.
-        sequence_length: The number of words to keep of a sentence.
-        show_progress: Whether to draw a progress bar on standard error.
-
-    Returns:
-        The arrays. A cached copy is used only if it is whole and was made from this very file
-        (its size and modification time), split, vocabulary and length.
+    A cached copy is used only if it is whole and was made from this very file (its size and
+    modification time), split, vocabulary (most frequent word first) and length.
     """
     tokenizer = SentenceTokenizer(vocabulary, sequence_length)
     key = _cache_key(path, split, vocabulary, sequence_length)
@@ -454,9 +367,6 @@ def open_client_tokens(
         sequence_length: The number of words to keep of a sentence.
         max_eager_examples: A split with more examples than this is read a client at a time.
         show_progress: Whether to draw a progress bar on standard error.
-
-    Returns:
-        The clients' tokens.
 
     Raises:
         ValueError: The file has no such split.

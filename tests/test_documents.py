@@ -48,7 +48,7 @@ from mf_aggregators.privacy import ledgers
 from reproduction import reproduce_paper
 from simulations import compare_mechanisms
 from simulations.comparison.repeated_runs import MODULES
-from simulations.devices import device_flags
+from simulations.devices import device_behaviour
 from simulations.runs import run_config
 from simulations.workers import worker_addresses
 from stackoverflow_nwp import datasets, docstrings, federated_text
@@ -264,7 +264,7 @@ def _check_run(name: str, values: flags.FlagValues) -> None:
     module = importlib.import_module(MODULES[name])
     task = module.command() if hasattr(module, "command") else module.COMMAND
     run_config.of_flags(values, task)
-    device_flags.behaviour(values)
+    device_behaviour.of_flags(values)
     if values.workers is not None:
         worker_addresses.parse(values.workers)
 

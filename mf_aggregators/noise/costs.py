@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import CHUNK
 
@@ -59,7 +59,7 @@ class Blocks:
     """
 
     recursion: NoiseRecursion
-    starts: FloatArray
+    starts: IntArray
 
     @classmethod
     def of(cls, recursion: NoiseRecursion, horizons: Sequence[int] = ()) -> "Blocks":

@@ -367,7 +367,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 
 
 def _read_result(run: RepeatedRun) -> FinishedRun:
-    """Reads the result of a run that finished before."""
+    """The result of a run that finished before."""
     try:
         contents = validation.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
@@ -411,8 +411,7 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
 def _check_flags(run: RepeatedRun, stop: quiet.StopRequest) -> None:
     """Lets a command check its flags, and ends it once it has begun to run, or at a stop.
 
-    A mistake in the flags of the last mechanism is found before the first one has trained
-    for hours.
+    So a mistake in the flags of the last mechanism is found before the first one trains for hours.
 
     Raises:
       CommandError: If the command refuses its flags.

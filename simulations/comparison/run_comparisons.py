@@ -81,10 +81,7 @@ class Composition:
 
 
 def summarise(runs: Mapping[str, Sequence[FinishedRun]]) -> tuple[Row, ...]:
-    """Summarises repeated runs.
-
-    Args:
-      runs: By mechanism its runs, at least one.
+    """Summarises repeated runs, by mechanism.
 
     Returns:
       A row for each mechanism: those that are not private first, for what privacy is compared
@@ -125,14 +122,9 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Returns the pairs of rows whose intervals do not overlap.
+    """Returns the pairs of mechanisms whose intervals do not overlap, the higher first.
 
-    Args:
-      rows: The rows, in any order.
-
-    Returns:
-      Pairs of mechanisms, the higher first, in the order of their means. Single runs have no
-      interval, and are in none.
+    Pairs are in the order of their means. Single runs have no interval, and are in none.
     """
     intervals = [
         (row.test_accuracy_mean, row.test_accuracy_half_width, row.mechanism)
@@ -148,14 +140,10 @@ def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
-    """Returns why accuracies of these runs say nothing of their mechanisms.
+    """Returns why accuracies of these runs say nothing of their mechanisms, or None.
 
-    Args:
-      runs: By mechanism its runs.
-
-    Returns:
-      One sentence if the private runs have epsilons that differ by more than 0.1 %, or
-      other deltas, or some run has another number of rounds; else None.
+    They do not if the private runs have epsilons that differ by more than 0.1 %, or other deltas,
+    or some run has another number of rounds.
     """
     every = [run for of_mechanism in runs.values() for run in of_mechanism]
     epsilons = [run.epsilon for run in every if run.epsilon is not None]
@@ -180,10 +168,8 @@ def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
 def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: str | None) -> str:
     """Returns one sentence on the order that intervals support.
 
-    Args:
-      rows: The rows.
-      pairs: What :func:`separated` returned for them.
-      why: What :func:`unfairness` returned.
+    ``pairs`` is what :func:`separated` returned for the rows, and ``why`` what :func:`unfairness`
+    did.
     """
     if why is not None:
         return f"This comparison is not fair, and claims no order: {why}"
@@ -234,11 +220,7 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
 
 
 def composition_line(found: Composition) -> str:
-    """Returns what holds for a client of all runs, epsilon and delta rounded up.
-
-    Args:
-      found: What :func:`composition` returned.
-    """
+    """Returns what holds for a client of all runs, epsilon and delta rounded up."""
     if found.private_runs == 0:
         return "No run is private."
     if found.epsilon is None or found.delta is None:
@@ -260,7 +242,7 @@ def composition_line(found: Composition) -> str:
 
 
 def _checked_noise_multiplier(run: FinishedRun) -> float:
-    """Returns the noise multiplier of a private run, if that gives at least what the run states.
+    """The noise multiplier of a private run, if that gives at least what the run states.
 
     Raises:
       ValueError: If it does not, or is not known, so that the run cannot be composed.
@@ -305,11 +287,7 @@ def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Returns a Markdown table whose columns are aligned, for people to read as it is.
-
-    Args:
-      rows: The rows, in their order.
-    """
+    """Returns a Markdown table whose columns are aligned, for people to read as it is."""
 
     def percent(fraction: float | None) -> str:
         return "-" if fraction is None else f"{100 * fraction:.2f} %"
@@ -406,10 +384,7 @@ def draw(
 
 
 def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve":
-    """Returns the mean held-out accuracy by round over runs.
-
-    Args:
-      directories: The runs' directories.
+    """Returns the mean held-out accuracy by round over the runs of these directories.
 
     Raises:
       OSError: If a file cannot be read.

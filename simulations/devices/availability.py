@@ -4,19 +4,20 @@ A production server meets only those devices that are idle, on charge and on a f
 just then (Bonawitz et al. 2019, Towards Federated Learning at Scale). The models here say which
 ones these are, for as many of the devices as are asked about.
 
-Each model is a function of (seed, device, time) and keeps no memory. A few thousand of ten
-million devices can be asked about without drawing anything for the others, and a run that is
-resumed finds the same devices. Randomness is a counter-based hash, the finaliser of SplitMix64
-(Steele, Lea and Flood 2014) at a device's number. It is fast and passes statistical tests, and
-it is no cryptography: nothing that privacy rests on may be drawn with it.
+Each model is a function of (seed, device, time) and keeps no memory: asking about a few thousand
+of ten million devices draws nothing for the others, and a resumed run finds the same devices.
+Randomness is a counter-based hash, the finaliser of SplitMix64 (Steele, Lea and Flood 2014) at a
+device's number. It is fast and passes statistical tests, and it is no cryptography: draw nothing
+with it that privacy rests on.
 """
 
+import abc
 import dataclasses
 import math
 import os
 import pathlib
 import warnings
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,14 +33,14 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 
-# What a random number is for: others are independent of it.
+# Purposes of random numbers, which are independent of one another.
 _INDEPENDENT = 0
 _ZONE = 1
 _WINDOW_START = 2
 _WINDOW_LENGTH = 3
 _NIGHT = 4
 
-# The largest device of a trace, whose index takes 8 bytes for each device up to the largest.
+# The largest device of a trace: its index takes 8 bytes for each device up to the largest.
 _LARGEST_DEVICE = 10**8
 
 _TRACE_ARRAYS = ("device", "start_seconds", "end_seconds")
@@ -49,9 +50,13 @@ class TraceError(Error, ValueError):
     """A trace that cannot be read; the message names the file and the reason."""
 
 
-class Availability(Protocol):
+class Availability(abc.ABC):
     """Which devices are available when."""
 
+    is_always: ClassVar[bool] = False
+    """Whether every device is available at any time."""
+
+    @abc.abstractmethod
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
@@ -66,20 +71,31 @@ class Availability(Protocol):
         Returns:
           (m,) bool.
         """
-        ...
 
     def is_possible(self, seconds: float) -> bool:
-        """Returns False if it is certain, without asking each, that no device is available.
+        """Returns False if certainly no device is available at a moment, without asking each."""
+        return True
 
-        Args:
-          seconds: The moment.
-        """
-        ...
+    @property
+    def largest_device(self) -> int:
+        """The largest number of a device that this names; -1 where it names none."""
+        return -1
+
+    def check_population(self, num_devices: int) -> None:
+        """Raises ValueError if the trace names a device that a population does not have."""
+        if self.largest_device >= num_devices:
+            raise ValueError(
+                f"the trace names device {self.largest_device}, and the {num_devices} devices of "
+                f"the population are 0 to {num_devices - 1}: use a larger population or another "
+                "trace."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
-class Always:
+class Always(Availability):
     """Every device is available at any time."""
+
+    is_always: ClassVar[bool] = True
 
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
@@ -87,13 +103,9 @@ class Always:
         """Returns (m,) bool, all True."""
         return np.ones(len(devices), dtype=bool)
 
-    def is_possible(self, seconds: float) -> bool:
-        """Returns True."""
-        return True
-
 
 @dataclasses.dataclass(frozen=True)
-class Independent:
+class Independent(Availability):
     """Each device is available with the same probability, independently each time it is asked.
 
     Attributes:
@@ -118,13 +130,9 @@ class Independent:
         draws = uniform(seed, _INDEPENDENT, devices, _bits(seconds), round_index)
         return draws < self.probability
 
-    def is_possible(self, seconds: float) -> bool:
-        """Returns True."""
-        return True
-
 
 @dataclasses.dataclass(frozen=True)
-class Diurnal:
+class Diurnal(Availability):
     """Devices that are available at night, on some nights, by the clock of where they are.
 
     Each device has a time zone, and one window of the day in local time, which starts at
@@ -193,7 +201,7 @@ class Diurnal:
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
-        """Returns (m,) bool: whose window it is, of those on charge and idle this night."""
+        """Returns (m,) bool: devices in their window that are on charge and idle this night."""
         starts, lengths = self.windows(devices, seed)
         since_first_start = seconds - starts
         nights = np.floor(since_first_start / _DAY)
@@ -206,7 +214,7 @@ class Diurnal:
         return found
 
     def is_possible(self, seconds: float) -> bool:
-        """Returns whether some time zone has a moment at which windows may be open."""
+        """Returns whether windows may be open in some time zone."""
         peopled = np.asarray(self.utc_offsets, dtype=np.float64)[self._weights() > 0.0]
         earliest = self.start_hour - self.start_spread_hours - peopled
         # A second for rounding.
@@ -238,7 +246,7 @@ class Diurnal:
         return np.asarray(weights, dtype=np.float64)
 
 
-class Trace:
+class Trace(Availability):
     """Availability as it was recorded: for each device, the spans in which it was available.
 
     Devices without a span are never available. A span holds its start and not its end.
@@ -333,7 +341,7 @@ class Trace:
 
     @property
     def largest_device(self) -> int:
-        """The largest number of a device that the trace names."""
+        """The largest number of a device with a span."""
         return len(self._offsets) - 2
 
     def available(
@@ -352,7 +360,7 @@ class Trace:
         return (known == devices) & (low >= first) & (moment < self._spans[low, 1])
 
     def is_possible(self, seconds: float) -> bool:
-        """Returns whether a trace that is not repeated goes on."""
+        """Returns whether the trace is repeated, or has not ended."""
         return self._period is not None or seconds < self._last_end
 
 
@@ -406,7 +414,7 @@ def _is_real(array: np.ndarray) -> bool:
 
 
 def _running_maximum(ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """For each span, the latest end of those of its device up to it, so that overlaps count."""
+    """The latest end among a device's spans up to each one, so that overlaps count."""
     lengths = np.diff(offsets)
     most = int(np.max(lengths))
     if most == 1:
@@ -442,12 +450,8 @@ def _archive_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.nda
         # NumPy's reader raises many types for a damaged archive.
         raise TraceError(
             f"{file} cannot be read as a trace with arrays {', '.join(_TRACE_ARRAYS)}: "
-            f"{_reason(error)}."
+            f"{str(error).rstrip('.')}."
         ) from error
-
-
-def _reason(error: Exception) -> str:
-    return str(error).rstrip(".")
 
 
 def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -469,13 +473,11 @@ def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarra
                 comments=None,
                 encoding="utf-8-sig",
             )
-    except OSError:
-        raise
     except TraceError:
         raise
     except ValueError as error:
         raise TraceError(
-            f"{file} cannot be read as {','.join(_TRACE_ARRAYS)} lines: {_reason(error)}."
+            f"{file} cannot be read as {','.join(_TRACE_ARRAYS)} lines: {str(error).rstrip('.')}."
         ) from error
     if not table.size:
         raise TraceError(f"{file} holds no span.")

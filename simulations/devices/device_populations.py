@@ -13,6 +13,7 @@ separation in rounds is what it turns out to be.
 """
 
 import dataclasses
+import heapq
 import math
 
 import numpy as np
@@ -22,13 +23,10 @@ from mf_aggregators import participation as participations
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
-from simulations.devices import participation_timers
-from simulations.devices.availability import Always, Availability, Trace
-from simulations.devices.participation_timers import DeviceTimers, WallClockTimer
+from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour
 
-WAIT = "wait"
-REJOIN = "rejoin"
-
+_BYTES_PER_DEVICE = 13
+_MOST_PARTICIPATIONS = np.iinfo(np.int32).max
 # The second coordinate of all generators here.
 _SELECTION = 0
 _HISTORY = 1
@@ -44,78 +42,6 @@ _MOST_GROWTH = 8
 
 class TooFewEligibleClientsError(Error, ValueError):
     """Fewer clients may join a round than its cohort needs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceBehaviour:
-    """What the devices of a population and their server do. By default, nothing goes wrong.
-
-    Attributes:
-      availability: Which devices are available when.
-      timer: None for timers by rounds, which enforce the participation schema; or a timer
-        by the wall clock, which enforces the schema's number of participations, and in
-        place of its separation a time.
-      over_selection: How many devices are selected for each whose upload is needed, at
-        least 1. Fewer are, down to as many as are needed, where fewer are available.
-      dropout_probability: Probability that a selected device gives up before it uploads: its
-        timer is not started.
-      upload_loss_probability: Probability that an upload does not arrive: its device's timer runs.
-      history_loss_probability: Probability that a device forgets, before a round, when and
-        how often it took part. Independent for each device and round.
-      after_history_loss: ``"wait"``: a device without history assumes the worst that its
-        timer would have allowed, which is that it has only just taken part, and as often as
-        was possible, and so never breaks its schema. ``"rejoin"``: it joins as if it were
-        new, and breaks it.
-      round_seconds: Time from the start of a round to its end, when devices upload and the next
-        round starts.
-      retry_seconds: How long the server waits, after a start that found too few devices or
-        lost too many of their uploads, before it starts the same round again.
-      max_attempts: How often it starts the same round.
-
-    Raises:
-      ValueError: If an attribute is out of its range.
-    """
-
-    availability: Availability = dataclasses.field(default_factory=Always)
-    timer: WallClockTimer | None = None
-    over_selection: float = 1.0
-    dropout_probability: float = 0.0
-    upload_loss_probability: float = 0.0
-    history_loss_probability: float = 0.0
-    after_history_loss: str = WAIT
-    round_seconds: float = 300.0
-    retry_seconds: float = 600.0
-    max_attempts: int = 1000
-
-    def __post_init__(self) -> None:
-        if validation.finite_number(self.over_selection, "over_selection") < 1.0:
-            raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
-        for name in ("dropout_probability", "upload_loss_probability"):
-            if validation.non_negative_number(getattr(self, name), name) >= 1.0:
-                raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
-        name = "history_loss_probability"
-        if validation.non_negative_number(self.history_loss_probability, name) > 1.0:
-            raise ValueError(f"{name} must be at most 1, found {self.history_loss_probability}.")
-        if self.after_history_loss not in (WAIT, REJOIN):
-            raise ValueError(
-                f"after_history_loss must be {WAIT!r} or {REJOIN!r}, found "
-                f"{self.after_history_loss!r}."
-            )
-        for name in ("round_seconds", "retry_seconds"):
-            validation.positive_number(getattr(self, name), name)
-        validation.positive_integer(self.max_attempts, "max_attempts")
-
-    @property
-    def is_undisturbed(self) -> bool:
-        """Whether who took part in the earlier rounds is all that a round depends on."""
-        return (
-            isinstance(self.availability, Always)
-            and self.timer is None
-            and self.over_selection == 1.0
-            and self.dropout_probability == 0.0
-            and self.upload_loss_probability == 0.0
-            and self.history_loss_probability == 0.0
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,6 +79,127 @@ class DeviceRound:
     num_dropped_out: int
     num_uploads_lost: int
     num_discarded: int
+
+
+class DeviceTimers:
+    """The timers of many devices: when each last took part, and how often. Changed in place.
+
+    Time is any number that never decreases: the round, or seconds. Memory is _BYTES_PER_DEVICE
+    for each. What each call costs depends on the devices that it is about and on the timers
+    that have run out since the last one, not on the number of devices.
+    """
+
+    def __init__(
+        self, num_devices: int, period: float, limit: int | None = None, exactly: bool = False
+    ) -> None:
+        """Creates the timers of devices that never took part.
+
+        Args:
+          num_devices: How many.
+          period: How long a timer runs, above zero.
+          limit: The most participations of a device; None for no limit.
+          exactly: A device may take part again only at the very moment at which its timer
+            has run out, as in a fixed order of epochs.
+        """
+        self._period = period
+        self._limit = limit
+        self._exactly = exactly
+        self._participations = np.zeros(num_devices, dtype=np.int32)
+        # When each timer runs out: minus infinity before the first participation, and
+        # infinity where there will be no other.
+        self._ends = np.full(num_devices, -math.inf)
+        self._eligible = np.ones(num_devices, dtype=bool)
+        self._num_eligible = num_devices
+        # By when they run out, devices whose timers were started. An entry is void if the
+        # device's timer was changed after it.
+        self._queue: list[tuple[float, int, np.ndarray]] = []
+        self._num_queued = 0
+        # Devices that may take part now and, if ``exactly``, never after.
+        self._due: list[tuple[float, np.ndarray]] = []
+
+    @classmethod
+    def by_rounds(cls, num_devices: int, participation: Participation) -> "DeviceTimers":
+        """Creates timers that count rounds and enforce a schema."""
+        # A device that takes part once has no second participation to wait for.
+        separation = participation.separation_in(1)
+        return cls(num_devices, separation, participation.limit, participation.is_evenly_spaced)
+
+    @property
+    def num_eligible(self) -> int:
+        """How many devices may take part at the time of the last :meth:`advance`."""
+        return self._num_eligible
+
+    def allow(self, devices: np.ndarray) -> np.ndarray:
+        """Returns (m,) bool: which of (m,) devices may take part at the time last set."""
+        return self._eligible[devices]
+
+    def eligible(self) -> np.ndarray:
+        """Returns (num_devices,) bool: what :meth:`allow` says, a view that later calls change."""
+        view = self._eligible.view()
+        view.flags.writeable = False
+        return view
+
+    def advance(self, now: float) -> None:
+        """Lets time pass up to ``now``, which is not earlier than before."""
+        while self._due and self._due[0][0] < now:
+            end, devices = self._due.pop(0)
+            self._stop_for_good(devices[self._ends[devices] == end])
+        while self._queue and self._queue[0][0] <= now:
+            end, _, devices = heapq.heappop(self._queue)
+            devices = devices[(self._ends[devices] == end) & ~self._eligible[devices]]
+            if self._exactly:
+                if end < now:
+                    self._stop_for_good(devices)
+                    continue
+                self._due.append((end, devices))
+            self._eligible[devices] = True
+            self._num_eligible += len(devices)
+
+    def record(self, devices: np.ndarray, now: float) -> None:
+        """Counts a participation of (m,) devices, each at most once, and starts their timers."""
+        self._participations[devices] += 1
+        self._start(devices, now)
+
+    def lose_history(self, devices: np.ndarray, latest: float, most: int) -> None:
+        """Makes devices that lost their history assume the worst of it.
+
+        Call :meth:`advance` afterwards: what they assume may be long past.
+
+        Args:
+          devices: (m,) int64, each at most once.
+          latest: The latest time at which they can have taken part.
+          most: The most participations that they can have had.
+        """
+        if self._exactly and self._limit is not None:
+            # Nobody knows which moment would be theirs.
+            most = self._limit
+        self._participations[devices] = min(most, _MOST_PARTICIPATIONS)
+        self._start(devices, latest)
+
+    def reset(self, devices: np.ndarray) -> None:
+        """Makes (m,) devices, each at most once, as if they had never taken part."""
+        self._num_eligible += len(devices) - int(np.count_nonzero(self._eligible[devices]))
+        self._eligible[devices] = True
+        self._participations[devices] = 0
+        self._ends[devices] = -math.inf
+
+    def _start(self, devices: np.ndarray, now: float) -> None:
+        self._num_eligible -= int(np.count_nonzero(self._eligible[devices]))
+        self._eligible[devices] = False
+        if self._limit is not None:
+            spent = self._participations[devices] >= self._limit
+            self._ends[devices[spent]] = math.inf
+            devices = devices[~spent]
+        end = now + self._period
+        self._ends[devices] = end
+        if len(devices):
+            heapq.heappush(self._queue, (end, self._num_queued, devices))
+            self._num_queued += 1
+
+    def _stop_for_good(self, devices: np.ndarray) -> None:
+        self._num_eligible -= int(np.count_nonzero(self._eligible[devices]))
+        self._eligible[devices] = False
+        self._ends[devices] = math.inf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,7 +244,7 @@ class DevicePopulation:
         behaviour = DeviceBehaviour() if behaviour is None else behaviour
         self._num_devices = validation.positive_integer(num_devices, "num_devices")
         memory.check(
-            participation_timers.BYTES_PER_DEVICE * self._num_devices,
+            _BYTES_PER_DEVICE * self._num_devices,
             f"a population of {self._num_devices} devices",
             "use a smaller one",
         )
@@ -220,9 +267,7 @@ class DevicePopulation:
             )
         else:
             self._timers = DeviceTimers(num_devices, behaviour.timer.seconds, participation.limit)
-        trace = behaviour.availability
-        if isinstance(trace, Trace):
-            check_trace(trace, num_devices)
+        behaviour.availability.check_population(num_devices)
 
     @property
     def num_rounds(self) -> int:
@@ -238,11 +283,8 @@ class DevicePopulation:
         """Runs the next round as it took place before, and returns whether that could be.
 
         Undisturbed devices (:attr:`DeviceBehaviour.is_undisturbed`) remember nothing but the
-        cohort, which is taken as it is. For others the round is drawn again; a cohort that
-        differs from the one drawn is of another population, and this one is of no use then.
-
-        Args:
-          cohort: (clients_per_round,) int64: the devices whose uploads were summed.
+        cohort, which is taken as it is. For others the round is drawn again; a cohort that differs
+        from the one drawn is of another population, and this one is of no use then.
         """
         if self._behaviour.is_undisturbed:
             self._timers.advance(self._round_index)
@@ -256,9 +298,6 @@ class DevicePopulation:
 
     def next_round(self) -> DeviceRound:
         """Runs the next round.
-
-        Returns:
-          What happened.
 
         Raises:
           TooFewEligibleClientsError: If the timers leave too few devices, or no attempt
@@ -371,7 +410,7 @@ class DevicePopulation:
         behaviour = self._behaviour
         num_eligible = self._timers.num_eligible
         wanted = math.ceil(self._clients_per_round * behaviour.over_selection)
-        always = isinstance(behaviour.availability, Always)
+        always = behaviour.availability.is_always
         possible = behaviour.availability.is_possible(seconds)
         if num_eligible < self._clients_per_round or not possible:
             return _Selection(np.empty(0, np.int64), 0, is_exact=not possible)
@@ -412,7 +451,7 @@ class DevicePopulation:
     def _can_join(self, devices: np.ndarray, seconds: float) -> np.ndarray:
         """Returns (m,) bool: which devices are available and allowed by their timers."""
         allowed = self._timers.allow(devices)
-        if not isinstance(self._behaviour.availability, Always):
+        if not self._behaviour.availability.is_always:
             asked = np.flatnonzero(allowed)
             allowed[asked] = self._behaviour.availability.available(
                 devices[asked], seconds, self._round_index, self._seed
@@ -463,20 +502,6 @@ class DevicePopulation:
         )
 
 
-def check_trace(trace: Trace, num_devices: int) -> None:
-    """Checks that a trace is of the devices of a population.
-
-    Raises:
-      ValueError: If it names a device that the population does not have.
-    """
-    if trace.largest_device >= num_devices:
-        raise ValueError(
-            f"the trace names device {trace.largest_device}, and the {num_devices} devices of "
-            f"the population are 0 to {num_devices - 1}: use a larger population or another "
-            "trace."
-        )
-
-
 def _kept(
     devices: np.ndarray, loss_probability: float, generator: np.random.Generator
 ) -> np.ndarray:
@@ -486,7 +511,7 @@ def _kept(
 
 
 def _first_occurrences(devices: np.ndarray) -> np.ndarray:
-    """Returns the devices without repeats, in the order in which they first occur."""
+    """The devices without repeats, in the order in which they first occur."""
     _, first = np.unique(devices, return_index=True)
     return devices[np.sort(first)]
 

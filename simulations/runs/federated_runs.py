@@ -1,15 +1,14 @@
 """A federated run of any task, from its flags to its privacy statement.
 
 A run is new (:func:`begin`), goes on (:func:`resume`), or goes on for more rounds than it was
-planned for (:func:`extend`). What is checked before anything is written: flags, data, mechanism and
-directory. What a run leaves behind is a directory that says everything about it; started again with
-the same flags, a run goes on where it was.
+planned for (:func:`extend`). Flags, data, mechanism and directory are checked before anything is
+written. Everything that a run leaves behind is in its directory; started again with the same
+flags, it goes on where it was.
 
-A run is extended by the same command with more ``--num_rounds``. ``config.json`` then has the flags
-of the whole, and below ``extends`` the horizons before, each with the rounds that were released
-when the run was extended. It is replaced in one step, which is when the larger horizon begins to
-count: whoever is killed before it has extended nothing, and after it nothing but the larger one
-goes on.
+The same command with more ``--num_rounds`` extends a run. ``config.json`` then has the flags of the
+whole, and below ``extends`` the horizons before, each with the rounds that were released when the
+run was extended. It is replaced in one step, from which on the larger horizon counts: a process
+that is killed before it has extended nothing, and after it only the larger one goes on.
 """
 
 import dataclasses
@@ -31,9 +30,8 @@ from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import noise_directory
-from simulations.devices import availability, device_flags, device_populations
-from simulations.devices.availability import Trace
-from simulations.devices.device_populations import DeviceBehaviour
+from simulations.devices import availability, device_behaviour
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import planned_runs, round_records, run_config, run_directory
 from simulations.runs.planned_runs import Horizon, Run
 from simulations.runs.round_records import ParticipationLedger
@@ -43,16 +41,9 @@ from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
 
-# What may change when a run is extended: nothing that was drawn, clipped or noised before does.
-_MAY_CHANGE = ("num_rounds", "max_participations", "target_epsilon")
-
 
 def run(command: TaskCommand) -> NoReturn:
-    """Is the entry point of a command that runs a task: parses flags, runs, and exits.
-
-    Args:
-      command: The command.
-    """
+    """Parses the flags of a command that runs a task, runs it, and exits."""
     sys.exit(
         command_line.run(
             command.description,
@@ -65,10 +56,6 @@ def run(command: TaskCommand) -> NoReturn:
 def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     """Plans, trains, and states the guarantee.
 
-    Args:
-      values: The flags.
-      command: Whose flags they are.
-
     Returns:
       The exit status, None for success.
 
@@ -79,7 +66,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     # Building a data set may load TensorFlow already.
     quiet.prepare_environment()
     config = run_config.of_flags(values, command)
-    behaviour = device_flags.behaviour(values)
+    behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
     workers = None if config.workers is None else worker_addresses.parse(config.workers)
     command_line.check_extra("a training run")
@@ -116,9 +103,6 @@ def begin(
       behaviour: What the clients' devices do.
       max_bands: The most bands that a mechanism gets without ``--num_bands``.
 
-    Returns:
-      The run.
-
     Raises:
       ValueError: If flags, data and devices do not fit one another.
       OSError: If the directory cannot be written.
@@ -143,16 +127,8 @@ def resume(
 ) -> Run:
     """Plans a run that goes on, once its directory was found to be of the same run.
 
-    Args:
-      begun: The ``config.json`` of its directory.
-      config: As :func:`begin` takes it, and so all others.
-      command: Whose run it is.
-      directory: The directory.
-      behaviour: What the clients' devices do.
-      max_bands: The most bands.
-
-    Returns:
-      The run; with more rounds than before, it is extended.
+    With more rounds than before, the run is extended. ``begun`` is the ``config.json`` of its
+    directory; the other arguments are those of :func:`begin`.
 
     Raises:
       ValueError: If the run cannot go on so.
@@ -195,18 +171,15 @@ def resume(
 
 
 def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the larger horizon of a run the one that counts: by one write of the configuration.
+    """Makes the larger horizon of a run count, by one write of the configuration, which it returns.
 
-    The statement on disk stays that of the horizon before until the run begins to go on, and holds
-    as long: nothing that the smaller horizon does not cover is released before that.
+    The statement on disk stays that of the horizon before until the run goes on, and holds as long:
+    nothing that the smaller horizon does not cover is released before that.
 
     Args:
       run: The whole run.
       command: Whose run it is.
       begun: The ``config.json`` of the horizon before.
-
-    Returns:
-      The ``config.json`` of the whole.
 
     Raises:
       ValueError: If the data are not those that the run began with.
@@ -306,8 +279,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
 
 def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:
     data = command.open_data(config)
-    if isinstance(behaviour.availability, Trace):
-        device_populations.check_trace(behaviour.availability, data.num_clients)
+    behaviour.availability.check_population(data.num_clients)
     return data
 
 
@@ -384,19 +356,15 @@ def _check_same_run(
         )
     old, new = dict(begun.get("flags", {})), config.of_the_run()
     if _is_longer(old, new):
-        for name in _MAY_CHANGE:
-            if _may_become(name, old.get(name), new.get(name)):
-                old[name] = new.get(name)
-    run_directory.check_same_flags(old, new, directory.path)
-
-
-def _may_become(name: str, old: Any, new: Any) -> bool:
-    if name == "target_epsilon":
+        # Nothing else may change: it was drawn, clipped or noised before.
+        old["num_rounds"] = new["num_rounds"]
+        most, more = old.get("max_participations"), new["max_participations"]
+        if most is not None and (more is None or more >= most):
+            old["max_participations"] = more
         # A noise multiplier that was given is no target.
-        return old is not None and new is not None
-    if name == "max_participations":
-        return old is not None and (new is None or new >= old)
-    return True
+        if None not in (old.get("target_epsilon"), new["target_epsilon"]):
+            old["target_epsilon"] = new["target_epsilon"]
+    run_directory.check_same_flags(old, new, directory.path)
 
 
 def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
@@ -479,6 +447,7 @@ def _print_outcome(
 ) -> None:
     rounds = outcome.num_rounds
     guarantee = statement.stated
+    is_private = math.isfinite(guarantee.epsilon)
     fields = {
         "output_dir": str(directory.path),
         "rounds": rounds,
@@ -496,7 +465,11 @@ def _print_outcome(
         *command.outcome_lines(outcome.facts),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),
-        *_attacker_lines(guarantee),
+        *(
+            [("attacker", printed_guarantees.rates_line(guarantee.attacker()))]
+            if is_private
+            else []
+        ),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]
@@ -521,13 +494,6 @@ def stated_privacy(guarantee: Guarantee) -> str:
         return "none: this run is not private"
     numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
     return f"{numbers}-DP for each client"
-
-
-def _attacker_lines(guarantee: Guarantee) -> list[tuple[str, str]]:
-    """What an attacker can do, for a person to read; nothing for a run that is not private."""
-    if not math.isfinite(guarantee.epsilon):
-        return []
-    return [("attacker", printed_guarantees.rates_line(guarantee.attacker()))]
 
 
 def percent(accuracy: float | None) -> str | None:

@@ -126,9 +126,9 @@ class _MetricsOutputs:
 
 
 def simulate_secure_sums() -> None:
-    """Lets TFF run secure sums on this machine, from now on, whose usual context refuses them.
+    """Lets TFF, whose usual context refuses secure sums, simulate them on this machine from now on.
 
-    What runs here is no protection: it shows what a server with a secure protocol would compute.
+    That protects nobody: it shows what a server with a secure protocol would compute.
     """
     tff.backends.test.set_sync_test_cpp_execution_context()
 
@@ -141,9 +141,6 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
       task: Its clients and model.
       statements: Written as the run begins, and after a round that broke the plan.
       stop: Checked between rounds.
-
-    Returns:
-      What the run ended with.
 
     Raises:
       ValueError: If what is saved cannot be resumed, or a worker is lost.
@@ -229,7 +226,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
         initial_state=process.set_model_weights(process.initialize(), weights),
         participation=run.mechanism.schema,
         num_rounds=run.config.num_rounds,
-        clients_per_round=run.simulated_clients,
+        clients_per_round=run.config.cohort,
         client_ids=task.client_ids,
         client_dataset=task.client_dataset,
         seed=run.seed,
@@ -253,8 +250,8 @@ def _num_parameters(task: FederatedTask) -> int:
 def noise_storage_of(run: Run, initial_weights: Sequence[np.ndarray]) -> str:
     """Returns where a run keeps its noise: for all its rounds where its first one kept it.
 
-    What ``auto`` chooses may change from version to version, and a saved state can only be
-    read by a run with the same storage, so that the choice is written to ``config.json``.
+    What ``auto`` chooses may change from version to version, and a saved state can only be read by
+    a run with the same storage, so that the choice is written to ``config.json``.
 
     Args:
       run: The run, new or begun.
@@ -293,9 +290,9 @@ def learning_process(
 ) -> tff.learning.templates.LearningProcess:
     """Returns federated averaging with the run's optimizers, clipping and noise.
 
-    The clients take local steps and the server is SGD with momentum on their noisy mean
-    (FedAvgM; BandMF App. I), at a rate that follows a schedule. Whether momentum and schedule
-    are inside the mechanism is a matter of its matrix alone.
+    The clients take local steps and the server is SGD with momentum on their noisy mean (FedAvgM;
+    BandMF App. I), at a rate that follows a schedule. Whether momentum and schedule are inside the
+    mechanism is a matter of its matrix alone.
 
     Args:
       run: The run.
@@ -313,7 +310,7 @@ def learning_process(
     aggregator = private_aggregation.aggregator(
         run.mechanism,
         clip_norm=run.clip,
-        clients_per_round=run.simulated_clients,
+        clients_per_round=run.config.cohort,
         zeroing_norm=options.zeroing_norm,
         measure=not options.secure_aggregation,
         seed=options.seed,
@@ -349,7 +346,7 @@ def learning_process(
 
 
 def _no_metrics(finalizers: Any) -> Any:
-    """What ``tff.learning`` takes for the metrics of training, of none: no sum in the open."""
+    """Metrics of training that measure nothing, so that no sum is in the open."""
     del finalizers
 
     @compatibility.federated_computation
@@ -363,15 +360,7 @@ def _no_metrics(finalizers: Any) -> Any:
 
 
 def draw_figure(run: Run, planned_epsilon: float) -> None:
-    """Draws the figure of a run from its metrics.
-
-    Args:
-      run: The run, in whose directory metrics are and the figure goes.
-      planned_epsilon: The epsilon that was planned for what the run releases.
-
-    Raises:
-      OSError: If a file cannot be read or written.
-    """
+    """Draws the figure of a run from the metrics in its directory."""
     directory, mechanism, clip = run.directory, run.mechanism, run.clip
     with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -379,20 +368,17 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
         rows,
         directory.path / run_directory.FIGURE_FILE,
         f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
-        f"{run.config.num_rounds} rounds of {run.simulated_clients} clients",
+        f"{run.config.num_rounds} rounds of {run.config.cohort} clients",
         clip_norm=None if isinstance(clip, AdaptiveClip) else clip,
         target_quantile=clip.target_quantile if isinstance(clip, AdaptiveClip) else None,
         planned_epsilon=planned_epsilon,
         delta=run.config.delta,
-        clients_per_round=run.simulated_clients,
+        clients_per_round=run.config.cohort,
     )
 
 
 def clip_norms(run: Run) -> dict[str, float] | None:
-    """Returns how a clip norm moved, and what that cost: all of it follows from private releases.
-
-    Args:
-      run: The run, in whose directory metrics are.
+    """Returns how a clip norm moved and what that cost: all of it follows from private releases.
 
     Returns:
       The ``first``, ``last``, ``smallest`` and ``largest`` norm of the rounds, the ``equivalent``
@@ -441,7 +427,7 @@ class _Rows:
             mechanism.schema,
             mechanism.noise_multiplier if shares is None else shares.update_noise_multiplier,
             1.0 if isinstance(clip, AdaptiveClip) else clip,
-            run.simulated_clients,
+            run.config.cohort,
             _num_parameters(task),
         )
         self._budget = PrivacyBudget(mechanism, run.config.delta)
@@ -460,7 +446,7 @@ class _Rows:
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
         row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP if clip})
-        row["clients_per_round"] = self._run.simulated_clients
+        row["clients_per_round"] = self._run.config.cohort
         is_measured = not self._run.config.secure_aggregation
         if is_measured:
             row["released_norm"] = float(measured["released_norm"])

@@ -1,8 +1,8 @@
-"""A run before TensorFlow is loaded: what follows from its configuration, and from its directory.
+"""A run before TensorFlow is loaded: what follows from its configuration and its directory.
 
 :class:`~simulations.runs.run_config.RunConfig` is what was asked, and a :class:`Run` what follows:
-a mechanism for the data that there are, and where its clients, its files and its random numbers
-come from. Guarantees and statements are asked of the mechanism.
+a mechanism for the data that there are, and where its clients, files and random numbers come from.
+Guarantees and statements are asked of the mechanism.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.random_streams import SeedError
-from simulations.devices.device_populations import DeviceBehaviour
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import run_config, run_directory
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
@@ -117,16 +117,11 @@ class Run:
         return StoppingRule(self.guarantee, self.mechanism.factorization, limit)
 
     @property
-    def simulated_clients(self) -> int:
-        """The clients that take part in a round: fewer than they stand for, in an estimate."""
-        return self.config.simulated_clients or self.config.clients_per_round
-
-    @property
     def noise_multiplier(self) -> float:
         """The noise multiplier of a cohort of ``clients_per_round``; 0 for no noise."""
         asked = self.config.noise_multiplier
-        if self.simulated_clients == self.config.clients_per_round or self.horizons:
-            return self.mechanism.noise_multiplier / _share(self.config)
+        if self.config.simulated_share == 1.0 or self.horizons:
+            return self.mechanism.noise_multiplier / self.config.simulated_share
         assert asked is not None
         return asked
 
@@ -147,7 +142,7 @@ class Run:
             return None
         multiplier = self.mechanism.noise_multiplier
         began_with = self.mechanism.horizons[0].noise_multiplier
-        stddev = clip.count_stddev_for(began_with, self.simulated_clients)
+        stddev = clip.count_stddev_for(began_with, self.config.cohort)
         shares = adaptive_clip.noise_shares(began_with, stddev)
         if multiplier == began_with:
             return shares
@@ -234,10 +229,6 @@ def plan(
 def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
     """Returns the schema that the timers of a run enforce.
 
-    Args:
-      config: What was asked.
-      data: The task's data.
-
     Raises:
       CommandError: If there are too few clients for a cohort.
     """
@@ -255,12 +246,7 @@ def participation_of(config: RunConfig, data: TaskData) -> MinSeparation:
 def scheme_of(
     config: RunConfig, num_clients: int, checkpoint: Factorization | None
 ) -> SamplingScheme:
-    """Returns the scheme by which the clients of a run are drawn.
-
-    Args:
-      config: What was asked.
-      num_clients: The population.
-      checkpoint: The factorization, where it is there already.
+    """Returns the scheme by which clients are drawn; ``checkpoint`` is the matrix, if it is known.
 
     Raises:
       CommandError: If the factorization is not banded.
@@ -291,16 +277,13 @@ def scheme_of(
 def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int | None) -> Sampler:
     """Returns the sampler of a run, with the secret seed in its directory.
 
-    The seed is not that of data order and initial weights: whoever gets the initial model
-    could find 32 bits of that one by trial. It is with the states, which are as secret.
+    The seed is not that of data order and initial weights: whoever gets the initial model could
+    find 32 bits of that one by trial. It is with the states, which are as secret.
 
     Args:
       scheme: How clients are drawn.
       directory: The run's directory; the seed of a new run is made and saved there.
       fixed_seed: A seed in place of a secret one, for tests.
-
-    Returns:
-      The sampler.
 
     Raises:
       CommandError: If the seed of rounds that were released is lost or damaged: other draws
@@ -329,11 +312,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
 
 
 def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:
-    """Returns the horizons of a run before the one that it has.
-
-    Args:
-      begun: Its ``config.json``.
-      directory: Its directory, for the message.
+    """Returns the horizons before the present one of a run with this ``config.json``.
 
     Raises:
       RunDirectoryError: If they are broken.
@@ -349,8 +328,8 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(
-            f"{directory.path / run_directory.CONFIG_FILE} is broken: what it says of the plans "
-            f"that were extended cannot be read ({error}). Restore it."
+            f"{directory.path / run_directory.CONFIG_FILE} is broken: what it says of the "
+            f"horizons that were extended cannot be read ({error}). Restore it."
         ) from error
 
 
@@ -365,14 +344,9 @@ def server_schedule(config: RunConfig) -> Schedule:
 
 
 def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
-    """Returns the server's learning rate of every round.
+    """Returns (n,) float64, the server's learning rate of every round.
 
-    Args:
-      config: What was asked, for all rounds.
-      horizons: Those before, of a run that was extended.
-
-    Returns:
-      (n,) float64. Rounds that were released before have the rate that they had.
+    Rounds that were released under an earlier horizon keep the rate that they had.
     """
     schedule, rate = server_schedule(config), config.server_learning_rate
     lengths = (*(horizon.num_rounds for horizon in horizons), config.num_rounds)
@@ -380,19 +354,16 @@ def server_rates(config: RunConfig, horizons: Sequence[Horizon]) -> np.ndarray:
 
 
 def joined_rates(rates: Sequence[np.ndarray], horizons: Sequence[Horizon]) -> np.ndarray:
-    """Returns the learning rate of every round of a run that was extended.
+    """Returns (n,) float64, the learning rate of every round of a run that was extended.
 
-    Rounds that were released keep the rate that they had: run again from an older state, they must
-    lead to the same model, whose updates got the noise of the rounds after them. So does the round
-    after them, whose rate the saved state holds already; after the last round of a horizon, that is
-    the rate of the last one.
+    Rounds that were released keep their rate: run again from an older state, they must lead to the
+    same model, whose updates got the noise of the rounds after them. So does the round after them,
+    whose rate the saved state holds already; after the last round of a horizon, that is the rate of
+    the last one.
 
     Args:
       rates: The rates of each horizon and of the whole, one array for each.
       horizons: Those before.
-
-    Returns:
-      (n,) float64.
     """
     joined = rates[0]
     for horizon, following in zip(horizons, rates[1:], strict=True):
@@ -401,17 +372,12 @@ def joined_rates(rates: Sequence[np.ndarray], horizons: Sequence[Horizon]) -> np
     return joined
 
 
-def _share(config: RunConfig) -> float:
-    """The clients that are simulated over those that they stand for."""
-    return (config.simulated_clients or config.clients_per_round) / config.clients_per_round
-
-
 def _clip(config: RunConfig) -> float | AdaptiveClip:
     clip = config.clip
     if not isinstance(clip, AdaptiveClip) or clip.count_stddev is None:
         return clip
     # In a fraction of fewer clients, the same noise.
-    return dataclasses.replace(clip, count_stddev=clip.count_stddev * _share(config))
+    return dataclasses.replace(clip, count_stddev=clip.count_stddev * config.simulated_share)
 
 
 def _of_timers(
@@ -423,15 +389,14 @@ def _of_timers(
     horizons: Sequence[Horizon],
 ) -> Mechanism:
     num_rounds, participation = config.num_rounds, participation_of(config, data)
-    clients = config.simulated_clients or config.clients_per_round
-    participations.check_population(participation, num_rounds, data.num_clients, clients)
+    participations.check_population(participation, num_rounds, data.num_clients, config.cohort)
     if own is None:
         bands = min(participation.separation, num_rounds, max_bands)
         own = _factorization(config, participation, bands)
     if horizons:
         return _extended(config, participation, own, begun, horizons)
     assert config.noise_multiplier is not None
-    return Mechanism(own, participation, config.noise_multiplier * _share(config))
+    return Mechanism(own, participation, config.noise_multiplier * config.simulated_share)
 
 
 def _extended(
@@ -452,7 +417,7 @@ def _extended(
     known = [*factorization.plans, factorization.num_rounds]
     if known not in (lengths, [*lengths, config.num_rounds]):
         raise CommandError(
-            f"the matrix of the run extends plans of {list(factorization.plans)} rounds, and "
+            f"the matrix of the run extends horizons of {list(factorization.plans)} rounds, and "
             f"{run_directory.CONFIG_FILE} has the participation of those of {lengths}: "
             "restore the one that is not of this run."
         )
@@ -461,7 +426,7 @@ def _extended(
     mechanism = Mechanism(
         _first_rounds(factorization, first.num_rounds),
         first.participation,
-        config.noise_multiplier * _share(config),
+        config.noise_multiplier * config.simulated_share,
     )
     of_horizons = {horizon.num_rounds: horizon.participation for horizon in later}
     for num_rounds, schema in {**of_horizons, config.num_rounds: participation}.items():
@@ -477,18 +442,16 @@ def _extended(
                 ),
                 # The bits of an adaptive clip norm are one number more.
                 num_parameters=size + int(isinstance(_clip(config), AdaptiveClip)),
-                largest_cohort=(
-                    (config.simulated_clients or config.clients_per_round)
-                    if config.secure_aggregation
-                    else None
-                ),
+                largest_cohort=config.cohort if config.secure_aggregation else None,
                 storage=begun.get("noise_storage", config.noise_storage),
                 factorization=_first_rounds(factorization, num_rounds) if is_known else None,
             )
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
     if config.target_epsilon is not None:
-        epsilon = accounting.epsilon(mechanism.noise_multiplier / _share(config), config.delta)
+        epsilon = accounting.epsilon(
+            mechanism.noise_multiplier / config.simulated_share, config.delta
+        )
         check_choice(
             epsilon <= config.target_epsilon,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "

@@ -92,11 +92,8 @@ class ParticipationLedger:
         """Writes the ledger as an ``.npz`` file, whole or not at all.
 
         The file holds ``client_ids``, and for client i its rounds, from 0, as
-        ``rounds[offsets[i]:offsets[i + 1]]``; ``num_rounds`` is the number of rounds. Where
-        a data sampler drew the cohorts, ``sampling`` is its scheme as JSON.
-
-        Args:
-          path: The file.
+        ``rounds[offsets[i]:offsets[i + 1]]``; ``num_rounds`` is the number of rounds. Where a data
+        sampler drew the cohorts, ``sampling`` is its scheme as JSON.
 
         Raises:
           OSError: If it cannot be written.
@@ -120,12 +117,6 @@ class ParticipationLedger:
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
         """Reads what :meth:`save` wrote.
 
-        Args:
-          path: The file.
-
-        Returns:
-          The ledger.
-
         Raises:
           LedgerError: If the file is missing or broken.
         """
@@ -147,8 +138,8 @@ class MetricsLog:
     def __init__(self, directory: RunDirectory, columns: Sequence[str], num_rounds: int) -> None:
         """Opens the log, keeping the rows of the first ``num_rounds`` rounds.
 
-        The file is replaced whole or not at all. A round whose row was never written, because
-        the process ended between its state and its row, gets one without values.
+        The file is replaced whole or not at all. A round whose row was never written, because the
+        process ended between its state and its row, gets one without values.
 
         Args:
           directory: The run's directory.
@@ -163,7 +154,9 @@ class MetricsLog:
         check_metrics(self._path)
         self._columns = ["round", *columns]
         rows = _whole_rows(self._path)
-        lines = [self._line(rows.get(number, {"round": number})) for number in _up_to(num_rounds)]
+        lines = [
+            self._line(rows.get(number, {"round": number})) for number in range(1, num_rounds + 1)
+        ]
         header = self._line({name: name for name in self._columns})
         try:
             atomic_files.write_text(self._path, "".join([header, *lines]))
@@ -212,9 +205,6 @@ def check_metrics(path: pathlib.Path) -> None:
 
     Rows that were cut off are no fault: a process that is killed leaves them.
 
-    Args:
-      path: The ``metrics.csv`` of a run.
-
     Raises:
       RunDirectoryError: If it holds something else, or cannot be read.
     """
@@ -236,12 +226,8 @@ def check_metrics(path: pathlib.Path) -> None:
         )
 
 
-def _up_to(num_rounds: int) -> range:
-    return range(1, num_rounds + 1)
-
-
 def _whole_rows(path: pathlib.Path) -> dict[int, dict[str, str]]:
-    """Returns the rows of a file of metrics by round, without what is damaged of it."""
+    """The rows of a file of metrics by round, without what is damaged of it."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", errors="replace", newline="") as file:

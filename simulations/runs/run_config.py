@@ -14,7 +14,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from mf_aggregators.participation import sampling_schemes
-from simulations.devices import device_flags
+from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.training.federated_task import TaskCommand
 
@@ -67,11 +67,11 @@ class _Flag:
 
     subject: str
     meaning: str | Callable[[], str]
-    choices: Callable[[], Sequence[str]] | None
-    is_positive: bool
-    is_share: bool
-    is_of_the_run: bool
-    is_path: bool
+    choices: Callable[[], Sequence[str]] | None = None
+    is_positive: bool = False
+    is_share: bool = False
+    is_of_the_run: bool = True
+    is_path: bool = False
 
 
 def _flag(
@@ -79,26 +79,15 @@ def _flag(
     meaning: str | Callable[[], str],
     *,
     default: Any = dataclasses.MISSING,
-    choices: Callable[[], Sequence[str]] | None = None,
-    is_positive: bool = False,
-    is_share: bool = False,
-    is_of_the_run: bool = True,
-    is_path: bool = False,
+    **details: Any,
 ) -> Any:
-    flag = _Flag(subject, meaning, choices, is_positive, is_share, is_of_the_run, is_path)
-    metadata = {_FLAG: flag}
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=metadata)
+    metadata = {_FLAG: _Flag(subject, meaning, **details)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def _of_adaptive(meaning: str, name: str) -> str:
     """The help of a flag whose default AdaptiveClip has."""
-    return f"With --clip_norm={ADAPTIVE}: {_small_initial(meaning)} Default: {_DEFAULT[name]:g}."
-
-
-def _small_initial(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
+    return f"With --clip_norm={ADAPTIVE}: {meaning} Default: {_DEFAULT[name]:g}."
 
 
 def _words(*words: str) -> Callable[[], Sequence[str]]:
@@ -110,8 +99,8 @@ class RunConfig(Mapping[str, Any]):
     """Every option of a run, with the defaults of its task filled in.
 
     It is a mapping of all options by name, the task's own included, as ``config.json`` has them;
-    those that every run has are attributes as well. A field without a default gets one from the
-    task. The help of a field is that of the flag of its name.
+    those that every run has are attributes too, whose help is that of their flags. A field without
+    a default gets one from the task.
     """
 
     cache_dir: str | None = _flag(
@@ -215,19 +204,19 @@ class RunConfig(Mapping[str, Any]):
     )
     clip_initial_norm: float | None = _flag(
         "Privacy",
-        _of_adaptive("The norm of the first round.", "initial_norm"),
+        _of_adaptive("the norm of the first round.", "initial_norm"),
         default=None,
         is_positive=True,
     )
     clip_quantile: float | None = _flag(
         "Privacy",
-        _of_adaptive("The fraction of updates that are to be within the norm.", "target_quantile"),
+        _of_adaptive("the fraction of updates that are to be within the norm.", "target_quantile"),
         default=None,
     )
     clip_learning_rate: float | None = _flag(
         "Privacy",
         _of_adaptive(
-            "What the logarithm of the norm moves by for each unit that the fraction is off.",
+            "what the logarithm of the norm moves by for each unit that the fraction is off.",
             "learning_rate",
         ),
         default=None,
@@ -256,7 +245,7 @@ class RunConfig(Mapping[str, Any]):
     )
     clip_update_period: int | None = _flag(
         "Privacy",
-        _of_adaptive("The rounds between changes of the norm.", "update_period"),
+        _of_adaptive("the rounds between changes of the norm.", "update_period"),
         default=None,
         is_positive=True,
     )
@@ -377,6 +366,16 @@ class RunConfig(Mapping[str, Any]):
         given = {name: self[flag] for flag, name in OF_ADAPTIVE.items()}
         return AdaptiveClip(**{name: each for name, each in given.items() if each is not None})
 
+    @property
+    def cohort(self) -> int:
+        """The clients that take part in a round: in an estimate, fewer than they stand for."""
+        return self.simulated_clients or self.clients_per_round
+
+    @property
+    def simulated_share(self) -> float:
+        """The clients that take part in a round over those that they stand for."""
+        return self.cohort / self.clients_per_round
+
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
@@ -395,13 +394,7 @@ NEED_DEFAULTS = frozenset(field.name for field in _FIELDS if field.default is da
 
 
 def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Defines the flags of some subjects.
-
-    Args:
-      values: Where they are defined.
-      subjects: The subjects, such as ``Privacy``.
-      texts: What ``--help`` says of a task's defaults, by flag.
-    """
+    """Defines the flags of some subjects; ``texts`` is the help on defaults of a task, by flag."""
     for field in _FIELDS:
         flag: _Flag = field.metadata[_FLAG]
         if flag.subject not in subjects:
@@ -447,17 +440,12 @@ def banded_mechanisms() -> list[str]:
 
 
 def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
-    """Defines the flags of a command that runs a task.
-
-    Args:
-      values: Where they are defined.
-      command: The command.
-    """
+    """Defines the flags of a command that runs a task."""
     command.define_flags(values)
     texts = command.default_texts
     subjects = ["Data", "Training", "Mechanism", "Privacy", "Participation"]
     _define(values, subjects, texts)
-    device_flags.define(values)
+    device_behaviour.define_flags(values)
     _define(values, ["Noise", "Output"], texts)
     mechanism_flags.define_options(values, for_runs=True)
 
@@ -465,15 +453,8 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
 def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     """Returns every option with its default for the task, checked one by one.
 
-    With a data sampler, the noise multiplier for a target epsilon depends on the population
-    as well, and stays None.
-
-    Args:
-      values: The flags as they were given.
-      command: Whose flags they are.
-
-    Returns:
-      The options.
+    With a data sampler, the noise multiplier for a target epsilon depends on the population as
+    well, and stays None.
 
     Raises:
       CommandError: If flags exclude each other.

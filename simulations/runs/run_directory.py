@@ -77,48 +77,21 @@ class RunDirectory:
     """Paths and files of one run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Creates the view of a directory; nothing is read or written yet."""
+        """Names the files; nothing is read or written yet."""
         self.path = pathlib.Path(path)
-
-    @property
-    def states(self) -> pathlib.Path:
-        """Where resumable states go."""
-        return self.path / STATES_DIRECTORY
-
-    @property
-    def sampling_seed(self) -> pathlib.Path:
-        """The seed of a run's data sampler, among the states and as secret as they are."""
-        return self.states / SAMPLING_SEED_FILE
-
-    @property
-    def data(self) -> pathlib.Path:
-        """What tells the run's data from others, as secret as they are: among the states."""
-        return self.states / DATA_FILE
-
-    @property
-    def noise(self) -> pathlib.Path:
-        """Where noise rows go unless another place is chosen: a cache, as secret as the states."""
-        return self.path / NOISE_DIRECTORY
-
-    @property
-    def factorization(self) -> pathlib.Path:
-        """The checkpoint of the run's factorization."""
-        return self.path / FACTORIZATION_DIRECTORY
-
-    @property
-    def ledger(self) -> pathlib.Path:
-        """The ledger's file."""
-        return self.path / LEDGER_FILE
-
-    @property
-    def tensorboard(self) -> pathlib.Path:
-        """Where TensorBoard's event files go."""
-        return self.path / TENSORBOARD_DIRECTORY
-
-    @property
-    def extended_factorization(self) -> pathlib.Path:
-        """Where the checkpoint of a larger plan is until the run goes on under it."""
-        return self.path / EXTENDED_DIRECTORY
+        self.ledger = self.path / LEDGER_FILE
+        # TensorBoard's event files.
+        self.tensorboard = self.path / TENSORBOARD_DIRECTORY
+        # States that a run goes on from. They are secret, and so is what stands among them: the
+        # seed of a data sampler, and what tells the run's data from others.
+        self.states = self.path / STATES_DIRECTORY
+        self.sampling_seed = self.states / SAMPLING_SEED_FILE
+        self.data = self.states / DATA_FILE
+        # Rows of noise, unless another place is chosen: a cache, as secret as the states.
+        self.noise = self.path / NOISE_DIRECTORY
+        # The checkpoint of the factorization; that of a larger horizon, until it counts.
+        self.factorization = self.path / FACTORIZATION_DIRECTORY
+        self.extended_factorization = self.path / EXTENDED_DIRECTORY
 
     def factorization_sha256(self) -> str:
         """Returns a fingerprint of the run's checkpoint, whose description has its arrays'."""
@@ -129,13 +102,10 @@ class RunDirectory:
         return _description_sha256(self.extended_factorization)
 
     def settle_factorization(self, config: Mapping[str, Any]) -> None:
-        """Puts the checkpoint of a larger plan into its place, once the configuration names it.
+        """Puts the checkpoint of a larger horizon into its place, once the configuration names it.
 
-        A process that was killed may have left it at any step of that. One that the configuration
-        does not name is what an extension has left that never began to count.
-
-        Args:
-          config: The run's configuration.
+        A process that was killed may have left it at any step of that. A checkpoint that the
+        configuration does not name is left of an extension that never began to count.
 
         Raises:
           OSError: If it cannot be moved.
@@ -155,11 +125,8 @@ class RunDirectory:
     def fix_data(self, fingerprint: str) -> None:
         """Keeps the fingerprint of a new run's data, or compares it with what was kept.
 
-        It is no part of the configuration, which may be shown: whoever has two candidates for
-        the data could tell from it which one was used.
-
-        Args:
-          fingerprint: What ``TaskData.fingerprint`` returned.
+        It is no part of the configuration, which may be shown: whoever has two candidates for the
+        data could tell from it which one was used.
 
         Raises:
           RunDirectoryError: If the run began with other data, or nobody knows any more.
@@ -196,7 +163,7 @@ class RunDirectory:
         return any(self.states.glob(f"{STATE_PREFIX}*"))
 
     def delete_noise_rows(self) -> None:
-        """Deletes the noise rows in the run's own directory, which a finished run needs no more."""
+        """Deletes the rows of noise in the run's own directory, once it needs them no more."""
         for rows in self.noise.glob("rows-*"):
             shutil.rmtree(rows, ignore_errors=True)
 
@@ -209,17 +176,14 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keeps other processes out of the directory, which is created if it is missing.
 
-        Two processes that go on from one state would overwrite each other's ledger and rows
-        of noise. The kernel releases the lock when a process ends, however it ends. What a
-        killed one has left of unfinished files is removed; a directory in which nothing was
-        written is removed again at the end.
-
-        Yields:
-          Once this process alone has the directory.
+        Two processes that go on from one state would overwrite each other's ledger and rows of
+        noise. The kernel releases the lock when a process ends, however it ends. What a killed one
+        left of unfinished files is removed, and so, at the end, is a directory in which nothing was
+        written.
 
         Raises:
-          RunDirectoryError: If another process, or this one already, has the directory; if
-            it is not that of a run, cannot be written, or is on a file system without locks.
+          RunDirectoryError: If another process, or this one already, has the directory; if it is
+            not that of a run, cannot be written, or is on a file system without locks.
         """
         # This comes before anything is written, in case the directory is that of something else.
         self.read_config()
@@ -279,8 +243,7 @@ class RunDirectory:
         """Returns the configuration of the run that the directory holds, or None if it is new.
 
         Raises:
-          RunDirectoryError: If the directory holds something else, or its
-            configuration cannot be read.
+          RunDirectoryError: If it holds something else, or its configuration cannot be read.
         """
         config_path = self.path / CONFIG_FILE
         try:
@@ -318,8 +281,8 @@ class RunDirectory:
 
         Args:
           config: Its configuration, JSON-able.
-          only_for_owner: Whether nobody else may look into it. Who took part in which
-            round must stay secret where a guarantee counts on sampling.
+          only_for_owner: Whether nobody else may look into it: who took part in which round must
+            stay secret where a guarantee counts on sampling.
 
         Raises:
           RunDirectoryError: If the directory cannot be written.
@@ -347,16 +310,11 @@ class RunDirectory:
 def check_same_flags(
     old: Mapping[str, Any], new: Mapping[str, Any], directory: pathlib.Path
 ) -> None:
-    """Refuses to go on with a run under other flags.
-
-    Args:
-      old: The flags that the run was started with.
-      new: The flags that it is to go on with.
-      directory: The run's directory, for the message.
+    """Refuses to go on with a run under other flags than it began with.
 
     Raises:
-      RunDirectoryError: If any flag differs: noise, data or participation rules
-        would change in the middle of one guarantee.
+      RunDirectoryError: If any flag differs: noise, data or participation rules would change in
+        the middle of one guarantee.
     """
     differing = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     if differing:
@@ -381,11 +339,7 @@ def versions() -> dict[str, str]:
 def check_alike(directories: Iterable[pathlib.Path]) -> None:
     """Checks that runs had the same versions of packages and the same data.
 
-    What a run has not written, because it has not come so far, or what was deleted since, is
-    not compared.
-
-    Args:
-      directories: The directories of the runs.
+    What a run has not written yet, or what was deleted since, is not compared.
 
     Raises:
       CommandError: If two of them differ; the message names both and what to do.
@@ -397,9 +351,6 @@ def check_alike(directories: Iterable[pathlib.Path]) -> None:
 
 def check_versions(directories: Iterable[pathlib.Path]) -> None:
     """Checks that runs had the versions of packages that further ones would have now.
-
-    Args:
-      directories: The directories of the runs.
 
     Raises:
       CommandError: If one had others; the message names it and what to do.

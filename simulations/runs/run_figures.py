@@ -25,11 +25,7 @@ _INCHES_OF_A_PANEL = (5.2, 2.6)
 
 
 def column(rows: Sequence[Row], name: str) -> np.ndarray:
-    """Returns a column of ``metrics.csv`` as numbers.
-
-    Args:
-      rows: The rows: mappings from the names of columns to numbers or their text.
-      name: The column.
+    """Returns a column of ``metrics.csv``.
 
     Returns:
       (len(rows),) float64, NaN where a row has no such cell, an empty one, or one that is no

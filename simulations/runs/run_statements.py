@@ -24,7 +24,7 @@ from mf_aggregators.privacy.statement import (
     Represented,
     RunFacts,
 )
-from simulations.devices import device_populations
+from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
@@ -51,27 +51,19 @@ class RunStatements:
     """
 
     def __init__(self, run: Run) -> None:
-        """Prepares them; nothing is written yet.
-
-        Args:
-          run: The run.
-        """
+        """Prepares them; nothing is written yet."""
         self._run = run
         self._planned = planned(run)
         behaviour = run.behaviour
         self._can_break = behaviour.timer is not None or (
             behaviour.history_loss_probability > 0.0
-            and behaviour.after_history_loss == device_populations.REJOIN
+            and behaviour.after_history_loss == device_behaviour.REJOIN
         )
         self._broken: PrivacyStatement | None = None
         self._has_begun = False
 
     def before(self, ledger: ParticipationLedger) -> None:
-        """Writes the statement of a run that is about to train, once its ledger was found right.
-
-        Args:
-          ledger: The ledger of the rounds that were released already.
-        """
+        """Writes the statement of a run that is about to train, whose ledger was found right."""
         self._has_begun = True
         number = client_names.num_alike(ledger.client_ids)
         facts = dataclasses.replace(self._planned.facts, num_alike_names=number)
@@ -82,14 +74,7 @@ class RunStatements:
             write(self._run, self._planned)
 
     def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
-        """Returns the statement of a run whose plan is broken, written if it is another one.
-
-        Args:
-          ledger: The ledger of all released rounds.
-
-        Returns:
-          None if the plan is kept.
-        """
+        """Returns the statement of a run whose plan is broken, written if it changed, or None."""
         if not self._can_break:
             return None
         observed = self._run.mechanism.observed(ledger.record())
@@ -102,14 +87,9 @@ class RunStatements:
         return self._broken
 
     def after(self, ledger: ParticipationLedger, stopped_by_rule: bool = False) -> PrivacyStatement:
-        """Writes and returns the statement of a run that ended.
-
-        Args:
-          ledger: The ledger of all released rounds.
-          stopped_by_rule: Whether its stopping rule has ended it.
-        """
+        """Writes and returns the statement of a run that ended, with its ledger."""
         statement = dataclasses.replace(
-            realised(self._run, self._planned, ledger),
+            observed(self._run, self._planned, ledger),
             stopped_by_rule=stopped_by_rule,
         )
         write(self._run, statement)
@@ -118,9 +98,8 @@ class RunStatements:
     def after_failure(self) -> None:
         """Writes the statement of a run that an error ended, out of the ledger on disk.
 
-        That of a run that was refused before it began stays as it is. Where nothing can be
-        written or read, the one on disk stays, too: the error that ended the run is what
-        has to be seen.
+        That of a run that was refused before it began stays as it is. So does the one on disk where
+        nothing can be written or read: the error that ended the run is what has to be seen.
         """
         if not self._has_begun:
             return
@@ -141,7 +120,7 @@ def planned(run: Run) -> PrivacyStatement:
             f"{mechanism.num_rounds} rounds"
         ),
         num_clients=run.data.num_clients,
-        clients_per_round=run.simulated_clients,
+        clients_per_round=run.config.cohort,
         clip_norm=clip.initial_norm if isinstance(clip, AdaptiveClip) else clip,
         noise_seed_is_fixed=config.seed is not None,
         enforcement=_enforcement(run),
@@ -156,28 +135,18 @@ def planned(run: Run) -> PrivacyStatement:
     )
 
 
-def realised(
+def observed(
     run: Run, statement: PrivacyStatement, ledger: ParticipationLedger
 ) -> PrivacyStatement:
-    """Returns the statement of a run that ended, with what really took place.
-
-    Args:
-      run: The run.
-      statement: What :func:`planned` returned.
-      ledger: The ledger of all released rounds.
-    """
-    observed = run.mechanism.observed(ledger.record(), sampler=run.sampler)
-    if observed.deviation is not None:
-        _LOGGER.warning("the run has no amplified guarantee: %s.", observed.deviation)
-    return observed.completed(statement)
+    """Returns the statement of a run that ended, with the participation that was observed."""
+    found = run.mechanism.observed(ledger.record(), sampler=run.sampler)
+    if found.deviation is not None:
+        _LOGGER.warning("the run has no amplified guarantee: %s.", found.deviation)
+    return found.completed(statement)
 
 
 def write(run: Run, statement: PrivacyStatement) -> None:
     """Writes ``privacy.json`` and ``PRIVACY.md`` into the directory of a run.
-
-    Args:
-      run: The run, which says whether the client that was protected least is named.
-      statement: The statement.
 
     Raises:
       OSError: If a file cannot be written.
@@ -190,7 +159,7 @@ def write(run: Run, statement: PrivacyStatement) -> None:
 def _represented(run: Run) -> Represented | None:
     """The larger cohort that a run's few clients stand for."""
     config, mechanism = run.config, run.mechanism
-    if run.simulated_clients == config.clients_per_round:
+    if config.simulated_share == 1.0:
         return None
     return Represented(
         clients_per_round=config.clients_per_round,
@@ -228,7 +197,7 @@ def _enforcement(run: Run) -> str:
     else:
         text = TIMERS_BY_ROUNDS
     loses = behaviour.history_loss_probability > 0.0
-    if loses and behaviour.after_history_loss == device_populations.REJOIN:
+    if loses and behaviour.after_history_loss == device_behaviour.REJOIN:
         text += (
             " Clients that lost the\n     history of their participations joined again as new ones,"
             " which breaks the schema."

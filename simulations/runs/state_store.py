@@ -1,10 +1,9 @@
 """The states and the ledger of a run on disk, and which of them a run can go on from.
 
-A state takes its name only when it is complete, has checksums of all its files, and is on
-the disk itself; only then are older ones removed. So whatever ends a process, and wherever,
-every state that has a name is whole, and one that is not was altered afterwards. Such a
-state is never gone on from: a noise seed with one wrong bit would put other noise on rounds
-that were released already.
+A state takes its name only once it is complete, has checksums of all its files, and is on the disk
+itself; only then are older ones removed. So, whatever ends a process, every state with a name is
+whole, or was altered afterwards. A run never goes on from an altered one: a noise seed with one
+wrong bit would put other noise on rounds that were released already.
 """
 
 import asyncio
@@ -74,12 +73,7 @@ class StateStore:
     def __init__(
         self, directory: str | os.PathLike[str], ledger_path: str | os.PathLike[str]
     ) -> None:
-        """Creates the store.
-
-        Args:
-          directory: Where states go; created if missing.
-          ledger_path: The ledger's file.
-        """
+        """Creates the store, and the directory of states if it is missing."""
         self._directory = pathlib.Path(directory)
         # The states hold the seed of the noise: whoever reads it can subtract the noise.
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,12 +85,9 @@ class StateStore:
 
         The two newest states stay; they and the new one need room at the same time.
 
-        Args:
-          progress: Where the run stands.
-
         Raises:
-          StateNotSavedError: If the disk is full or refuses something else. States that
-            were saved before are as they were, and nothing is left of the new one.
+          StateNotSavedError: If the disk is full or refuses something else. States that were saved
+            before are as they were, and nothing is left of the new one.
         """
         try:
             progress.ledger.save(self._ledger_path)
@@ -152,9 +143,9 @@ class StateStore:
           Where the run stands. The ledger may have more rounds than the state.
 
         Raises:
-          LedgerError: If no state can be read though rounds were released, or the
-            ledger is broken, or not the one that was saved with the state (it may only
-            have more rounds): who took part cannot be known, and no further round is safe.
+          LedgerError: If no state can be read though rounds were released, or the ledger is broken,
+            or not the one that was saved with the state (it may only have more rounds): who took
+            part cannot be known, and no further round is safe.
         """
         self._remove_unfinished()
         versions = self._versions()
@@ -289,11 +280,8 @@ def _first_line(error: Exception) -> str:
 def seal(directory: str | os.PathLike[str], title: str) -> None:
     """Writes the checksums of a directory's files beside them, and waits until all are on disk.
 
-    The file has the format of ``sha256sum``, after a comment with the title.
-
-    Args:
-      directory: The directory; its files are complete.
-      title: What the directory is, one line: it counts as a part of the contents.
+    The file has the format of ``sha256sum``, after a comment with the title, one line that says
+    what the directory is and counts as a part of the contents.
 
     Raises:
       OSError: If a file cannot be read or the disk refuses one.
@@ -305,11 +293,7 @@ def seal(directory: str | os.PathLike[str], title: str) -> None:
 
 
 def check_seal(directory: str | os.PathLike[str], title: str) -> None:
-    """Compares a directory with what :func:`seal` wrote into it, byte by byte.
-
-    Args:
-      directory: The directory.
-      title: What it has to be.
+    """Compares a directory with what :func:`seal` wrote into it under a title, byte by byte.
 
     Raises:
       DamagedDirectoryError: If a file was altered, is missing, cannot be read or came

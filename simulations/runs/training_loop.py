@@ -34,8 +34,8 @@ from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
-    DeviceBehaviour,
     DevicePopulation,
     DeviceRound,
     TooFewEligibleClientsError,
@@ -106,7 +106,7 @@ class FederatedRun:
         client_names.check(self.client_ids)
         self._check_client_sums()
         if self.sampler is None:
-            self._check_participation()
+            check_participation(self.initial_state, self.participation, self.num_rounds)
             return
         if self.behaviour != DeviceBehaviour():
             raise ValueError(
@@ -128,20 +128,26 @@ class FederatedRun:
             client_sums.check_others(client_sums.of(self.process.next))
             client_sums.check_divided_once(self.process.next)
 
-    def _check_participation(self) -> None:
-        for declared in declared_participation.in_state(self.initial_state):
-            if not declared.allows(self.participation, self.num_rounds):
-                raise ValueError(
-                    f"the process scales its noise to another participation schema ({declared}) "
-                    f"than the timers of the run enforce ({self.participation}), which allows "
-                    "more: the guarantee of the process would not hold. Build its aggregator and "
-                    "the run with the same participation."
-                )
-
     @property
     def sampling(self) -> SamplingScheme | None:
         """The scheme of the sampler; None for timers."""
         return None if self.sampler is None else self.sampler.scheme
+
+
+def check_participation(initial_state: Any, participation: Participation, num_rounds: int) -> None:
+    """Checks that timers allow no more than the noise of a process is scaled to.
+
+    Raises:
+      ValueError: If they allow more.
+    """
+    for declared in declared_participation.in_state(initial_state):
+        if not declared.allows(participation, num_rounds):
+            raise ValueError(
+                f"the process scales its noise to another participation schema ({declared}) than "
+                f"the timers enforce ({participation}), which allows more: the guarantee of the "
+                "process would not hold. Build its aggregator and the run with the same "
+                "participation."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,15 +177,8 @@ class Round:
 def start(run: FederatedRun, store: StateStore) -> Progress:
     """Returns what to go on from: what is saved, or the first state of a new run.
 
-    The first state is saved before any round, because it holds the seed of the noise: a
-    run that is cut off in its first round must not draw other noise for it.
-
-    Args:
-      run: The run.
-      store: Its states.
-
-    Returns:
-      Where the run stands.
+    The first state is saved before any round, because it holds the seed of the noise: a run that is
+    cut off in its first round must not draw other noise for it.
 
     Raises:
       LedgerError: If what is saved cannot be gone on from.
@@ -211,7 +210,9 @@ def _of_extended(run: FederatedRun, saved: Progress) -> Progress:
             saved.state, run.earlier_participations, whole[0]
         )
     except ValueError as error:
-        raise LedgerError(f"the saved state is of none of the plans of the run: {error}") from error
+        raise LedgerError(
+            f"the saved state is of none of the horizons of the run: {error}"
+        ) from error
     return dataclasses.replace(saved, state=state)
 
 
@@ -343,10 +344,9 @@ def _cohort(
     ledger: ParticipationLedger,
     index: int,
 ) -> tuple[np.ndarray, int, DeviceRound | None]:
-    """Draws a round's cohort; of a round in the ledger, it must be the one of the ledger.
+    """Returns a round's cohort, how many clients might have joined, and what the devices did.
 
-    Returns:
-      The cohort, how many clients might have joined, and what the devices did.
+    Of a round in the ledger, the cohort must be the one of the ledger.
     """
     if index >= ledger.num_rounds:
         return _drawn(run, population, index)

@@ -31,6 +31,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.tff import client_sums, compatibility, declared_participation
 from simulations.devices.device_populations import DevicePopulation
+from simulations.runs import training_loop
 from simulations.runs.round_records import ParticipationLedger
 
 _WHAT_TO_DO = (
@@ -84,15 +85,8 @@ class CohortDataSource(compatibility.FederatedDataSource):
         """
         client_sums.check_others(client_sums.of(process.next))
         client_sums.check_divided_once(process.next)
-        declared = declared_participation.in_state(initial_state)
-        for each in declared:
-            if not each.allows(participation, num_rounds):
-                raise ValueError(
-                    f"the process scales its noise to another participation schema ({each}) than "
-                    f"the timers enforce ({participation}), which allows more: the guarantee of "
-                    "the process would not hold. Build both with the same participation."
-                )
-        self._noise = [each.to_dict() for each in declared]
+        training_loop.check_participation(initial_state, participation, num_rounds)
+        self._noise = [each.to_dict() for each in declared_participation.in_state(initial_state)]
         self._federated_type = process.next.type_signature.parameter[1]
         self._client_dataset = client_dataset
         self._clients_per_round = clients_per_round
@@ -143,10 +137,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
         return self._iterator(0, secrets.token_hex(16))
 
     def resumed(self, buffer: bytes) -> Any:
-        """Returns the iterator of a saved state.
-
-        Args:
-          buffer: What its ``to_bytes`` returned.
+        """Returns the iterator of a saved state, the bytes of its ``to_bytes``.
 
         Raises:
           LedgerError: If the ledger is not the one that was there when it was saved.

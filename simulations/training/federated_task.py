@@ -87,3 +87,19 @@ class TaskCommand:
     check_flags: Callable[[Mapping[str, Any]], None]
     open_data: Callable[[Mapping[str, Any]], TaskData]
     outcome_lines: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
+
+
+def default_texts(
+    defaults: Mapping[str, Any],
+    others: Mapping[str, Any],
+    condition: str,
+    text: Callable[[Any], str] = str,
+) -> dict[str, str]:
+    """Returns what ``--help`` says of each default, by flag, and of others under a condition."""
+    texts = {}
+    for name, default in defaults.items():
+        other = f"; {text(others[name])} with {condition}" if others[name] != default else ""
+        texts[name] = f"Default: {text(default)}{other}."
+    # No flag: it bounds what --num_bands is by default.
+    texts.pop("max_bands", None)
+    return texts

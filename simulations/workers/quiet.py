@@ -28,10 +28,7 @@ class StopRequest:
 def stop_requests(message: str) -> Iterator[StopRequest]:
     """Turns the first Ctrl-C or SIGTERM into a request to stop after the round under way.
 
-    A second one interrupts at once, by KeyboardInterrupt.
-
-    Args:
-      message: What to print on standard error at the first one.
+    It prints a message on standard error. A second one interrupts at once, by KeyboardInterrupt.
 
     Yields:
       The request, unset until a signal arrives.

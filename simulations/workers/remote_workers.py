@@ -11,13 +11,13 @@ A round of a ``tff.learning`` process has three parts. What clients are told (th
 clip norm) is taken from the server's state; each client computes its update, and updates are
 summed; and from the sum the server makes its next state, which is where noise is added. Here
 the first and the last are run in one context, that of this machine, and once; only the middle
-one is run in other places, each of which has some of the clients. So a round has one row of
-noise however many places there are, the files of the noise stay on this machine, and the
+one is run on other hosts, each of which has some of the clients. So a round has one row of
+noise however many hosts there are, the files of the noise stay on this machine, and the
 server's state, with the seed of the noise, is never sent to another one.
 
-The sums of the places are added up in the order of the clients, not in that in which they
-arrive: the same round gives the same sum again. It differs from the sum of all clients in one
-place by the rounding of floating-point sums that are added in another order, and by that alone.
+The sums of the hosts are added up in the order of the clients, not in that in which they
+arrive: the same round gives the same sum again. It differs from the sum of all clients on one
+host by the rounding of floating-point sums that are added in another order, and by that alone.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
 from mf_aggregators.tff import compatibility
 from simulations.workers.worker_addresses import WorkerLostError, parse, port_of
 
-__all__ = ["Patience", "WorkerLostError", "connect", "parse", "use"]
+__all__ = ["Timeouts", "WorkerLostError", "connect", "parse", "use"]
 
 # As TFF sets for the worker that it starts itself: below what a protocol buffer can hold.
 _LARGEST_MESSAGE_IN_BYTES = 2 * 1000 * 1000 * 1000
@@ -63,10 +64,10 @@ _GREETING = executor_pb2.GetExecutorRequest(
     ]
 )
 # Answered at once, without effect.
-_QUESTION = executor_pb2.DisposeRequest(executor=executor_pb2.ExecutorId(id="nobody's"))
+_KEEP_ALIVE = executor_pb2.DisposeRequest(executor=executor_pb2.ExecutorId(id="nobody's"))
 
 
-class Place(Protocol):
+class Host(Protocol):
     """Where the clients' part of a round can be run."""
 
     def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
@@ -81,25 +82,26 @@ class Place(Protocol):
 
 
 class DividedContext(compatibility.SyncContext):
-    """A TFF context that divides the clients of a round among places.
+    """A TFF context that divides the clients of a round among hosts.
 
     Computations from (state at the server, a value for each client) to (state, output) at
     the server are divided: ``next`` of ``tff.learning`` processes. All others are run on this
     machine.
     """
 
-    def __init__(self, local: Any, places: Sequence[Place]) -> None:
+    def __init__(self, local: Any, hosts: Sequence[Host]) -> None:
         """Creates the context.
 
         Args:
           local: The ``tff.framework.SyncContext`` of this machine.
-          places: Where clients go, at least one. Each has the same number of them, give or
-            take one, in the clients' order; with fewer clients than places, the last places
-            have none and are not asked.
+          hosts: Where clients go, at least one. Each has the same number of them, or one more,
+            in the clients' order; with fewer clients than hosts, the last hosts are not asked.
         """
         self.local = local
-        self._places = tuple(places)
-        self._rounds: dict[int, _DividedRound] = {}
+        self._hosts = tuple(hosts)
+        # The parts of rounds by the identity of their computation, which is kept with them so that
+        # no other one gets it.
+        self._rounds: dict[int, tuple[Any, _Parts]] = {}
 
     def invoke(self, comp: Any, arg: Any) -> Any:
         """Runs a computation; see the base class.
@@ -109,28 +111,29 @@ class DividedContext(compatibility.SyncContext):
         """
         if not _is_round(comp.type_signature):
             return self.local.invoke(comp, arg)
-        # The computation is kept with its parts, so that its identity is not given to another.
-        divided = self._rounds.setdefault(id(comp), _DividedRound(comp))
+        if id(comp) not in self._rounds:
+            self._rounds[id(comp)] = (comp, _divide(comp))
+        _, parts = self._rounds[id(comp)]
         state, clients = arg
-        told = self._run_here(divided.prepare, state)
-        sums = self._sums(divided.clients_part, told, list(clients))
-        return self._run_here(divided.server_part(len(sums)), state, sums)
+        told = self._run_here(parts.prepare, state)
+        sums = self._sums(parts.clients_part, told, list(clients))
+        return self._run_here(parts.server_part(len(sums)), state, sums)
 
     def _run_here(self, computation: Any, *arguments: Any) -> Any:
         with compatibility.get_context_stack().install(self.local):
             return computation(*arguments)
 
     def _sums(self, computation: Any, told: Any, clients: list[Any]) -> list[Any]:
-        """The sums over each place's clients, in the order of the places."""
-        shares = _shares(clients, len(self._places))
+        """The sums over each host's clients, in the order of the hosts."""
+        shares = _shares(clients, len(self._hosts))
         abandoned = threading.Event()
         with concurrent.futures.ThreadPoolExecutor(len(shares)) as threads:
             running = [
-                threads.submit(place.run, computation, (told, share), abandoned)
-                for place, share in zip(self._places, shares, strict=False)
+                threads.submit(host.run, computation, (told, share), abandoned)
+                for host, share in zip(self._hosts, shares, strict=False)
             ]
             try:
-                # The first error of all, not that of the first place.
+                # The first error of all, not that of the first host.
                 for done in concurrent.futures.as_completed(running):
                     done.result()
             except BaseException:
@@ -139,38 +142,17 @@ class DividedContext(compatibility.SyncContext):
             return [future.result() for future in running]
 
 
-class _DividedRound:
-    """The three parts of a round, made when they are first needed."""
-
-    def __init__(self, computation: Any) -> None:
-        self.computation = computation
-        self._parts: _Parts | None = None
-        self._server_parts: dict[int, Any] = {}
-
-    @property
-    def prepare(self) -> Any:
-        """From the state to what clients are told."""
-        return self._made().prepare
-
-    @property
-    def clients_part(self) -> Any:
-        """From what clients are told, and their data, to the sum of their updates."""
-        return self._made().clients_part
-
-    def server_part(self, num_sums: int) -> Any:
-        """From the state and a number of sums to what the whole computation returns."""
-        if num_sums not in self._server_parts:
-            self._server_parts[num_sums] = self._made().server_part(num_sums)
-        return self._server_parts[num_sums]
-
-    def _made(self) -> "_Parts":
-        if self._parts is None:
-            self._parts = _divide(self.computation)
-        return self._parts
-
-
 @dataclasses.dataclass(frozen=True)
 class _Parts:
+    """The parts of a round.
+
+    Attributes:
+      prepare: From the state to what clients are told.
+      clients_part: From what clients are told, and their data, to the sum of their updates.
+      server_part: Makes, for a number of sums, what leads from the state and the sums to what
+        the whole computation returns.
+    """
+
     prepare: Any
     clients_part: Any
     server_part: Callable[[int], Any]
@@ -238,6 +220,7 @@ def _divide(computation: Any) -> _Parts:
             updates[0], form.zero(), form.accumulate, form.merge, _identity(sum_type)
         )
 
+    @functools.cache
     def server_part(num_sums: int) -> Any:
         @compatibility.federated_computation(
             state_type, [compatibility.FederatedType(sum_type, compatibility.SERVER)] * num_sums
@@ -284,49 +267,36 @@ def _graphs_as_they_are() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long a worker may be silent.
 
     Attributes:
       seconds_to_connect: A worker has to answer within this time at the beginning.
-      seconds_between_questions: During a long computation, a worker is asked this often
-        whether it is there.
-      seconds_to_answer: It is lost if it does not answer such a question in this time,
-        generous because a machine may be busy.
+      seconds_between_keep_alives: During a long computation, keep-alives are this far apart.
+      seconds_to_answer: A worker is lost if it does not answer a keep-alive in this time, generous
+        because a machine may be busy.
     """
 
     seconds_to_connect: float = 20.0
-    seconds_between_questions: float = 10.0
+    seconds_between_keep_alives: float = 10.0
     seconds_to_answer: float = 60.0
 
 
-def use(addresses: Sequence[str], patience: Patience | None = None) -> DividedContext:
-    """Makes all rounds from now on use remote workers: sets TFF's default context.
-
-    Args:
-      addresses: The addresses of the workers, from :func:`parse`.
-      patience: How long a worker may be silent.
-
-    Returns:
-      The context.
-
-    Raises:
-      ValueError: If there is no address.
-      WorkerLostError: If a worker does not answer, or is none.
-    """
-    context = connect(addresses, patience)
+def use(addresses: Sequence[str], timeouts: Timeouts | None = None) -> DividedContext:
+    """Makes all rounds from now on use remote workers, by :func:`connect` as TFF's default."""
+    context = connect(addresses, timeouts)
     compatibility.set_default_context(context)
     return context
 
 
-def connect(addresses: Sequence[str], patience: Patience | None = None) -> DividedContext:
+def connect(addresses: Sequence[str], timeouts: Timeouts | None = None) -> DividedContext:
     """Returns a context that runs the clients' part of rounds on remote workers.
 
     What is not a client's part is run in the context that is TFF's current one now.
 
     Args:
       addresses: The addresses of the workers, from :func:`parse`.
-      patience: How long a worker may be silent.
+      timeouts: How long a worker may be silent.
 
     Returns:
       A context to be installed, or set as TFF's default; :func:`use` does the latter.
@@ -337,21 +307,21 @@ def connect(addresses: Sequence[str], patience: Patience | None = None) -> Divid
     """
     if not addresses:
         raise ValueError("no worker was named: give the address of at least one.")
-    patience = patience or Patience()
+    timeouts = timeouts or Timeouts()
     local = compatibility.get_context_stack().current
     if isinstance(local, DividedContext):
         local = local.local
-    workers = [_Worker(address, patience) for address in addresses]
+    workers = [_Worker(address, timeouts) for address in addresses]
     for worker in workers:
         worker.check()
     return DividedContext(local, workers)
 
 
 class _Worker:
-    """A place for clients: a worker on another machine."""
+    """A host of clients: a worker on another machine."""
 
-    def __init__(self, address: str, patience: Patience) -> None:
-        self._stub = _Stub(address, patience)
+    def __init__(self, address: str, timeouts: Timeouts) -> None:
+        self._stub = _Stub(address, timeouts)
 
         def executor(cardinalities: Any) -> Any:
             remote = tff.framework.RemoteExecutor(self._stub)
@@ -366,11 +336,7 @@ class _Worker:
         )
 
     def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
-        """Returns the result of a computation; see :class:`Place`.
-
-        Raises:
-          WorkerLostError: If the worker is lost.
-        """
+        """Returns a result as :class:`Host` does, or raises WorkerLostError."""
         self._stub.abandoned = abandoned
         # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
         # blocks the thread that it runs in, whatever it promises by being asynchronous.
@@ -413,17 +379,17 @@ class _Stub(tff.framework.RemoteExecutorStub):
     create_selection = _forwarded("CreateSelection")
     compute = _forwarded("Compute")
 
-    def __init__(self, address: str, patience: Patience) -> None:
+    def __init__(self, address: str, timeouts: Timeouts) -> None:
         self.abandoned = threading.Event()
         self._address = address
-        self._patience = patience
+        self._timeouts = timeouts
         # The scheme is named, because a host may have a scheme's name.
         self._channel = grpc.insecure_channel(f"dns:///{address}", _CHANNEL_OPTIONS)
         self._calls = executor_pb2_grpc.ExecutorGroupStub(self._channel)
 
     def check(self) -> None:
         """Raises WorkerLostError unless the worker answers as one."""
-        seconds = self._patience.seconds_to_connect
+        seconds = self._timeouts.seconds_to_connect
         start = (
             f"start one there by start-tff-worker --port={port_of(self._address)}, or correct the "
             "address"
@@ -460,19 +426,19 @@ class _Stub(tff.framework.RemoteExecutorStub):
         call = method.future(request)
         answered = threading.Event()
         call.add_done_callback(lambda _: answered.set())
-        question: Any = None
+        keep_alive: Any = None
         asked_at = time.monotonic()
         try:
             while not answered.wait(_SECONDS_BETWEEN_LOOKS):
                 if self.abandoned.is_set():
                     raise _AbandonedError
-                if question is not None and question.done():
-                    self._check_answer(question)
-                    question = None
+                if keep_alive is not None and keep_alive.done():
+                    self._check_answer(keep_alive)
+                    keep_alive = None
                 waited = time.monotonic() - asked_at
-                if question is None and waited >= self._patience.seconds_between_questions:
-                    question = self._calls.Dispose.future(
-                        _QUESTION, timeout=self._patience.seconds_to_answer
+                if keep_alive is None and waited >= self._timeouts.seconds_between_keep_alives:
+                    keep_alive = self._calls.Dispose.future(
+                        _KEEP_ALIVE, timeout=self._timeouts.seconds_to_answer
                     )
                     asked_at = time.monotonic()
             return call.result()
@@ -484,8 +450,8 @@ class _Stub(tff.framework.RemoteExecutorStub):
         finally:
             call.cancel()
 
-    def _check_answer(self, question: Any) -> None:
-        error = question.exception()
+    def _check_answer(self, keep_alive: Any) -> None:
+        error = keep_alive.exception()
         # Any other error is an answer.
         silent = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
         if error is not None and error.code() in silent:

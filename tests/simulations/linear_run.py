@@ -24,6 +24,7 @@ from mf_aggregators.noise.rows_of_z import CHUNK
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import training_loop
+from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun
 from simulations.workers import quiet
@@ -117,6 +118,22 @@ def weights_of(process: Any, state: Any) -> np.ndarray:
     """Returns the model's parameters as one vector."""
     weights = process.get_model_weights(state).trainable
     return np.concatenate([np.ravel(weight) for weight in weights])
+
+
+def finish(
+    run: FederatedRun, directory: pathlib.Path, at_most: int | None = None
+) -> tuple[list[np.ndarray], ParticipationLedger]:
+    """Runs rounds, stopping after some; returns the model after each and the last ledger."""
+    store = store_of(directory)
+    progress = training_loop.start(run, store)
+    stop, models, ledger = StopRequest(), [], progress.ledger
+    for finished in training_loop.rounds(run, store, progress, stop):
+        if run.sampler is not None:
+            assert finished.num_eligible == run.sampler.num_eligible(finished.index)
+        models.append(weights_of(run.process, finished.state))
+        ledger = finished.ledger
+        stop.is_set = len(models) == at_most
+    return models, ledger
 
 
 def run_program(directory: pathlib.Path, noise_storage: str, num_rounds: int) -> None:

@@ -1,13 +1,12 @@
 """Runs whose directory lacks a file, or has something else in its place: what their owner reads."""
 
 import pathlib
-from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from simulations.comparison import run_comparisons
-from simulations.runs import federated_runs, round_records, run_directory
+from simulations.runs import round_records, run_directory
 from simulations.runs.round_records import MetricsLog, ParticipationLedger
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
@@ -16,18 +15,9 @@ from tests.refusals import refuses
 _METRICS = b"round,loss\r\n1,2.5\r\n"
 
 
-class _BegunError(ValueError):
-    pass
-
-
-def _begin(*unused: object) -> NoReturn:
-    raise _BegunError("training begins")
-
-
 @pytest.fixture
-def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+def run(tmp_path: pathlib.Path, _training_is_cut_off: None) -> RunDirectory:
     """A run of one round, as its directory shows it; training itself is cut off."""
-    monkeypatch.setattr(federated_runs, "_train", _begin)
     directory = RunDirectory(tmp_path / "run")
     assert "training begins" in _resumed(directory)
     (directory.states / "round_0").mkdir()

@@ -1,7 +1,6 @@
 """Rounds in TFF whose clients a data sampler draws, with rounds of no client among them."""
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,11 @@ from simulations.devices.availability import Independent
 from simulations.runs import training_loop
 from simulations.runs.round_records import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
-from simulations.workers import quiet
-from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6
 _SCHEME = PoissonSampling(_NUM_ROUNDS, num_bands=2, population=9, clients_per_round=3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +52,16 @@ def _run(process: Any, **changes: Any) -> FederatedRun:
     return linear_run.federated_run(process, _NUM_ROUNDS, **arguments)
 
 
-def _finish(
-    run: FederatedRun, directory: pathlib.Path, at_most: int | None = None
-) -> tuple[list[np.ndarray], ParticipationLedger]:
-    store = linear_run.store_of(directory)
-    progress = training_loop.start(run, store)
-    stop, models, ledger = StopRequest(), [], progress.ledger
-    for finished in training_loop.rounds(run, store, progress, stop):
-        assert run.sampler is not None
-        assert finished.num_eligible == run.sampler.num_eligible(finished.index)
-        models.append(linear_run.weights_of(run.process, finished.state))
-        ledger = finished.ledger
-        stop.is_set = len(models) == at_most
-    return models, ledger
-
-
 def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
-    models, ledger = _finish(_run(process), tmp_path / "whole")
+    models, ledger = linear_run.finish(_run(process), tmp_path / "whole")
     assert ledger.num_rounds == _NUM_ROUNDS
     assert [len(cohort) > 0 for cohort in ledger.cohorts] == [False, True, True, False, True, True]
     assert _sampler().deviation(len(ledger.client_ids), ledger.cohorts) is None
     parts: list[np.ndarray] = []
     for at_most in (1, 3, None):
-        more, resumed = _finish(_run(process), tmp_path / "parts", at_most)
+        more, resumed = linear_run.finish(_run(process), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))
     on_disk = ParticipationLedger.load(tmp_path / "parts" / "ledger.npz")
@@ -109,14 +85,14 @@ def test_batches_of_any_size_are_released_and_resumed(
     """Clients that draw for themselves, of whom half cannot be asked."""
     drawn = scheme.sampler(2)
     sampler = availability.among(drawn, Independent(0.5), 7, 300.0)
-    models, ledger = _finish(_run(process, sampler=sampler), tmp_path / "whole")
+    models, ledger = linear_run.finish(_run(process, sampler=sampler), tmp_path / "whole")
     assert len({len(cohort) for cohort in ledger.cohorts}) > 1
     assert sampler.deviation(len(ledger.client_ids), ledger.cohorts) is None
     assert drawn.deviation(len(ledger.client_ids), ledger.cohorts) is not None
     parts: list[np.ndarray] = []
     for at_most in (2, None):
         again = availability.among(scheme.sampler(2), Independent(0.5), 7, 300.0)
-        more, resumed = _finish(_run(process, sampler=again), tmp_path / "parts", at_most)
+        more, resumed = linear_run.finish(_run(process, sampler=again), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))
     assert resumed.digest() == ledger.digest()
@@ -180,12 +156,12 @@ def test_a_run_does_not_go_on_with_another_way_of_drawing(
 def test_a_released_round_is_not_run_again_with_the_draws_of_another_seed(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
-    _, ledger = _finish(_run(process), tmp_path, at_most=1)
+    _, ledger = linear_run.finish(_run(process), tmp_path, at_most=1)
     # A second round in the ledger, as if the process had ended before its state was saved.
     ledger.with_round(_sampler().draw(1)).save(tmp_path / "ledger.npz")
     with refuses("round 2", error=LedgerError):
-        _finish(_run(process, sampler=_sampler(seed=2)), tmp_path)
-    models, _ = _finish(_run(process), tmp_path)
+        linear_run.finish(_run(process, sampler=_sampler(seed=2)), tmp_path)
+    models, _ = linear_run.finish(_run(process), tmp_path)
     assert len(models) == _NUM_ROUNDS - 1
 
 

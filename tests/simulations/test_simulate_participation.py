@@ -19,7 +19,8 @@ from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import ledgers
 from simulations import simulate_participation
 from simulations.devices.availability import Diurnal
-from simulations.devices.device_populations import DeviceBehaviour, DevicePopulation
+from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_populations import DevicePopulation
 from simulations.runs.round_records import ParticipationLedger
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")

@@ -353,7 +353,7 @@ def test_only_what_the_sampler_drew_is_amplified(
     assert statement.plan.sampling == scheme
     clients = tuple(map(str, range(_NUM_CLIENTS)))
     ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), scheme)
-    kept = run_statements.realised(plan, statement, ledger)
+    kept = run_statements.observed(plan, statement, ledger)
     assert kept.keeps_plan is True
     assert kept.stated.sampling == scheme
     assert kept.stated.epsilon == pytest.approx(statement.plan.epsilon)
@@ -362,7 +362,7 @@ def test_only_what_the_sampler_drew_is_amplified(
     # The same client in every round that it might have been in, as some run might draw it.
     always = [np.array([0 if index % scheme.num_bands == 0 else 1]) for index in range(6)]
     tampered = dataclasses.replace(ledger, cohorts=tuple(always))
-    broken = run_statements.realised(plan, statement, tampered)
+    broken = run_statements.observed(plan, statement, tampered)
     assert broken.keeps_plan is False
     assert broken.stated.sampling is None
     # In all rounds of its group, which are as far apart as there are groups.
@@ -375,7 +375,7 @@ def test_only_what_the_sampler_drew_is_amplified(
 
     # What timers allowed was not sampled, whoever took part.
     timers = dataclasses.replace(ledger, sampling=None)
-    assert run_statements.realised(plan, statement, timers).keeps_plan is False
+    assert run_statements.observed(plan, statement, timers).keeps_plan is False
 
 
 def test_the_noise_of_a_sampled_run_is_calibrated_once(

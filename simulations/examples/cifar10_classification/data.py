@@ -9,7 +9,7 @@ import pathlib
 
 import numpy as np
 
-from simulations.training.labelled_images import Images, concatenated
+from simulations.examples.labelled_images import Images, concatenated
 
 SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
@@ -64,11 +64,7 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
 
 
 def as_input(pixels: np.ndarray) -> np.ndarray:
-    """Returns pixels as a model takes them: float32 in [-1, 1].
-
-    Args:
-      pixels: uint8 array of any shape.
-    """
+    """Returns uint8 pixels as a model takes them: float32 in [-1, 1]."""
     return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
 
 

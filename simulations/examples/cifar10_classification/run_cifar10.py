@@ -24,9 +24,9 @@ from absl import flags
 
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.examples.cifar10_classification import data
+from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.runs import federated_runs
-from simulations.training.federated_task import FederatedTask, TaskCommand
-from simulations.training.labelled_images import Images, concatenated, outcome_lines
+from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
 
 # The server's rate is not the papers', which print none.
 _DEFAULTS: Mapping[str, Any] = {
@@ -114,9 +114,7 @@ COMMAND = TaskCommand(
     description=__doc__ or "",
     define_flags=_define_flags,
     defaults=lambda values: _DEFAULTS,
-    default_texts={
-        name: f"Default: {default}." for name, default in _DEFAULTS.items() if name != "max_bands"
-    },
+    default_texts=default_texts(_DEFAULTS, _DEFAULTS, ""),
     check_flags=_check_flags,
     open_data=_open_data,
     outcome_lines=outcome_lines,

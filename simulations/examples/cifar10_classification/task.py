@@ -4,10 +4,10 @@ import numpy as np
 import tensorflow as tf
 
 from simulations.examples.cifar10_classification import data
-from simulations.training.client_data import batches
+from simulations.examples.image_classification import image_task
+from simulations.examples.labelled_images import Images
 from simulations.training.federated_task import FederatedTask
-from simulations.training.image_classification import image_task
-from simulations.training.labelled_images import Images
+from simulations.training.task_parts import batches
 
 # The share of the test images that is evaluated as a model is trained; no others are seen before
 # training has ended. The papers have no such split, and train with all training images.

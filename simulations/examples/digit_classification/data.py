@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 
 from mf_aggregators import validation
-from simulations.training.labelled_images import Images, concatenated
+from simulations.examples.labelled_images import Images, concatenated
 
 # Where the forms begin in the file, and where the last one ends.
 _BOUNDS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667, 1797)
@@ -79,18 +79,10 @@ def clients(forms: tuple[Images, ...], examples_per_client: int) -> dict[str, Im
 
 
 def heldout(forms: tuple[Images, ...]) -> Images:
-    """Returns the images of the 12th form, for evaluations while a model is trained.
-
-    Args:
-      forms: What :func:`load` returned.
-    """
+    """Returns the images of the 12th form, for evaluations while a model is trained."""
     return concatenated(forms[_HELDOUT_FORMS])
 
 
 def test(forms: tuple[Images, ...]) -> Images:
-    """Returns the images of the last two forms, for the evaluation of the final model.
-
-    Args:
-      forms: What :func:`load` returned.
-    """
+    """Returns the images of the last two forms, for the evaluation of the final model."""
     return concatenated(forms[_TEST_FORMS])

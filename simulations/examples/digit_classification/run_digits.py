@@ -22,9 +22,9 @@ from absl import flags
 from mf_aggregators import validation
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.examples.digit_classification import data
+from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.runs import federated_runs
-from simulations.training.federated_task import FederatedTask, TaskCommand
-from simulations.training.labelled_images import Images, concatenated, outcome_lines
+from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
 
 # What a run uses where its flags do not say otherwise.
 _COMMON: Mapping[str, Any] = {
@@ -114,18 +114,6 @@ def _defaults(values: flags.FlagValues) -> Mapping[str, Any]:
     return _SINGLE_EXAMPLES if values["examples_per_client"].value == 1 else _GROUPS
 
 
-def _default_texts() -> Mapping[str, str]:
-    texts = {}
-    for name, default in _GROUPS.items():
-        if name == "max_bands":
-            # No flag: it bounds what --num_bands is by default.
-            continue
-        other = _SINGLE_EXAMPLES[name]
-        different = "" if other == default else f"; {other} with --examples_per_client=1"
-        texts[name] = f"Default: {default}{different}."
-    return texts
-
-
 def _check_flags(options: Mapping[str, Any]) -> None:
     validation.positive_integer(options["examples_per_client"], "--examples_per_client")
 
@@ -144,7 +132,7 @@ COMMAND = TaskCommand(
     description=__doc__ or "",
     define_flags=_define_flags,
     defaults=_defaults,
-    default_texts=_default_texts(),
+    default_texts=default_texts(_GROUPS, _SINGLE_EXAMPLES, "--examples_per_client=1"),
     check_flags=_check_flags,
     open_data=_open_data,
     outcome_lines=outcome_lines,

@@ -5,10 +5,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations.examples.digit_classification import data
-from simulations.training.client_data import client_datasets
+from simulations.examples.image_classification import image_task
+from simulations.examples.labelled_images import Images
 from simulations.training.federated_task import FederatedTask
-from simulations.training.image_classification import image_task
-from simulations.training.labelled_images import Images
+from simulations.training.task_parts import client_datasets
 
 
 def federated_task(

@@ -291,27 +291,26 @@ def test_traces_are_read(tmp_path: pathlib.Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("", "holds no span"),
-        ("device,start_seconds,end_seconds\n", "holds no span"),
-        ("0,1\n", "found 2 columns"),
-        ("0,1,2\n0,x,2\n", "cannot be read as device,start_seconds,end_seconds lines"),
-        ("0,1,2\n0,1\n", "cannot be read as device,start_seconds,end_seconds lines"),
-        ("0,1,2\n3,4,4\n", r"must end after it starts, found 4 to 4 of device 3 \(span 2\)"),
-        ("0.5,1,2\n", "whole numbers from 0"),
-        ("-1,1,2\n", "whole numbers from 0"),
-        ("1,nan,2\n", "must be finite"),
-        ("1,-3,2\n", "within the period, from 0 to 10 seconds, found -3 to 2"),
-        ("1,3,11\n", "within the period"),
+        ("", "span"),
+        ("device,start_seconds,end_seconds\n", "span"),
+        ("0,1\n", "2 columns"),
+        ("0,1,2\n0,x,2\n", "device,start_seconds,end_seconds lines"),
+        ("0,1,2\n0,1\n", "device,start_seconds,end_seconds lines"),
+        ("0,1,2\n3,4,4\n", "4 to 4 of device 3 (span 2)"),
+        ("0.5,1,2\n", "whole numbers"),
+        ("-1,1,2\n", "whole numbers"),
+        ("1,nan,2\n", "finite"),
+        ("1,-3,2\n", "0 to 10 seconds"),
+        ("1,3,11\n", "period"),
     ],
 )
-def test_bad_traces_are_refused(tmp_path: pathlib.Path, text: str, message: str) -> None:
+def test_bad_traces_are_refused(tmp_path: pathlib.Path, text: str, named: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
-    with pytest.raises(TraceError, match=message) as caught:
+    with refuses(str(path), named, error=TraceError):
         Trace.load(path, period_seconds=10.0)
-    assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -350,24 +349,24 @@ def test_unreadable_traces_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "arguments", "message"),
+    ("build", "arguments"),
     [
-        (Independent, {"probability": 0.0}, "above 0 and at most 1, found 0.0"),
-        (Independent, {"probability": 1.1}, "above 0 and at most 1"),
-        (Diurnal, {"utc_offsets": ()}, "at least one time zone"),
-        (Diurnal, {"utc_offsets": (15.0,)}, "from -12 to 14, found 15"),
-        (Diurnal, {"weights": (1.0,)}, "one number for each of the 9"),
-        (Diurnal, {"utc_offsets": (1.0,), "weights": (0.0,)}, "must not all be zero"),
-        (Diurnal, {"start_hour": 24.0}, "below 24, found 24"),
-        (Diurnal, {"start_spread_hours": 13.0}, "at most 12, found 13"),
-        (Diurnal, {"shortest_hours": 0.0}, "above zero"),
-        (Diurnal, {"longest_hours": 3.0}, "from shortest_hours, 4.0, to 24, found 3.0"),
-        (Diurnal, {"longest_hours": 25.0}, "to 24, found 25.0"),
-        (Diurnal, {"nightly_probability": 0.0}, "nightly_probability must be above 0"),
+        (Independent, {"probability": 0.0}),
+        (Independent, {"probability": 1.1}),
+        (Diurnal, {"utc_offsets": ()}),
+        (Diurnal, {"utc_offsets": (15.0,)}),
+        (Diurnal, {"weights": (1.0,)}),
+        (Diurnal, {"utc_offsets": (1.0,), "weights": (0.0,)}),
+        (Diurnal, {"start_hour": 24.0}),
+        (Diurnal, {"start_spread_hours": 13.0}),
+        (Diurnal, {"shortest_hours": 0.0}),
+        (Diurnal, {"longest_hours": 3.0}),
+        (Diurnal, {"longest_hours": 25.0}),
+        (Diurnal, {"nightly_probability": 0.0}),
     ],
 )
-def test_bad_models_are_refused(build: type[Any], arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_models_are_refused(build: type[Any], arguments: dict[str, Any]) -> None:
+    with refuses([*arguments][-1]):
         build(**arguments)
 
 

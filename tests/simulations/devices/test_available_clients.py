@@ -17,7 +17,7 @@ _SCHEMES: list[SeparatedScheme] = [
 
 
 @dataclasses.dataclass(frozen=True)
-class _Recorded:
+class _Recorded(Availability):
     """Even devices are available after the first ten rounds; what is asked is kept."""
 
     asked: list[tuple[float, int, int]]
@@ -27,9 +27,6 @@ class _Recorded:
     ) -> np.ndarray:
         self.asked.append((seconds, round_index, seed))
         return (devices % 2 == 0) & (round_index >= 10)
-
-    def is_possible(self, seconds: float) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)

@@ -11,7 +11,8 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from simulations.devices.participation_timers import DeviceTimers, WallClockTimer
+from simulations.devices.device_behaviour import WallClockTimer
+from simulations.devices.device_populations import DeviceTimers
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 

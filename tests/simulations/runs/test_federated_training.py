@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,8 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import FederatedTask
-from simulations.workers import quiet
 from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +48,11 @@ def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"client_ids": ("0", "1")}, "the task has 2 clients, and its data said .* 143"),
-        ({"evaluate": _loss_alone}, "must return loss and accuracy: accuracy is missing"),
-        ({"accuracy": "hits"}, "metrics of a round are .*accuracy.*, without hits"),
+        ({"client_ids": ("0", "1")}, "143"),
+        ({"evaluate": _loss_alone}, "accuracy"),
+        ({"accuracy": "hits"}, "hits"),
     ],
 )
 def test_a_task_that_is_not_what_it_says_is_refused(
@@ -67,9 +60,9 @@ def test_a_task_that_is_not_what_it_says_is_refused(
     task: FederatedTask,
     tmp_path: pathlib.Path,
     changes: dict[str, Any],
-    message: str,
+    named: str,
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refuses(named):
         _train(plan, dataclasses.replace(task, **changes), tmp_path)
     assert not (tmp_path / "privacy.json").exists()
     assert not (tmp_path / "participation.npz").exists()

@@ -12,15 +12,15 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands.command_line import CommandError
-from simulations.devices import device_flags
-from simulations.devices.device_populations import DeviceBehaviour
-from simulations.devices.participation_timers import WallClockTimer
+from simulations.devices import device_behaviour
+from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import planned_runs, run_config, run_statements
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import PrivacyBudget, RunStatements
+from tests.refusals import refuses
 
 
 def _values(*arguments: str) -> flags.FlagValues:
@@ -38,14 +38,14 @@ def _plan(values: flags.FlagValues, path: pathlib.Path = pathlib.Path("not writt
         COMMAND.open_data(config),
         RunDirectory(path),
         64,
-        behaviour=device_flags.behaviour(values),
+        behaviour=device_behaviour.of_flags(values),
     )
 
 
 def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     values = _values("--clients_per_round=20", "--simulated_clients=5", "--target_epsilon=4")
     plan = _plan(values)
-    assert plan.simulated_clients == 5
+    assert plan.config.cohort == 5
     statement = run_statements.planned(plan)
     # A quarter of the clients, a quarter of the noise in their sum.
     multiplier = mfa.accounting.noise_multiplier(4.0, plan.config["delta"])
@@ -111,21 +111,21 @@ def test_a_constant_clip_norm_says_nothing_of_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (["--clip_norm=much"], "--clip_norm must be a number"),
-        (["--clip_norm=-1"], "--clip_norm"),
-        (["--clip_quantile=0.5"], "--clip_quantile"),
-        (["--clip_norm=adaptive", "--clip_quantile=2"], "--clip_quantile"),
-        (["--clip_norm=adaptive", "--clip_learning_rate=-1"], "--clip_learning_rate"),
-        (["--clip_norm=adaptive", "--clip_update_period=0"], "--clip_update_period"),
-        (["--clip_norm=adaptive", "--clip_smallest_norm=0.2"], "--clip_initial_norm"),
-        (["--clip_norm=adaptive", "--clip_largest_norm=0.05"], "--clip_initial_norm"),
-        (["--clip_norm=adaptive", "--clip_count_stddev=0.1"], "--clip_count_stddev"),
+        ["--clip_norm=much"],
+        ["--clip_norm=-1"],
+        ["--clip_quantile=0.5"],
+        ["--clip_norm=adaptive", "--clip_quantile=2"],
+        ["--clip_norm=adaptive", "--clip_learning_rate=-1"],
+        ["--clip_norm=adaptive", "--clip_update_period=0"],
+        ["--clip_norm=adaptive", "--clip_smallest_norm=0.2"],
+        ["--clip_norm=adaptive", "--clip_largest_norm=0.05"],
+        ["--clip_norm=adaptive", "--clip_count_stddev=0.1"],
     ],
 )
-def test_bad_clip_norms_are_one_clear_line(arguments: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_clip_norms_are_one_clear_line(arguments: list[str]) -> None:
+    with refuses(arguments[-1].partition("=")[0]):
         _plan(_values(*arguments))
 
 
@@ -203,12 +203,12 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     statement = run_statements.planned(plan)
     clients = tuple(map(str, range(plan.data.num_clients)))
     cohorts: list[Any] = [[index] for index in range(12)]
-    kept = run_statements.realised(plan, statement, ParticipationLedger(clients, tuple(cohorts)))
+    kept = run_statements.observed(plan, statement, ParticipationLedger(clients, tuple(cohorts)))
     assert kept.keeps_plan is True
     assert kept.stated.epsilon <= statement.plan.epsilon
     # The first client again, sooner than its timer allows.
     cohorts[1:5] = [[0]] * 4
-    broken = run_statements.realised(plan, statement, ParticipationLedger(clients, tuple(cohorts)))
+    broken = run_statements.observed(plan, statement, ParticipationLedger(clients, tuple(cohorts)))
     assert broken.keeps_plan is False
     assert broken.stated.epsilon > statement.plan.epsilon
 
@@ -343,37 +343,34 @@ def test_a_run_that_fails_states_what_it_released(tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (["--simulated_clients=30"], "stand for fewer clients"),
-        (["--simulated_clients=2", "--sampling=poisson"], "belongs to --sampling=timers"),
-        (["--server_warmup=0.8", "--server_cooldown=0.4"], "must not overlap"),
-        (["--server_warmup=1.5"], r"--server_warmup must be in \[0, 1\]"),
-        (["--zeroing_norm=0"], "--zeroing_norm"),
-        (["--workload=training"], "--workload=training needs"),
-        (["--stop_at_epsilon=0"], "--stop_at_epsilon"),
-        (["--stop_at_epsilon=2", "--simulated_clients=2"], "exclude each other: the limit is for"),
+        ["--simulated_clients=30"],
+        ["--simulated_clients=2", "--sampling=poisson"],
+        ["--server_warmup=0.8", "--server_cooldown=0.4"],
+        ["--server_warmup=1.5"],
+        ["--zeroing_norm=0"],
+        ["--workload=training"],
+        ["--stop_at_epsilon=0"],
+        ["--stop_at_epsilon=2", "--simulated_clients=2"],
     ],
 )
-def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_flags_that_do_not_fit_are_refused(arguments: list[str]) -> None:
+    with refuses(*(argument.partition("=")[0] for argument in arguments)):
         run_config.of_flags(_values("--clients_per_round=20", *arguments), COMMAND)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (["--target_epsilon=4", "--stop_at_epsilon=0.01"], "=0.01: one round alone has epsilon"),
-        (["--noise_multiplier=0", "--stop_at_epsilon=2"], "=2: a run without noise"),
-        (
-            ["--sampling=poisson", "--mechanism=banded", "--num_bands=2", "--stop_at_epsilon=1e-4"],
-            "=0.0001: one round alone",
-        ),
+        ["--target_epsilon=4", "--stop_at_epsilon=0.01"],
+        ["--noise_multiplier=0", "--stop_at_epsilon=2"],
+        ["--sampling=poisson", "--mechanism=banded", "--num_bands=2", "--stop_at_epsilon=0.0001"],
     ],
 )
-def test_limits_that_end_every_run_at_once_are_refused(arguments: list[str], message: str) -> None:
+def test_limits_that_end_every_run_at_once_are_refused(arguments: list[str]) -> None:
     values = _values("--clients_per_round=5", *arguments)
-    with pytest.raises(CommandError, match=f"--stop_at_epsilon{message}"):
+    with refuses(arguments[-1], error=CommandError):
         _plan(values)
 
 

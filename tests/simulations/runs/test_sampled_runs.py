@@ -12,7 +12,7 @@ from absl import flags
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SingleParticipation
 from mf_aggregators.privacy import guarantees
-from simulations.devices import availability, device_flags
+from simulations.devices import availability, device_behaviour
 from simulations.devices.availability import Independent
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import (
@@ -75,20 +75,20 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["--sampling=min_separation"], "needs --num_bands"),
-        (["--sampling=balls_in_bins", "--mechanism=blt"], "needs a banded mechanism"),
-        ([*_COINS, "--max_participations=2"], "--max_participations belongs to --sampling=timers"),
-        ([*_COINS[:3], "--separation=2"], "a separation of 2 is below the 3 bands"),
-        ([*_COINS[:2], "--separation=40"], "is too small for 10 clients per round"),
-        ([*_BINS, "--separation=5"], "bins has 28.6 clients in a round, not 5"),
-        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation does not belong"),
-        ([*_COINS, "--simulated_clients=2"], "--simulated_clients belongs to --sampling=timers"),
+        (["--sampling=min_separation"], "--num_bands"),
+        (["--sampling=balls_in_bins", "--mechanism=blt"], "--mechanism=blt"),
+        ([*_COINS, "--max_participations=2"], "--max_participations"),
+        ([*_COINS[:3], "--separation=2"], "separation of 2"),
+        ([*_COINS[:2], "--separation=40"], "10 clients"),
+        ([*_BINS, "--separation=5"], "28.6 clients"),
+        (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation"),
+        ([*_COINS, "--simulated_clients=2"], "--simulated_clients"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_flags_that_do_not_fit_are_refused(arguments: list[str], named: str) -> None:
+    with refuses(named):
         _plan(*arguments)
 
 
@@ -96,14 +96,14 @@ def test_flags_that_do_not_fit_are_refused(arguments: list[str], message: str) -
 def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
     values = _values(*_COINS, "--availability=independent", "--available_probability=0.9")
     options = run_config.of_flags(values, COMMAND)
-    federated_runs._check_behaviour(options, device_flags.behaviour(values))
+    federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
     values = _values(*_COINS, flag)
     with refuses("--availability", "--round_minutes", error=CommandError):
-        federated_runs._check_behaviour(options, device_flags.behaviour(values))
+        federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
     values = _values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
     options = run_config.of_flags(values, COMMAND)
     with refuses("data centre", error=CommandError):
-        federated_runs._check_behaviour(options, device_flags.behaviour(values))
+        federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
 
 
 @pytest.mark.parametrize("available", [None, 0.5])

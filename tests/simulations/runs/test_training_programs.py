@@ -18,18 +18,11 @@ from mf_aggregators.tff import compatibility, declared_participation
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.training_loop import FederatedRun
 from simulations.runs.training_programs import CohortDataSource, ModelReleaseManager
-from simulations.workers import quiet
 from tests.refusals import refuses
 from tests.simulations import linear_run
 
 _NUM_ROUNDS = 6
 _SEPARATION_3 = declared_participation.declare(MinSeparation(3))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 # The data source alone, which runs nothing

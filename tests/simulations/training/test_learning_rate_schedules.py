@@ -117,18 +117,18 @@ def test_one_round_is_the_last_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields",
     [
-        ({"warmup_share": -0.1}, "warmup_share must not be negative"),
-        ({"cooldown_share": 1.5}, "at most 1, all rounds"),
-        ({"warmup_share": 0.6, "cooldown_share": 0.5}, "more than all rounds together"),
-        ({"cooldown": "cosine"}, "one of linear, drop, clipped"),
-        ({"warmup_factor": 0.0}, "warmup_factor must be above zero"),
-        ({"cooldown_factor": 2.0}, "cooldown_factor must be at most 1"),
+        {"warmup_share": -0.1},
+        {"cooldown_share": 1.5},
+        {"warmup_share": 0.6, "cooldown_share": 0.5},
+        {"cooldown": "cosine"},
+        {"warmup_factor": 0.0},
+        {"cooldown_factor": 2.0},
     ],
 )
-def test_bad_schedules_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_schedules_are_refused(fields: dict[str, Any]) -> None:
+    with refuses(*fields):
         Schedule(**fields)
 
 

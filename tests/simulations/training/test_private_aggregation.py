@@ -4,7 +4,6 @@ import collections
 import math
 import os
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,12 @@ import mf_aggregators as mfa
 from mf_aggregators.tff import declared_participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.training import private_aggregation
-from simulations.workers import quiet
 from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
 
 _NUM_ROUNDS = 6
 _PARTICIPATION = mfa.participation.MinSeparation(3)
 _VECTOR = tff.TensorType(np.float32, [3])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 def _aggregator(**changes: Any) -> Any:

@@ -8,8 +8,8 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from simulations.examples.cifar10_classification import data, task
+from simulations.examples.labelled_images import Images
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
-from simulations.training.labelled_images import Images
 from tests.simulations.examples.cifar10_classification import cifar10_files
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 
 from simulations.examples.digit_classification import data
-from simulations.training.labelled_images import Images, concatenated
+from simulations.examples.labelled_images import Images, concatenated
 from tests.refusals import refuses
 
 _FORMS = data.load()

@@ -14,9 +14,9 @@ from absl import flags
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line
 from simulations.examples.digit_classification import data, run_digits
+from simulations.examples.labelled_images import concatenated
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
-from simulations.training.labelled_images import concatenated
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from simulations.examples.labelled_images import Images
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
-from simulations.training.keras_evaluation import KerasEvaluation
-from simulations.training.labelled_images import Images
+from simulations.training.task_parts import KerasEvaluation
 
 ACCURACY = "accuracy"
 

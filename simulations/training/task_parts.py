@@ -1,8 +1,9 @@
-"""The data sets of clients in rounds, from any ``tff.simulation.datasets.ClientData``."""
+"""What tasks are put together from: the batches of clients in rounds, and evaluations."""
 
 import collections
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,13 @@ def client_datasets(
 ) -> Callable[[str, int], tf.data.Dataset]:
     """Returns what a run asks for the data set of a client in a round.
 
-    A client's examples are shuffled anew for each round, and the first ``max_examples`` of
-    them are what it trains on: a sample of its own in each round, which all epochs go through
-    in the same order. Order and sample are a function of (seed, round, client) alone. They
-    depend neither on other clients nor on TensorFlow's global seed, so a round that is run
-    again after a crash sees the same data.
+    A client trains on a sample of its own in each round: the first ``max_examples`` of its
+    shuffled examples, in the same order in all epochs. Order and sample are a function of (seed,
+    round, client) alone, and not of other clients or TensorFlow's global seed, so a round that is
+    run again after a crash sees the same data.
 
-    ``client_data`` is asked once for a client whose examples are still in memory: its
-    preprocessing is done once, and a random one gives the same in all rounds.
+    ``client_data`` is not asked again for a client whose examples are still in memory: a random
+    preprocessing gives the same in all rounds.
 
     Args:
       client_data: The clients. Their examples are single ones, not batches, in any structure
@@ -57,7 +57,6 @@ def client_datasets(
     if max_examples is not None:
         validation.positive_integer(max_examples, "max_examples")
     validation.integer_at_least(seed, 0, "seed")
-
     validation.integer_at_least(cache_bytes, 0, "cache_bytes")
     cache = _Cache(client_data, cache_bytes)
 
@@ -77,17 +76,10 @@ def client_datasets(
 
 
 def sample_order(seed: int, round_index: int, client_id: str, number: int) -> np.ndarray:
-    """Returns the order of a client's examples in a round, a function of the arguments alone.
+    """Returns (number,) int64: the order of a client's examples in a round.
 
-    Args:
-      seed: The seed of the run, a non-negative integer.
-      round_index: The round, from 0.
-      client_id: The client's name: not its position, so that its sample does not depend on
-        others.
-      number: How many examples it has.
-
-    Returns:
-      (number,) int64: a uniform permutation.
+    It is a uniform permutation, and a function of the seed of the run, the round (from 0) and the
+    client's name: not of its position, so that its sample does not depend on others.
     """
     name = int.from_bytes(client_id.encode("utf-8"), "little")
     generator = random_streams.generator_of(seed, random_streams.Stream.EXAMPLES, round_index, name)
@@ -103,6 +95,47 @@ def batches(dataset: tf.data.Dataset, batch_size: int, epochs: int) -> tf.data.D
     return dataset.batch(batch_size).repeat(epochs).with_options(options)
 
 
+class KerasEvaluation:
+    """A function of weights and examples, whose graph is made once: a model's loss and metrics."""
+
+    def __init__(self, compiled_model: Callable[[], tf.keras.Model]) -> None:
+        """Creates it.
+
+        Args:
+          compiled_model: Makes the model, compiled with its loss and metrics. It is called at each
+            evaluation; the first model is the one that is evaluated.
+        """
+        self._compiled_model = compiled_model
+
+    @functools.cached_property
+    def _model(self) -> tf.keras.Model:
+        return self._compiled_model()
+
+    def __call__(
+        self,
+        weights: Sequence[np.ndarray],
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        batch_size: int = 32,
+    ) -> Mapping[str, float]:
+        """Returns ``loss`` and the metrics by name.
+
+        Args:
+          weights: The model's weights, in the model's order.
+          inputs: What the model takes; the first axis is that of the examples.
+          targets: What its loss takes, likewise.
+          batch_size: Examples of a step; the values do not depend on it, but for rounding.
+        """
+        model = self._model
+        # tff.learning builds models in graphs of its own, where Keras exchanges the classes of the
+        # model and of each of its layers for those of TensorFlow 1, until all of them are made
+        # outside a graph again. That is quick beside tracing an evaluation.
+        self._compiled_model()
+        model.set_weights(list(weights))
+        values = model.evaluate(inputs, targets, batch_size=batch_size, verbose=0, return_dict=True)
+        return {name: float(value) for name, value in values.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class _Examples:
     """A client's examples: how many, and one tensor for each part, or an empty data set."""
@@ -113,7 +146,12 @@ class _Examples:
 
     @property
     def num_bytes(self) -> int:
-        return sum(_num_bytes(leaf) for leaf in tf.nest.flatten(self.stacked))
+        return sum(
+            int(tf.reduce_sum(tf.strings.length(leaf)))
+            if leaf.dtype == tf.string
+            else int(tf.size(leaf)) * leaf.dtype.size
+            for leaf in tf.nest.flatten(self.stacked)
+        )
 
 
 class _Cache:
@@ -148,19 +186,10 @@ def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> _E
     examples = list(dataset)
     if not examples:
         return _Examples(0, (), dataset)
-    return _Examples(len(examples), _stacked(examples), None)
-
-
-def _stacked(examples: list[Any]) -> Any:
     try:
-        return tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *examples)
+        stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *examples)
     except tf.errors.InvalidArgumentError:
         raise ValueError(
             "the examples of a client have different shapes: pad them by client_data.preprocess."
         ) from None
-
-
-def _num_bytes(tensor: tf.Tensor) -> int:
-    if tensor.dtype == tf.string:
-        return int(tf.reduce_sum(tf.strings.length(tensor)))
-    return int(tf.size(tensor)) * tensor.dtype.size
+    return _Examples(len(examples), stacked, None)

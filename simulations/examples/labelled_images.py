@@ -37,11 +37,7 @@ class Images:
 
 
 def concatenated(parts: Sequence[Images]) -> Images:
-    """Returns all images of the parts as one.
-
-    Args:
-      parts: At least one.
-    """
+    """Returns all images of the parts, at least one, as one."""
     return Images(
         np.concatenate([part.pixels for part in parts]),
         np.concatenate([part.labels for part in parts]),
@@ -49,11 +45,7 @@ def concatenated(parts: Sequence[Images]) -> Images:
 
 
 def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns what the result of a run says of its images, as lines that a person reads.
-
-    Args:
-      facts: Those of ``image_classification.image_task``.
-    """
+    """Returns what the result of a run says of its images, from the facts of ``image_task``."""
     return [
         ("training images", f"{facts['num_examples']:,}"),
         (

@@ -1,13 +1,16 @@
-"""The flags of a population of devices, and the behaviour that they describe."""
+"""What devices and their server do in a run, and its flags: who checks in, what gets lost."""
+
+import dataclasses
 
 from absl import flags
 
+from mf_aggregators import validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations.devices import device_populations
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.devices.device_populations import DeviceBehaviour
-from simulations.devices.participation_timers import WallClockTimer
+
+WAIT = "wait"
+REJOIN = "rejoin"
 
 _HOUR = 3600.0
 
@@ -28,12 +31,97 @@ _MODEL_FLAGS = {
 }
 
 
-def define(values: flags.FlagValues) -> None:
-    """Defines the flags of a population of devices.
+@dataclasses.dataclass(frozen=True)
+class WallClockTimer:
+    """A timer by the device's clock: no participation within a time after an upload.
 
-    Args:
-      values: Where they are defined.
+    Attributes:
+      seconds: The time, above zero.
+
+    Raises:
+      ValueError: If the time is out of its range.
     """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        validation.positive_number(self.seconds, "the seconds of a timer")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBehaviour:
+    """What the devices of a population and their server do. By default, nothing goes wrong.
+
+    Attributes:
+      availability: Which devices are available when.
+      timer: None for timers by rounds, which enforce the participation schema; or a timer
+        by the wall clock, which enforces the schema's number of participations, and in
+        place of its separation a time.
+      over_selection: How many devices are selected for each whose upload is needed, at
+        least 1. Fewer are, down to as many as are needed, where fewer are available.
+      dropout_probability: Probability that a selected device gives up before it uploads: its
+        timer is not started.
+      upload_loss_probability: Probability that an upload does not arrive: its device's timer runs.
+      history_loss_probability: Probability that a device forgets, before a round, when and
+        how often it took part. Independent for each device and round.
+      after_history_loss: ``"wait"``: a device without history assumes the worst that its
+        timer would have allowed, which is that it has only just taken part, and as often as
+        was possible, and so never breaks its schema. ``"rejoin"``: it joins as if it were
+        new, and breaks it.
+      round_seconds: Time from the start of a round to its end, when devices upload and the next
+        round starts.
+      retry_seconds: How long the server waits, after a start that found too few devices or
+        lost too many of their uploads, before it starts the same round again.
+      max_attempts: How often it starts the same round.
+
+    Raises:
+      ValueError: If an attribute is out of its range.
+    """
+
+    availability: Availability = dataclasses.field(default_factory=Always)
+    timer: WallClockTimer | None = None
+    over_selection: float = 1.0
+    dropout_probability: float = 0.0
+    upload_loss_probability: float = 0.0
+    history_loss_probability: float = 0.0
+    after_history_loss: str = WAIT
+    round_seconds: float = 300.0
+    retry_seconds: float = 600.0
+    max_attempts: int = 1000
+
+    def __post_init__(self) -> None:
+        if validation.finite_number(self.over_selection, "over_selection") < 1.0:
+            raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
+        for name in ("dropout_probability", "upload_loss_probability"):
+            if validation.non_negative_number(getattr(self, name), name) >= 1.0:
+                raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
+        name = "history_loss_probability"
+        if validation.non_negative_number(self.history_loss_probability, name) > 1.0:
+            raise ValueError(f"{name} must be at most 1, found {self.history_loss_probability}.")
+        if self.after_history_loss not in (WAIT, REJOIN):
+            raise ValueError(
+                f"after_history_loss must be {WAIT!r} or {REJOIN!r}, found "
+                f"{self.after_history_loss!r}."
+            )
+        for name in ("round_seconds", "retry_seconds"):
+            validation.positive_number(getattr(self, name), name)
+        validation.positive_integer(self.max_attempts, "max_attempts")
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether a round depends on nothing but who took part in earlier ones."""
+        return (
+            self.availability.is_always
+            and self.timer is None
+            and self.over_selection == 1.0
+            and self.dropout_probability == 0.0
+            and self.upload_loss_probability == 0.0
+            and self.history_loss_probability == 0.0
+        )
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of a population of devices."""
     group = FlagGroup(values, "Devices", _diurnal_defaults())
     group.choice(
         "timer",
@@ -70,10 +158,10 @@ def define(values: flags.FlagValues) -> None:
     )
     group.choice(
         "after_history_loss",
-        [device_populations.WAIT, device_populations.REJOIN],
+        [WAIT, REJOIN],
         "Whether a device that forgot its participations assumes the worst, or joins as if it "
         "were new.",
-        device_populations.WAIT,
+        WAIT,
     )
     group.number("round_minutes", "The minutes that a round takes.", 5.0)
     group.number(
@@ -120,7 +208,7 @@ def define(values: flags.FlagValues) -> None:
 
 
 def _diurnal_defaults() -> dict[str, str]:
-    """What ``--help`` says of defaults that are the model's."""
+    """What ``--help`` says of the defaults of the diurnal model."""
     model = Diurnal()
     texts = {}
     for name, attribute in _MODEL_FLAGS["diurnal"].items():
@@ -131,14 +219,8 @@ def _diurnal_defaults() -> dict[str, str]:
     return texts
 
 
-def behaviour(values: flags.FlagValues) -> DeviceBehaviour:
+def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
     """Returns the behaviour of devices that flags describe.
-
-    Args:
-      values: The flags as they were given.
-
-    Returns:
-      The behaviour.
 
     Raises:
       CommandError: If flags do not fit together.
