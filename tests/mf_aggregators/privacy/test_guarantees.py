@@ -21,6 +21,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.noise import integer_rows
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -316,7 +317,7 @@ def test_rows_that_are_rounded_by_more_than_is_charged_are_refused(
         name, num_rounds=8, num_bands=2, population=100, clients_per_round=25, separation=4
     )
     rounded = types.SimpleNamespace(float_error=float_error)
-    monkeypatch.setattr(guarantees.Rounding, "of", lambda *unused: rounded)
+    monkeypatch.setattr(integer_rows.Rounding, "of", lambda *unused: rounded)
     if is_charged:
         guarantees.check_bands(matrix, scheme)
     else:
