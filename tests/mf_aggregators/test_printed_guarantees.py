@@ -37,8 +37,10 @@ def test_a_guarantee_says_what_an_attacker_can_do() -> None:
     assert printed_guarantees.rates_line(guarantee.attacker()) == (
         "finds at most 31.394 % at 1 % false positives, 10.591 % at 0.1 %"
     )
-    for in_words in (printed_guarantees.rates_sentence, printed_guarantees.rates_remark):
-        text = in_words(found, "planned_")
+    for text in (
+        printed_guarantees.rates_sentence(found, "planned_"),
+        printed_guarantees.rates_remark(found, "planned_"),
+    ):
         assert brief in text
         assert text.endswith("%.")
 
