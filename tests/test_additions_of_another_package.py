@@ -32,6 +32,7 @@ setuptools.setup(
     },
 )
 """
+_TARGET = ("--target_epsilon=8", "--delta=1e-4", "--model_size=1000")
 _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept")
 
 
@@ -76,7 +77,8 @@ def _run(programs: pathlib.Path, module: str, *arguments: str) -> subprocess.Com
     )
 
 
-def _result(finished: subprocess.CompletedProcess[str]) -> dict[str, object]:
+def _result(programs: pathlib.Path, module: str, *arguments: str) -> dict[str, object]:
+    finished = _run(programs, module, *arguments, "--format=json")
     assert finished.returncode == 0, finished.stderr
     found = json.loads(finished.stdout)
     assert isinstance(found, dict)
@@ -88,27 +90,21 @@ def test_it_is_factorized_reported_and_planned(
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     made = _result(
-        _run(
-            programs,
-            "mf_aggregators.commands.factorize",
-            "--mechanism=discounted",
-            "--discount=0.6",
-            "--num_rounds=12",
-            "--separation=3",
-            f"--output={checkpoint}",
-            "--format=json",
-        )
+        programs,
+        "mf_aggregators.commands.factorize",
+        "--mechanism=discounted",
+        "--discount=0.6",
+        "--num_rounds=12",
+        "--separation=3",
+        f"--output={checkpoint}",
     )
     assert made["mechanism"] == "discounted"
     # All that one client may do: rounds 0, 3, 6, 9, whose columns do not meet.
     assert made["sensitivity"] == pytest.approx(np.sqrt(4 * (1 + 0.6**2)))
     report = _result(
-        _run(
-            programs,
-            "mf_aggregators.commands.report",
-            f"--checkpoint={checkpoint}",
-            "--format=json",
-        )
+        programs,
+        "mf_aggregators.commands.report",
+        f"--checkpoint={checkpoint}",
     )
     assert report["sensitivity"] == made["sensitivity"]
     decoder = np.tri(12) @ np.linalg.inv(np.eye(12) + 0.6 * np.eye(12, k=-1))
@@ -116,19 +112,14 @@ def test_it_is_factorized_reported_and_planned(
         float(made["sensitivity"]) * np.linalg.norm(decoder)  # type: ignore[arg-type]
     )
     plan = _result(
-        _run(
-            programs,
-            "mf_aggregators.commands.plan",
-            "--num_rounds=12",
-            "--population=300",
-            "--clients_per_round=10",
-            "--separation=3",
-            "--target_epsilon=8",
-            "--delta=1e-4",
-            "--model_size=1000",
-            f"--cache_dir={tmp_path / 'cache'}",
-            "--format=json",
-        )
+        programs,
+        "mf_aggregators.commands.plan",
+        "--num_rounds=12",
+        "--population=300",
+        "--clients_per_round=10",
+        "--separation=3",
+        *_TARGET,
+        f"--cache_dir={tmp_path / 'cache'}",
     )
     candidates = plan["candidates"]
     assert isinstance(candidates, list)
@@ -149,8 +140,8 @@ def test_its_option_belongs_to_it_alone(programs: pathlib.Path, tmp_path: pathli
     assert len(finished.stderr.splitlines()) == 1
 
 
-def _written_text(folder: pathlib.Path) -> pathlib.Path:
-    """A file of 24 clients who train."""
+def _small_task(folder: pathlib.Path) -> list[str]:
+    """Flags of a small model and of a file of 24 clients who train."""
     generator = np.random.default_rng(0)
     examples = []
     for split, clients in (("train", 24), ("heldout", 4), ("test", 4)):
@@ -161,21 +152,19 @@ def _written_text(folder: pathlib.Path) -> pathlib.Path:
                 examples.append(Example(f"{split}_{client}", split, " ".join(words)))
     dataset = folder / "small.sqlite"
     federated_text.write(dataset, examples)
-    return dataset
+    sizes = ["--vocab_size=8", "--sequence_length=8", "--embedding_size=4", "--lstm_size=4"]
+    return [f"--dataset={dataset}", f"--cache_dir={folder}", *sizes]
 
 
 @pytest.mark.long
 def test_it_is_audited(programs: pathlib.Path) -> None:
     audit = _result(
-        _run(
-            programs,
-            "mf_aggregators.commands.audit",
-            "--mechanism=discounted",
-            "--num_rounds=4",
-            "--separation=2",
-            "--canaries=300",
-            "--format=json",
-        )
+        programs,
+        "mf_aggregators.commands.audit",
+        "--mechanism=discounted",
+        "--num_rounds=4",
+        "--separation=2",
+        "--canaries=300",
     )
     assert audit["mechanism"] == "discounted"
     assert audit["exceeded"] is False
@@ -183,25 +172,16 @@ def test_it_is_audited(programs: pathlib.Path) -> None:
 
 @pytest.mark.long
 def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    dataset = _written_text(tmp_path)
     result = _result(
-        _run(
-            programs,
-            "stackoverflow_nwp.run_stackoverflow",
-            f"--dataset={dataset}",
-            f"--cache_dir={tmp_path}",
-            f"--output_dir={tmp_path / 'run'}",
-            "--mechanism=discounted",
-            "--discount=0.7",
-            "--num_rounds=3",
-            "--clients_per_round=6",
-            "--vocab_size=8",
-            "--sequence_length=8",
-            "--embedding_size=4",
-            "--lstm_size=4",
-            "--delta=0.01",
-            "--format=json",
-        )
+        programs,
+        "stackoverflow_nwp.run_stackoverflow",
+        *_small_task(tmp_path),
+        f"--output_dir={tmp_path / 'run'}",
+        "--mechanism=discounted",
+        "--discount=0.7",
+        "--num_rounds=3",
+        "--clients_per_round=6",
+        "--delta=0.01",
     )
     assert result["rounds"] == 3
     configuration = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -213,19 +193,14 @@ def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
 def test_a_scheme_is_planned(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """By what its draws keep: each client every fourth round, three times."""
     plan = _result(
-        _run(
-            programs,
-            "mf_aggregators.commands.plan",
-            "--num_rounds=12",
-            "--population=40",
-            "--clients_per_round=10",
-            "--sampling=random_order",
-            "--target_epsilon=8",
-            "--delta=1e-4",
-            "--model_size=1000",
-            f"--cache_dir={tmp_path / 'cache'}",
-            "--format=json",
-        )
+        programs,
+        "mf_aggregators.commands.plan",
+        "--num_rounds=12",
+        "--population=40",
+        "--clients_per_round=10",
+        "--sampling=random_order",
+        *_TARGET,
+        f"--cache_dir={tmp_path / 'cache'}",
     )
     candidates = plan["candidates"]
     assert isinstance(candidates, list)
@@ -240,27 +215,19 @@ def test_a_scheme_is_planned(programs: pathlib.Path, tmp_path: pathlib.Path) -> 
 def test_a_scheme_draws_a_run_whose_ledger_is_reported_on(
     programs: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    dataset, run = _written_text(tmp_path), tmp_path / "run"
+    run = tmp_path / "run"
     _result(
-        _run(
-            programs,
-            "stackoverflow_nwp.run_stackoverflow",
-            f"--dataset={dataset}",
-            f"--cache_dir={tmp_path}",
-            f"--output_dir={run}",
-            "--mechanism=banded",
-            "--num_bands=2",
-            "--sampling=random_order",
-            "--num_rounds=6",
-            "--clients_per_round=6",
-            "--vocab_size=8",
-            "--sequence_length=8",
-            "--embedding_size=4",
-            "--lstm_size=4",
-            "--target_epsilon=8",
-            "--delta=0.01",
-            "--format=json",
-        )
+        programs,
+        "stackoverflow_nwp.run_stackoverflow",
+        *_small_task(tmp_path),
+        f"--output_dir={run}",
+        "--mechanism=banded",
+        "--num_bands=2",
+        "--sampling=random_order",
+        "--num_rounds=6",
+        "--clients_per_round=6",
+        "--target_epsilon=8",
+        "--delta=0.01",
     )
     statement = json.loads((run / "privacy.json").read_text())
     assert statement["status"] == "finished"
@@ -271,14 +238,11 @@ def test_a_scheme_draws_a_run_whose_ledger_is_reported_on(
     single = earned["noise_multiplier"] / np.sqrt(2.0)
     assert earned["epsilon"] == pytest.approx(mfa.accounting.epsilon(single, 0.01), rel=1e-6)
     report = _result(
-        _run(
-            programs,
-            "mf_aggregators.commands.report",
-            f"--checkpoint={run / 'factorization'}",
-            f"--ledger={run / 'participation.npz'}",
-            f"--noise_multiplier={earned['noise_multiplier']}",
-            "--delta=0.01",
-            "--format=json",
-        )
+        programs,
+        "mf_aggregators.commands.report",
+        f"--checkpoint={run / 'factorization'}",
+        f"--ledger={run / 'participation.npz'}",
+        f"--noise_multiplier={earned['noise_multiplier']}",
+        "--delta=0.01",
     )
     assert report["sampling_deviation"] is None

@@ -167,6 +167,14 @@ def test_bounds_at_many_rounds_are_not_below_a_pattern_for_rounding(
     assert change * (1 - 1e-12) <= computed.value <= change * (1 + 1e-6)
 
 
+def test_alternating_signs_are_not_taken_for_falling() -> None:
+    series = np.array([1.0, -0.9, 0.8])
+    computed = sensitivity.from_toeplitz_coefficients(series, 6, MinSeparation(1))
+    assert not computed.is_exact
+    truth = brute_force.scalar_sensitivity(dense(series, 6), MinSeparation(1))
+    assert computed.value >= truth
+
+
 @pytest.mark.parametrize(("bump", "is_exact"), [(1e-15, True), (1e-9, False)])
 def test_only_rounding_is_forgiven(bump: float, is_exact: bool) -> None:
     series = np.array([1.0, 0.5, 0.25, 0.25 + bump, 0.125])

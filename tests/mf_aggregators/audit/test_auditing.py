@@ -10,7 +10,7 @@ import math
 import os
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SingleParticipation,
 )
-from mf_aggregators.tff import processes, tensor_rows
+from mf_aggregators.tff import tensor_rows
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from tests.mf_aggregators import broken_clipping
 from tests.refusals import refuses
@@ -51,12 +51,6 @@ _MECHANISMS: dict[str, Callable[[Participation], Factorization]] = {
 _NOISE_MULTIPLIER = 1.0 / 3.0
 _CLIP_NORM = 2.0
 _CLIENTS_PER_ROUND = 7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    processes.end_workers()
 
 
 def _claim(schema: Participation, noise_multiplier: float = _NOISE_MULTIPLIER) -> Claim:
@@ -455,7 +449,7 @@ def test_bad_claims_are_refused(
 
 
 def test_a_claim_without_noise_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise_multiplier"):
+    with refuses("noise_multiplier"):
         _claim(SingleParticipation(), 0.0)
 
 
@@ -498,5 +492,5 @@ def test_the_smallest_noise_multiplier_that_is_audited_can_be_refuted() -> None:
     too_little = _claim(schema, 0.999 / provable)
     with refuses("canaries"):
         audit(lambda: silent, too_little, canaries=30)
-    with pytest.raises(ValueError, match="so little noise"):
+    with refuses("noise"):
         audit(lambda: silent, _claim(schema, 0.199))

@@ -3,7 +3,6 @@
 import math
 import os
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import mf_aggregators as mfa
 from mf_aggregators.audit import Claim, audit_bits
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import grid, processes
+from mf_aggregators.tff import grid
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
@@ -30,12 +29,6 @@ _CLIP_NORM = 2.0
 _CLIENTS_PER_ROUND = 7
 _FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
 _BANDED, _BLT = _FACTORIZATIONS[3], _FACTORIZATIONS[11]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    processes.end_workers()
 
 
 def _claim(noise_multiplier: float) -> Claim:

@@ -84,6 +84,12 @@ def _check(plan: Plan) -> None:
         assert math.isfinite(candidate.effective_rmse)
 
 
+def _made(cache: pathlib.Path | None, **changes: Any) -> Plan:
+    plan = planning.make(dataclasses.replace(_TIMERS, **changes), cache_directory=cache)
+    _check(plan)
+    return plan
+
+
 @pytest.mark.parametrize("name", ["with_timers", "with_sampling"])
 def test_effective_errors_from_dense_matrices_and_the_accountant(
     request: pytest.FixtureRequest, name: str
@@ -260,11 +266,7 @@ def test_one_way_of_taking_part(cache: pathlib.Path, with_any: Plan, sampling: s
 
 def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
     """Nobody returns within an epoch of m / B batches."""
-    setting = dataclasses.replace(
-        _TIMERS, num_rounds=8, population=35, participation=None, sampling="shuffling"
-    )
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
+    plan = _made(cache, num_rounds=8, population=35, participation=None, sampling="shuffling")
     (fixed,) = (each for each in plan.candidates if each.mechanism.sampling is None)
     assert fixed.mechanism.schema == FixedEpochOrder(3, 3)
     assert max(each.num_bands or 0 for each in plan.candidates) == 3
@@ -294,15 +296,13 @@ def test_a_client_that_takes_part_once(cache: pathlib.Path) -> None:
 @pytest.mark.parametrize("sampling", [None, "poisson", "fixed_size", "shuffling"])
 def test_few_rounds(cache: pathlib.Path, rounds: int, sampling: str | None) -> None:
     # As many parts as batches: nothing is amplified, and nothing takes long.
-    setting = dataclasses.replace(
-        _TIMERS,
+    plan = _made(
+        cache,
         num_rounds=rounds,
         population=10 * rounds,
         participation=MinSeparation(rounds) if sampling is None else None,
         sampling=sampling,
     )
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
     if rounds == 1:
         assert all(each.errors.rmse == pytest.approx(1.0) for each in plan.candidates)
         # One round has one output: nothing beats what costs least.
@@ -311,9 +311,7 @@ def test_few_rounds(cache: pathlib.Path, rounds: int, sampling: str | None) -> N
 
 def test_everybody_in_every_round(cache: pathlib.Path) -> None:
     """With B = m and no limit, sens(C) counts all columns: n sqrt((n + 1) / 2) for C = I."""
-    setting = dataclasses.replace(_TIMERS, population=10, participation=MinSeparation(1))
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
+    plan = _made(cache, population=10, participation=MinSeparation(1))
     (identity,) = (each for each in plan.candidates if each.kind == "identity")
     assert identity.errors.rmse == pytest.approx(math.sqrt(24 * 12.5))
     # Fewer bands than one there are not.
@@ -322,9 +320,7 @@ def test_everybody_in_every_round(cache: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 2.99, 3, 5])
 def test_the_memory_budget_is_kept(cache: pathlib.Path, rows: float) -> None:
-    setting = dataclasses.replace(_TIMERS, noise_memory=rows * _ROW_IN_BYTES)
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
+    plan = _made(cache, noise_memory=rows * _ROW_IN_BYTES)
     bands = [each.num_bands or 0 for each in plan.candidates if each.kind == "banded"]
     # b bands keep b - 1 rows, and one band is identity.
     assert max(bands, default=1) == int(rows) + 1
@@ -340,11 +336,7 @@ def test_the_memory_budget_is_kept(cache: pathlib.Path, rows: float) -> None:
 
 def test_more_memory_is_never_worse(cache: pathlib.Path) -> None:
     errors = [
-        planning.make(
-            dataclasses.replace(_TIMERS, noise_memory=rows * _ROW_IN_BYTES), cache_directory=cache
-        )
-        .candidates[0]
-        .effective_rmse
+        _made(cache, noise_memory=rows * _ROW_IN_BYTES).candidates[0].effective_rmse
         for rows in (0, 2, 4, 5)
     ]
     assert errors == sorted(errors, reverse=True)
@@ -352,15 +344,13 @@ def test_more_memory_is_never_worse(cache: pathlib.Path) -> None:
 
 def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pathlib.Path) -> None:
     """One participation: within 0.02 % of the dense optimum, for fewer rows of Z."""
-    setting = dataclasses.replace(
-        _TIMERS,
+    plan = _made(
+        cache,
         num_rounds=256,
         population=2560,
         participation=MinSeparation(256),
         model_size=4_000_000,
     )
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
     assert plan.recommended.kind == "structured"
     assert plan.recommended.base == ("optimal", ())
     (optimal,) = (each for each in plan.candidates if each.kind == "optimal")
@@ -372,12 +362,8 @@ def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pat
 
 def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> None:
     """Clients that return: where memory is short, it is better than what else fits."""
-    setting = dataclasses.replace(
-        _TIMERS, num_rounds=120, population=400, participation=MinSeparation(40)
-    )
-    bands = dataclasses.replace(setting, noise_memory=16.0 * _ROW_IN_BYTES)
-    plan = planning.make(bands, cache_directory=cache)
-    _check(plan)
+    schema, memory = MinSeparation(40), 16.0 * _ROW_IN_BYTES
+    plan = _made(cache, num_rounds=120, population=400, participation=schema, noise_memory=memory)
     best = plan.candidates[0]
     assert (best.kind, best.base) == ("structured", ("banded", (("num_bands", 40),)))
     # Its sensitivity is an upper bound, and counts every participation that is allowed.
@@ -388,11 +374,7 @@ def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> Non
 
 
 def test_a_fixed_order_has_its_approximation_beside_it(cache: pathlib.Path) -> None:
-    setting = dataclasses.replace(
-        _TIMERS, num_rounds=16, population=80, participation=None, sampling="poisson"
-    )
-    plan = planning.make(setting, cache_directory=cache)
-    _check(plan)
+    plan = _made(cache, num_rounds=16, population=80, participation=None, sampling="poisson")
     fixed = {each.kind: each for each in plan.candidates if each.mechanism.sampling is None}
     assert set(fixed) == {"optimal", "structured"}
     assert fixed["structured"].mechanism.schema == FixedEpochOrder(2, 8)
@@ -423,8 +405,7 @@ def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
 
 
 def test_without_disk_noise_stays_in_the_state(cache: pathlib.Path) -> None:
-    plan = planning.make(dataclasses.replace(_TIMERS, noise_disk=0.0), cache_directory=cache)
-    _check(plan)
+    plan = _made(cache, noise_disk=0.0)
     assert {each.cost.storage for each in plan.candidates} == {costs.NoiseStorage.STATE}
 
 
@@ -484,8 +465,7 @@ def test_many_rounds_leave_out_what_would_take_too_long() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-6, pytest.param(200.0, marks=pytest.mark.long)])
 def test_far_targets(cache: pathlib.Path, epsilon: float) -> None:
-    plan = planning.make(dataclasses.replace(_TIMERS, epsilon=epsilon), cache_directory=cache)
-    _check(plan)
+    plan = _made(cache, epsilon=epsilon)
     assert (
         accounting.epsilon(plan.recommended.mechanism.noise_multiplier, 1e-6)
         <= epsilon * (1 + 1e-6) + 2e-11
@@ -495,6 +475,8 @@ def test_far_targets(cache: pathlib.Path, epsilon: float) -> None:
 
 def test_a_second_plan_is_the_same(cache: pathlib.Path, with_timers: Plan) -> None:
     assert planning.make(_TIMERS, cache_directory=cache) == with_timers
+    # As it is with a limit that suffices.
+    assert planning.make(_TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
 
 
 def test_progress_names_each_mechanism_before_it_is_computed(cache: pathlib.Path) -> None:
@@ -535,10 +517,6 @@ def test_what_is_not_done_in_time_is_skipped(
     # No file of what was interrupted.
     assert not list(tmp_path.iterdir())
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_a_limit_that_suffices_changes_nothing(cache: pathlib.Path, with_timers: Plan) -> None:
-    assert planning.make(_TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
 
 
 def test_only_named_mechanisms_are_weighed(cache: pathlib.Path) -> None:

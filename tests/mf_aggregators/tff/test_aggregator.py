@@ -7,7 +7,7 @@ import os
 import pathlib
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -33,12 +33,6 @@ from tests.refusals import refuses
 _NUM_ROUNDS = 6
 _PARTICIPATION = mfa.participation.MinSeparation(3)
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 def _factorization() -> mfa.factorizations.Factorization:
@@ -103,10 +97,6 @@ def _flat(value: Any) -> np.ndarray:
 
 def _leaves(value: Any) -> list[Any]:
     return [*value["layer"], value["bfloat"], value["empty"]]
-
-
-def test_it_is_an_unweighted_factory() -> None:
-    assert isinstance(_aggregator(), tff.aggregators.UnweightedAggregationFactory)
 
 
 def test_any_nest_of_floats_keeps_its_type() -> None:
@@ -248,14 +238,6 @@ def test_one_client_never_moves_the_average_too_far() -> None:
         differences = zip(with_it.tolist(), without.tolist(), strict=True)
         moved = sum((Fraction(one) - Fraction(other)) ** 2 for one, other in differences)
         assert moved <= (Fraction(0.7) / 4) ** 2
-
-
-@pytest.fixture
-def _simulated_secure_sums() -> Iterator[None]:
-    before = tff.framework.get_context_stack().current
-    tff.backends.test.set_sync_test_cpp_execution_context()
-    yield
-    tff.framework.set_default_context(before)
 
 
 def _check_secure_sum(
@@ -472,27 +454,28 @@ def test_sources_differ_under_one_seed() -> None:
     assert not np.any(results[0] == results[1])
 
 
+def _noised(directory: pathlib.Path, storage: str, source: str = "chacha20") -> Any:
+    return _process(
+        tff.TensorType(np.float32, [3]),
+        noise_multiplier=1.0,
+        noise_storage=storage,
+        noise_source=source,
+        noise_directory=directory,
+    )
+
+
 @pytest.mark.parametrize("storage", [pytest.param("state", marks=pytest.mark.long), "disk"])
 def test_the_noise_of_a_round_is_not_added_to_other_data(
     storage: str, tmp_path: pathlib.Path
 ) -> None:
     """From an older state, the same data is released again, and other data is refused."""
-
-    def build() -> tff.templates.AggregationProcess:
-        return _process(
-            tff.TensorType(np.float32, [3]),
-            noise_multiplier=1.0,
-            noise_storage=storage,
-            noise_directory=tmp_path / "noise",
-        )
-
-    process = build()
+    process = _noised(tmp_path / "noise", storage)
     state = process.initialize()
     cohort = [np.array([0.3, 0.1, -0.2], np.float32), np.array([0.0, 0.5, 0.1], np.float32)]
     other = [np.array([0.3, 0.1, -0.2], np.float32), np.array([0.0, 0.5, 0.2], np.float32)]
     first = process.next(state, cohort)
     second = process.next(first.state, other)
-    again = build()
+    again = _noised(tmp_path / "noise", storage)
     np.testing.assert_array_equal(again.next(state, cohort).result, first.result)
     # The same updates summed in another order.
     np.testing.assert_allclose(again.next(state, cohort[::-1]).result, first.result, atol=1e-6)
@@ -516,22 +499,12 @@ def test_a_first_round_of_nothing_is_recorded_like_any_other(
     storage: str, source: str, size_of_cohort: int, tmp_path: pathlib.Path
 ) -> None:
     """An empty first cohort, or updates of zeros, do not leave the noise free for a client."""
-
-    def build() -> tff.templates.AggregationProcess:
-        return _process(
-            tff.TensorType(np.float32, [3]),
-            noise_multiplier=1.0,
-            noise_storage=storage,
-            noise_source=source,
-            noise_directory=tmp_path / "noise",
-        )
-
-    process = build()
+    process = _noised(tmp_path / "noise", storage, source)
     state, other = process.initialize(), process.initialize()
     nothing = [np.zeros(3, np.float32)] * size_of_cohort
     client = [np.array([0.3, 0.1, -0.2], np.float32)]
     first = process.next(state, nothing)
-    again = build()
+    again = _noised(tmp_path / "noise", storage, source)
     for each in (process, again):
         with refuses("released", error=Exception):
             each.next(state, client)
@@ -546,12 +519,7 @@ def test_a_first_round_of_nothing_is_recorded_like_any_other(
 
 def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
     """Nothing is drawn or recorded before the first round."""
-    process = _process(
-        tff.TensorType(np.float32, [3]),
-        noise_multiplier=1.0,
-        noise_storage="disk",
-        noise_directory=tmp_path / "noise",
-    )
+    process = _noised(tmp_path / "noise", "disk")
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     states = [process.initialize() for _ in range(2)]
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -6,7 +6,7 @@
 import collections
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import client_sums, declared_participation
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from mf_aggregators.tff.dp_query import FixedSeedWarning
-from simulations.workers import quiet
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.long
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.long
 _ALGORITHMS = tff.learning.algorithms
 _LOOP = {"loop_implementation": tff.learning.LoopImplementation.DATASET_ITERATOR}
 _METRICS = {"loss", "num_examples", "num_batches"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 def _aggregator(noise_multiplier: float = 1.0, seed: int = 3) -> Any:

@@ -8,7 +8,6 @@ import collections
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,6 @@ from tests.refusals import refuses
 
 _SCALAR = tf.TensorSpec([], tf.float32)
 _PAIR = tf.TensorSpec([2], tf.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    processes.end_workers()
 
 
 def _query(

@@ -2,7 +2,6 @@
 
 import collections
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
-from mf_aggregators.tff import processes
 from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
 
 _TYPE = tff.to_type(
@@ -21,12 +19,6 @@ _TYPE = tff.to_type(
 )
 # Both sides of 2^31, where TFF's type of a Python integer changes, and both ends.
 _SOME_BITS = [24, 31, 32, 62]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    processes.end_workers()
 
 
 def test_sums_are_those_of_integers_without_a_bound() -> None:
@@ -45,14 +37,6 @@ def test_sums_are_those_of_integers_without_a_bound() -> None:
         assert scalar == count * -(2**31)
         assert output.result["num_records"] == count
         assert tuple(output.state) == ()
-
-
-@pytest.fixture
-def _simulated_secure_sums() -> Iterator[None]:
-    before = tff.framework.get_context_stack().current
-    tff.backends.test.set_sync_test_cpp_execution_context()
-    yield
-    tff.framework.set_default_context(before)
 
 
 def _check(bits: int) -> None:

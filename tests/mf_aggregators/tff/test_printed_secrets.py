@@ -4,7 +4,6 @@ import collections
 import os
 import pprint
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,11 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import streams
-from mf_aggregators.tff import processes
 from mf_aggregators.tff.tensor_streams import NoiseState
 
 _PARTICIPATION = mfa.participation.MinSeparation(3)
 _TYPE = tff.TensorType(np.float32, [3])
 _CLIP_NORMS = [1.0, mfa.AdaptiveClip(0.5)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    processes.end_workers()
 
 
 def _aggregator(clip_norm: float | mfa.AdaptiveClip = 1.0) -> Any:

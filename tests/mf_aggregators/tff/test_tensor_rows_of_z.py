@@ -101,15 +101,6 @@ def test_rows_are_those_of_numpy_for_every_seed_row_and_chunk(
         np.testing.assert_array_equal(rows[row], expected)
 
 
-def test_a_row_is_the_same_however_many_are_drawn_at_once() -> None:
-    """Bit for bit: blocks draw many rows and single steps one."""
-    rows = _drawn(_SEED, 0, 5, 1, 1001)
-    for row in range(5):
-        for is_dynamic in (False, True):
-            single = _drawn(_SEED, row, 1, 1, 1001, is_dynamic)
-            np.testing.assert_array_equal(single[0], rows[row])
-
-
 @pytest.mark.parametrize("width", [5, 200])
 def test_ties_have_the_words_that_numpy_gives_them(
     width: int, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -384,7 +384,7 @@ def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
 _EVENTS = st.one_of(
     st.just("nothing"),
     st.just("delete all"),
-    st.just("go back"),
+    st.tuples(st.just("go back"), st.integers(0, 2**32 - 1)),
     st.just("older files"),
     st.tuples(st.sampled_from(["delete", "empty", "cut off", "damage"]), st.integers(0, 2**32 - 1)),
 )
@@ -397,6 +397,8 @@ def _happen(event: Any, directory: pathlib.Path) -> None:
     if not isinstance(event, tuple):
         return
     what, seed = event
+    if what == "go back":
+        return
     generator = np.random.default_rng(seed)
     share = generator.choice([0.1, 0.5, 0.9])
     for file in sorted(directory.rglob("*")):
@@ -415,19 +417,19 @@ def _happen(event: Any, directory: pathlib.Path) -> None:
 
 
 @_EVERY_MECHANISM
-@given(events=st.lists(_EVENTS, min_size=1, max_size=2 * _NUM_ROUNDS), data=st.data())
+@given(events=st.lists(_EVENTS, min_size=1, max_size=2 * _NUM_ROUNDS))
+@example(events=["delete all"] * _NUM_ROUNDS)
+@example(events=["nothing", "delete all"] * _NUM_ROUNDS)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_happens_to_the_files_rows_stay_the_same(
-    index: int, events: list[Any], data: st.DataObject
-) -> None:
+def test_whatever_happens_to_the_files_rows_stay_the_same(index: int, events: list[Any]) -> None:
     stream = _stream(index, "disk")
     state = stream.start()
     directory = stream.directory(state)
     states = [state]
     older = directory.with_name(directory.name + "-older")
     for event in (*events, *["nothing"] * _NUM_ROUNDS):
-        if event == "go back":
-            state = states[data.draw(st.integers(0, len(states) - 1))]
+        if event[0] == "go back":
+            state = states[event[1] % len(states)]
         if event == "older files" and directory.exists():
             # The first such event copies the files; the next one restores the copy, as a backup.
             if older.exists():
@@ -445,19 +447,6 @@ def test_whatever_happens_to_the_files_rows_stay_the_same(
             states.append(state)
     for path in (directory, older):
         shutil.rmtree(path, ignore_errors=True)
-
-
-@_EVERY_MECHANISM
-def test_the_directory_of_a_stream_can_be_deleted_before_any_round(index: int) -> None:
-    stream = _stream(index, "disk")
-    for every in (1, 2):
-        state = stream.start()
-        for i in range(_NUM_ROUNDS):
-            if i % every == 0:
-                shutil.rmtree(stream.directory(state), ignore_errors=True)
-            row, state = stream.next_row(state)
-            _assert_same(row, stream.expected[i])
-            assert stream.directory(state).is_dir()
 
 
 @_EVERY_MECHANISM
