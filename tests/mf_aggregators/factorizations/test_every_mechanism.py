@@ -692,7 +692,7 @@ def test_a_solver_that_is_stopped_says_so(make: Callable[[], Factorization]) -> 
         (tree_aggregation, (4, None), {}, "decoder"),
         (tree_aggregation, (4, 1), {}, "decoder"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_arguments_out_of_range_are_refused(
     make: Callable[..., Factorization],
