@@ -162,7 +162,7 @@ def test_a_clip_norm_that_adapts() -> None:
                 "mf_aggregators/participation",
                 "mf_aggregators/random_streams.py",
             ),
-            13,
+            12,
             id="random check-ins",
         ),
     ],

@@ -13,7 +13,7 @@ import pytest
 
 from mf_aggregators import checkpoints, factorizations, user_cache, validation
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.participation.monte_carlo import store
+from mf_aggregators.participation.monte_carlo import search
 from stackoverflow_nwp import datasets, federated_text
 from tests import console_commands
 from tests.refusals import refuses
@@ -48,7 +48,7 @@ def _without_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_home")
 def test_without_a_home_nothing_is_kept_and_all_goes_on(tmp_path: pathlib.Path) -> None:
     assert factorization_cache.default_directory() is None
-    assert store.default_directory() is None
+    assert search.default_directory() is None
     with refuses("HOME", "XDG_CACHE_HOME", error=OSError):
         user_cache.directory()
 

@@ -6,7 +6,7 @@ from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import Blocks
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.participation.monte_carlo import distributions, store
+from mf_aggregators.participation.monte_carlo import distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.participation.separated import LARGEST_ROUNDING
 
@@ -17,7 +17,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     Args:
       show_progress: Whether to show progress bars on standard error.
     """
-    return Certification(directory=store.default_directory(), show_progress=show_progress)
+    return Certification(directory=search.default_directory(), show_progress=show_progress)
 
 
 def columns_of(factorization: Factorization, scheme: SamplingScheme) -> FloatArray | None:

@@ -3,20 +3,31 @@
 What is tried here are *tuning samples*, which have random numbers of their own and prove nothing.
 Epsilons and noise multipliers that come out of them alone are estimates. Only
 ``certificates.is_proved`` proves.
+
+Certificates that were found are kept in a directory, so that no plan or statement searches twice.
+An entry has a name made of everything that its certificate follows from, the version of the
+accounting included. It is written whole or not at all, and a damaged one is computed again. Whoever
+can write into the directory can make any entry, so that a certificate is proved again before it is
+returned, once in each process: the same test, which takes most of the time of search and proof.
 """
 
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import scipy.optimize
 
+from mf_aggregators import atomic_files, user_cache, validation
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
-from mf_aggregators.participation.monte_carlo import certificates, store
+from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
 from mf_aggregators.participation.monte_carlo.importance_sampling import (
@@ -24,6 +35,13 @@ from mf_aggregators.participation.monte_carlo.importance_sampling import (
     SamplerOfQ,
     possible_orders,
 )
+
+# What is kept of another version is computed again. Raise it whenever a number of the accounting
+# changes: a test holds golden values of all its modules against it.
+ACCOUNTING_VERSION = 3
+
+# What this process has proved, with the names of entries. Statements ask again and again.
+_proved: set[tuple[str, Certificate]] = set()
 
 # The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
@@ -57,6 +75,10 @@ class SampleBudgetError(Error, ValueError):
     def __init__(self, message: str, num_samples: float) -> None:
         super().__init__(message)
         self.num_samples = num_samples
+
+
+class CertificateStoreWarning(UserWarning):
+    """An entry could not be used or written; what it is for was computed."""
 
 
 def most_samples(num_rounds: int) -> int:
@@ -93,17 +115,91 @@ def certificate_of(
         "max_samples": certification.max_samples,
     }
     seed, most = certification.seed, certification.max_samples
+    limit = most_samples(pair.columns.shape[0]) if most is None else most
     shown = certification.show_progress
-    return store.fetch(
+
+    def is_proved(kept: Certificate) -> bool:
+        """Whether :func:`proved` may return what others may have written, and it is proved."""
+        return (
+            kept.delta == delta
+            and kept.seed == seed
+            and 0.0 <= kept.epsilon < below
+            and 0 <= kept.attempt < certificates.ATTEMPTS
+            and kept.order in possible_orders(pair)
+            and 0 <= kept.num_samples <= limit
+            and kept.num_untilted in _SAMPLES_WITHOUT
+            and certificates.is_proved(pair, kept, show_progress=shown)
+        )
+
+    return _kept_or_computed(
         certification.directory,
-        # What the store holds was read from JSON.
+        # What was kept was read from JSON.
         json.loads(json.dumps(description)),  # noqa: TID251
         lambda: proved(pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown),
-        lambda kept: (
-            could_be_found(pair, kept, delta, below=below, seed=seed, max_samples=most)
-            and certificates.is_proved(pair, kept, show_progress=shown)
-        ),
+        is_proved,
     )
+
+
+def default_directory() -> pathlib.Path | None:
+    """Returns where certificates are kept; None for nowhere, where there is no home directory."""
+    cache = user_cache.find()
+    return None if cache is None else cache / "certificates"
+
+
+def _kept_or_computed(
+    directory: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], Certificate | None],
+    is_proved: Callable[[Certificate], bool],
+) -> Certificate | None:
+    """A proved certificate, or None, by the JSON-able description of what it follows from.
+
+    With a CertificateStoreWarning, it was computed because its entry is damaged or is not proved,
+    or it could not be kept.
+    """
+    if directory is None:
+        return compute()
+    described = {**description, "accounting": ACCOUNTING_VERSION, "numpy": np.__version__}
+    name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+    entry = directory / f"{name}.json"
+    if os.path.exists(entry):
+        try:
+            contents = validation.parsed_json(entry.read_text(encoding="utf-8"))
+            stated, claim = contents.pop("sha256"), contents["claim"]
+            if contents["description"] != described or stated != _digest(contents):
+                raise ValueError("another entry")
+            kept = None if claim is None else certificates.from_dict(claim)
+            if kept is None or (name, kept) in _proved:
+                return kept
+            if is_proved(kept):
+                _proved.add((name, kept))
+                return kept
+            problem = "holds a certificate that is not proved"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problem = "is damaged"
+        warnings.warn(
+            f"{entry} {problem}. It is computed again.", CertificateStoreWarning, stacklevel=2
+        )
+    found = compute()
+    if found is not None:
+        _proved.add((name, found))
+    contents = {"description": described, "claim": None if found is None else found.to_dict()}
+    text = json.dumps({**contents, "sha256": _digest(contents)}) + "\n"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_text(entry, text)
+    except OSError as error:
+        warnings.warn(
+            f"{entry} cannot be written: {error.strerror}. The certificate is used without being "
+            "kept.",
+            CertificateStoreWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+def _digest(contents: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def proved(
@@ -144,37 +240,6 @@ def proved(
         if certificates.is_proved(pair, candidate, show_progress=show_progress):
             return candidate
     return None
-
-
-def could_be_found(
-    pair: DominatingPair,
-    certificate: Certificate,
-    delta: float,
-    *,
-    below: float = math.inf,
-    seed: int = 0,
-    max_samples: int | None = None,
-) -> bool:
-    """Returns whether :func:`proved` may return a certificate for these arguments.
-
-    Args:
-      pair: As there.
-      certificate: What others may have written.
-      delta: As there.
-      below: As there.
-      seed: As there.
-      max_samples: As there.
-    """
-    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
-    return (
-        certificate.delta == delta
-        and certificate.seed == seed
-        and 0.0 <= certificate.epsilon < below
-        and 0 <= certificate.attempt < certificates.ATTEMPTS
-        and certificate.order in possible_orders(pair)
-        and 0 <= certificate.num_samples <= limit
-        and certificate.num_untilted in _SAMPLES_WITHOUT
-    )
 
 
 def candidate_of(

@@ -20,7 +20,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     separated,
 )
-from mf_aggregators.participation.monte_carlo import certificates, distributions, search, store
+from mf_aggregators.participation.monte_carlo import certificates, distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from tests.refusals import refuses
 
@@ -185,7 +185,7 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
         patch.setattr(search, "proved", fail)
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
-        patch.setattr(store, "_proved", set())
+        patch.setattr(search, "_proved", set())
         tests, is_proved = [], certificates.is_proved
 
         def counted(*arguments: Any, **others: Any) -> bool:
@@ -206,7 +206,7 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
             with pytest.raises(AssertionError):
                 SeparatedScheme.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
-    for module, name in ((store, "ACCOUNTING_VERSION"), (np, "__version__")):
+    for module, name in ((search, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
             patch.setattr(search, "proved", fail)
             patch.setattr(module, name, "another one")
@@ -219,10 +219,10 @@ def _altered(entry: pathlib.Path, claim: Any, *, has_digest: bool) -> None:
     contents = json.loads(entry.read_text())
     del contents["sha256"]
     if not has_digest:
-        digest = store._digest(contents)
+        digest = search._digest(contents)
     contents["claim"] = claim
     if has_digest:
-        digest = store._digest(contents)
+        digest = search._digest(contents)
     entry.write_text(json.dumps({**contents, "sha256": digest}))
 
 
@@ -265,7 +265,7 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     ]
     for changes in alterations:
         _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
-        with pytest.warns(store.CertificateStoreWarning, match="computed again"):
+        with pytest.warns(search.CertificateStoreWarning, match="computed again"):
             again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
@@ -284,7 +284,7 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
     )
     for contents in (larger, None):
         _altered(entry, contents, has_digest=False)
-        with pytest.warns(store.CertificateStoreWarning, match="is damaged"):
+        with pytest.warns(search.CertificateStoreWarning, match="is damaged"):
             again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found
         assert entry.read_text() == text
@@ -294,7 +294,7 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
         dataclasses.replace(found.certificate, epsilon=found.epsilon * 1.2)
     )
     entry.write_text("[" * 100_000)
-    with pytest.warns(store.CertificateStoreWarning, match="is damaged"):
+    with pytest.warns(search.CertificateStoreWarning, match="is damaged"):
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
 
 
