@@ -176,7 +176,7 @@ def test_flags_to_run_and_resume() -> None:
                 "mf_aggregators/participation",
                 "mf_aggregators/random_streams.py",
             ),
-            13,
+            12,
             id="random check-ins",
         ),
     ],

@@ -57,7 +57,7 @@ def epsilon(
 ) -> float:
     """Returns the epsilon of an unamplified run at a delta.
 
-    It is that of the exact Gaussian curve at what is left of delta (:func:`delta_left`).
+    It is that of the exact Gaussian curve at what is left of delta (``gaussian.delta_left``).
 
     Args:
       noise_multiplier: Relative to the sensitivity of C under its participation
@@ -428,7 +428,7 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
     It is the same at every epsilon.
 
     Args:
-      noise_multiplier: As in :func:`delta_left`.
+      noise_multiplier: As in ``gaussian.delta_left``.
       num_coordinates: As there.
 
     Raises:

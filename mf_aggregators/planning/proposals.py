@@ -27,7 +27,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import store
+from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
 from mf_aggregators.privacy import guarantees
 
@@ -281,7 +281,7 @@ def calibrated(
         **scheme.to_dict(),
         "epsilon": epsilon,
         "delta": delta,
-        "accounting": store.ACCOUNTING_VERSION,
+        "accounting": search.ACCOUNTING_VERSION,
     }
     columns = guarantees.columns_of(factorization, scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
@@ -312,7 +312,7 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
     """
     if cache_directory == caches.find(factorization_cache.FOLDER):
         # Where guarantees look for the certificate as well.
-        return Certification(directory=caches.find(store.FOLDER))
+        return Certification(directory=caches.find(search.FOLDER))
     return Certification(directory=cache_directory)
 
 

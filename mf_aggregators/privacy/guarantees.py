@@ -31,7 +31,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.monte_carlo import distributions, store
+from mf_aggregators.participation.monte_carlo import distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.participation.separated import LARGEST_ROUNDING
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
@@ -415,7 +415,7 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     Args:
       show_progress: Whether to show progress bars on standard error.
     """
-    return Certification(directory=caches.find(store.FOLDER), show_progress=show_progress)
+    return Certification(directory=caches.find(search.FOLDER), show_progress=show_progress)
 
 
 def columns_of(factorization: Factorization, scheme: SamplingScheme) -> FloatArray | None:

@@ -2,7 +2,7 @@
 
 ``distributions`` has the pair of distributions that dominates a run, ``importance_sampling`` draws
 outputs where its privacy losses are large, ``certificates`` tests an epsilon, ``search`` finds one
-that passes, and ``store`` keeps it.
+that passes and keeps it.
 """
 
 __all__: list[str] = []

@@ -3,20 +3,29 @@
 What is tried here are *tuning samples*, which have random numbers of their own and prove nothing.
 Epsilons and noise multipliers that come out of them alone are estimates. Only
 ``certificates.is_proved`` proves.
+
+Certificates that were found are kept in a directory, so that no plan or statement searches twice.
+An entry has a name made of everything that its certificate follows from, the version of the
+accounting included. It is written whole or not at all, and a damaged one is computed again. Whoever
+can write into the directory can make any entry, so that a certificate is proved again before it is
+returned, once in each process: the same test, which takes most of the time of search and proof.
 """
 
 import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import scipy.optimize
 
+from mf_aggregators import caches
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
-from mf_aggregators.participation.monte_carlo import certificates, store
+from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
 from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
 from mf_aggregators.participation.monte_carlo.importance_sampling import (
@@ -24,6 +33,16 @@ from mf_aggregators.participation.monte_carlo.importance_sampling import (
     SamplerOfQ,
     possible_orders,
 )
+
+# What is kept of another version is computed again. Raise it whenever a number of the accounting
+# changes: a test holds golden values of all its modules against it.
+ACCOUNTING_VERSION = 3
+
+# The folder of the user's cache directory that certificates are kept in by default.
+FOLDER = "certificates"
+
+# What this process has proved, with the names of entries. Statements ask again and again.
+_proved: set[tuple[str, Certificate | None]] = set()
 
 # The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
@@ -93,17 +112,63 @@ def certificate_of(
         "max_samples": certification.max_samples,
     }
     seed, most = certification.seed, certification.max_samples
+    limit = most_samples(pair.columns.shape[0]) if most is None else most
     shown = certification.show_progress
-    return store.fetch(
+
+    def is_proved(kept: Certificate) -> bool:
+        """Whether :func:`proved` may return what others may have written, and it is proved."""
+        return (
+            kept.delta == delta
+            and kept.seed == seed
+            and 0.0 <= kept.epsilon < below
+            and 0 <= kept.attempt < certificates.ATTEMPTS
+            and kept.order in possible_orders(pair)
+            and 0 <= kept.num_samples <= limit
+            and kept.num_untilted in _SAMPLES_WITHOUT
+            and certificates.is_proved(pair, kept, show_progress=shown)
+        )
+
+    return _kept_or_computed(
         certification.directory,
-        # What the store holds was read from JSON.
+        # What was kept was read from JSON.
         json.loads(json.dumps(description)),  # noqa: TID251
         lambda: proved(pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown),
-        lambda kept: (
-            could_be_found(pair, kept, delta, below=below, seed=seed, max_samples=most)
-            and certificates.is_proved(pair, kept, show_progress=shown)
-        ),
+        is_proved,
     )
+
+
+def _kept_or_computed(
+    directory: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], Certificate | None],
+    is_proved: Callable[[Certificate], bool],
+) -> Certificate | None:
+    """A proved certificate, or None, by the JSON-able description of what it follows from.
+
+    With a ``caches.CacheWarning``, it was computed because its entry is damaged or is not proved,
+    or it could not be cached.
+    """
+    if directory is None:
+        return compute()
+    described = {**description, "accounting": ACCOUNTING_VERSION, "numpy": np.__version__}
+    name = caches.digest(described)[:32]
+
+    def from_json(claim: Mapping[str, Any] | None) -> Certificate | None:
+        kept = None if claim is None else certificates.from_dict(claim)
+        if kept is not None and (name, kept) not in _proved and not is_proved(kept):
+            raise ValueError("its certificate is not proved")
+        return kept
+
+    found = caches.fetch(
+        directory / f"{name}.json",
+        described,
+        compute,
+        field="claim",
+        to_json=lambda certificate: None if certificate is None else certificate.to_dict(),
+        from_json=from_json,
+    )
+    _proved.add((name, found))
+    return found
 
 
 def proved(
@@ -144,37 +209,6 @@ def proved(
         if certificates.is_proved(pair, candidate, show_progress=show_progress):
             return candidate
     return None
-
-
-def could_be_found(
-    pair: DominatingPair,
-    certificate: Certificate,
-    delta: float,
-    *,
-    below: float = math.inf,
-    seed: int = 0,
-    max_samples: int | None = None,
-) -> bool:
-    """Returns whether :func:`proved` may return a certificate for these arguments.
-
-    Args:
-      pair: As there.
-      certificate: What others may have written.
-      delta: As there.
-      below: As there.
-      seed: As there.
-      max_samples: As there.
-    """
-    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
-    return (
-        certificate.delta == delta
-        and certificate.seed == seed
-        and 0.0 <= certificate.epsilon < below
-        and 0 <= certificate.attempt < certificates.ATTEMPTS
-        and certificate.order in possible_orders(pair)
-        and 0 <= certificate.num_samples <= limit
-        and certificate.num_untilted in _SAMPLES_WITHOUT
-    )
 
 
 def candidate_of(

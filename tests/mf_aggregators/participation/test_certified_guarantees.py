@@ -21,7 +21,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     separated,
 )
-from mf_aggregators.participation.monte_carlo import certificates, distributions, search, store
+from mf_aggregators.participation.monte_carlo import certificates, distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from tests.refusals import refuses
 
@@ -186,7 +186,7 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
         patch.setattr(search, "proved", fail)
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
-        patch.setattr(store, "_proved", set())
+        patch.setattr(search, "_proved", set())
         tests, is_proved = [], certificates.is_proved
 
         def counted(*arguments: Any, **others: Any) -> bool:
@@ -207,7 +207,7 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
             with pytest.raises(AssertionError):
                 SeparatedScheme.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
-    for module, name in ((store, "ACCOUNTING_VERSION"), (np, "__version__")):
+    for module, name in ((search, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
             patch.setattr(search, "proved", fail)
             patch.setattr(module, name, "another one")

@@ -20,7 +20,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo import certificates, store
+from mf_aggregators.participation.monte_carlo import certificates, search
 from mf_aggregators.participation.monte_carlo.certificates import (
     Certificate,
     Certification,
@@ -198,7 +198,7 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
     assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     # Another version of the accounting, or of what it is built on, computes anew.
-    monkeypatch.setattr(store, "ACCOUNTING_VERSION", "another one")
+    monkeypatch.setattr(search, "ACCOUNTING_VERSION", "another one")
     assert min(all_of()) == 9.0
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "another one")
     assert min(all_of()) == 17.0
