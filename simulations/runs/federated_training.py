@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
@@ -309,7 +308,7 @@ def learning_process(
     }[options.client_optimizer]
     aggregator = private_aggregation.aggregator(
         run.mechanism,
-        clip_norm=run.clip,
+        clip_norm=run.config.clip,
         clients_per_round=run.config.cohort,
         zeroing_norm=options.zeroing_norm,
         measure=not options.secure_aggregation,
@@ -361,7 +360,7 @@ def _no_metrics(finalizers: Any) -> Any:
 
 def draw_figure(run: Run, planned_epsilon: float) -> None:
     """Draws the figure of a run from the metrics in its directory."""
-    directory, mechanism, clip = run.directory, run.mechanism, run.clip
+    directory, mechanism, clip = run.directory, run.mechanism, run.config.adaptive_clip
     with (directory.path / run_directory.METRICS_FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
     run_figures.draw(
@@ -369,8 +368,8 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
         directory.path / run_directory.FIGURE_FILE,
         f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
         f"{run.config.num_rounds} rounds of {run.config.cohort} clients",
-        clip_norm=None if isinstance(clip, AdaptiveClip) else clip,
-        target_quantile=clip.target_quantile if isinstance(clip, AdaptiveClip) else None,
+        clip_norm=None if clip is not None else float(run.config.clip_norm),
+        target_quantile=None if clip is None else clip.target_quantile,
         planned_epsilon=planned_epsilon,
         delta=run.config.delta,
         clients_per_round=run.config.cohort,
@@ -389,7 +388,7 @@ def clip_norms(run: Run) -> dict[str, float] | None:
     Raises:
       OSError: If the metrics cannot be read.
     """
-    if not isinstance(run.clip, AdaptiveClip):
+    if run.config.adaptive_clip is None:
         return None
     with (run.directory.path / run_directory.METRICS_FILE).open(newline="") as file:
         norms = run_figures.column(list(csv.DictReader(file)), "clip_norm")
@@ -420,13 +419,13 @@ class _Rows:
         self._task = task
         self._process = process
         self._statements = statements
-        shares, clip, mechanism = run.noise_shares, run.clip, run.mechanism
+        shares, mechanism = run.noise_shares, run.mechanism
         # Where the clip norm adapts, in clip norms.
         self._noise_norms = private_aggregation.expected_noise_norm(
             mechanism.factorization,
             mechanism.schema,
             mechanism.noise_multiplier if shares is None else shares.update_noise_multiplier,
-            1.0 if isinstance(clip, AdaptiveClip) else clip,
+            float(run.config.clip_norm) if run.config.adaptive_clip is None else 1.0,
             run.config.cohort,
             _num_parameters(task),
         )

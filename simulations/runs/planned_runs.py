@@ -25,7 +25,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators import participation as participations
-from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseShares
+from mf_aggregators.adaptive_clip import NoiseShares
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
@@ -126,19 +126,14 @@ class Run:
         return asked
 
     @property
-    def clip(self) -> float | AdaptiveClip:
-        """The clip norm, or how it adapts to the clients that are simulated."""
-        return _clip(self.config)
-
-    @property
     def noise_shares(self) -> NoiseShares | None:
         """How the noise is shared between updates and bits; None for a constant clip norm.
 
         Raises:
           ValueError: If the bits have too little noise.
         """
-        clip = self.clip
-        if not isinstance(clip, AdaptiveClip):
+        clip = self.config.adaptive_clip
+        if clip is None:
             return None
         multiplier = self.mechanism.noise_multiplier
         began_with = self.mechanism.horizons[0].noise_multiplier
@@ -372,14 +367,6 @@ def joined_rates(rates: Sequence[np.ndarray], horizons: Sequence[Horizon]) -> np
     return joined
 
 
-def _clip(config: RunConfig) -> float | AdaptiveClip:
-    clip = config.clip
-    if not isinstance(clip, AdaptiveClip) or clip.count_stddev is None:
-        return clip
-    # In a fraction of fewer clients, the same noise.
-    return dataclasses.replace(clip, count_stddev=clip.count_stddev * config.simulated_share)
-
-
 def _of_timers(
     config: RunConfig,
     data: TaskData,
@@ -441,7 +428,7 @@ def _extended(
                     else workloads.describe(_workload(config, horizons), num_rounds)
                 ),
                 # The bits of an adaptive clip norm are one number more.
-                num_parameters=size + int(isinstance(_clip(config), AdaptiveClip)),
+                num_parameters=size + int(config.adaptive_clip is not None),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
                 storage=begun.get("noise_storage", config.noise_storage),
                 factorization=_first_rounds(factorization, num_rounds) if is_known else None,

@@ -355,18 +355,6 @@ class RunConfig(Mapping[str, Any]):
         return len(NAMES) + len(self.others)
 
     @property
-    def clip(self) -> float | AdaptiveClip:
-        """The clip norm of the updates, or how it adapts.
-
-        Raises:
-          ValueError: If a parameter is out of its range.
-        """
-        if self.clip_norm != ADAPTIVE:
-            return float(self.clip_norm)
-        given = {name: self[flag] for flag, name in OF_ADAPTIVE.items()}
-        return AdaptiveClip(**{name: each for name, each in given.items() if each is not None})
-
-    @property
     def cohort(self) -> int:
         """The clients that take part in a round: in an estimate, fewer than they stand for."""
         return self.simulated_clients or self.clients_per_round
@@ -375,6 +363,26 @@ class RunConfig(Mapping[str, Any]):
     def simulated_share(self) -> float:
         """The clients that take part in a round over those that they stand for."""
         return self.cohort / self.clients_per_round
+
+    @property
+    def adaptive_clip(self) -> AdaptiveClip | None:
+        """How the clip norm adapts to the clients that take part; None for a constant one.
+
+        Raises:
+          ValueError: If a parameter is out of its range.
+        """
+        if self.clip_norm != ADAPTIVE:
+            return None
+        given = {name: self[flag] for flag, name in OF_ADAPTIVE.items() if self[flag] is not None}
+        if "count_stddev" in given:
+            # In a fraction of fewer clients, the same noise.
+            given["count_stddev"] *= self.simulated_share
+        return AdaptiveClip(**given)
+
+    @property
+    def clip(self) -> float | AdaptiveClip:
+        """The clip norm, or how it adapts."""
+        return self.adaptive_clip or float(self.clip_norm)
 
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""

@@ -14,7 +14,6 @@ import logging
 import math
 
 from mf_aggregators import Mechanism, accounting, participation, validation
-from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import RealisedParticipation
 from mf_aggregators.privacy.statement import (
@@ -111,7 +110,7 @@ class RunStatements:
 
 def planned(run: Run) -> PrivacyStatement:
     """Returns the statement of a run that is under way."""
-    config, mechanism, clip = run.config, run.mechanism, run.clip
+    config, mechanism, clip = run.config, run.mechanism, run.config.adaptive_clip
     facts = RunFacts(
         mechanism=(
             "None: clipping without noise"
@@ -121,7 +120,7 @@ def planned(run: Run) -> PrivacyStatement:
         ),
         num_clients=run.data.num_clients,
         clients_per_round=run.config.cohort,
-        clip_norm=clip.initial_norm if isinstance(clip, AdaptiveClip) else clip,
+        clip_norm=float(config.clip_norm) if clip is None else clip.initial_norm,
         noise_seed_is_fixed=config.seed is not None,
         enforcement=_enforcement(run),
         adaptive_clip=_adaptive_clipping(run),
@@ -173,8 +172,8 @@ def _represented(run: Run) -> Represented | None:
 
 
 def _adaptive_clipping(run: Run) -> AdaptiveClipping | None:
-    clip, shares = run.clip, run.noise_shares
-    if not isinstance(clip, AdaptiveClip) or shares is None:
+    clip, shares = run.config.adaptive_clip, run.noise_shares
+    if clip is None or shares is None:
         return None
     smallest, largest = clip.bounds
     whole = dataclasses.replace(

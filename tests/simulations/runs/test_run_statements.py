@@ -101,7 +101,7 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_bits_in_the_statement() -
 def test_a_constant_clip_norm_says_nothing_of_bits() -> None:
     values = _values("--clip_norm=0.7")
     plan = _plan(values)
-    assert plan.clip == 0.7
+    assert plan.config.clip == 0.7
     assert plan.config.of_the_run()["clip_norm"] == 0.7
     statement = run_statements.planned(plan)
     assert statement.to_dict()["adaptive_clip"] is None
