@@ -349,10 +349,12 @@ def _check_same_run(
             f"{directory.path} holds a run of other versions of its packages (see "
             f"{run_directory.CONFIG_FILE}): go on with those, or start a new run."
         )
-    if begun.get("noise_format", 1) != NOISE_FORMAT:
+    noise_format = begun.get("noise_format", 1)
+    if noise_format != NOISE_FORMAT:
         raise CommandError(
-            f"{directory.path} holds a run that was begun with the noise of version 0.5.0, which "
-            "this version does not make: go on with that version, or start a new run."
+            f"{directory.path} holds a run whose noise has format {noise_format}, and this version "
+            f"makes format {NOISE_FORMAT} alone: go on with the version that began it, or "
+            "start a new run. mf-report reads its checkpoint and its ledger."
         )
     old, new = dict(begun.get("flags", {})), config.of_the_run()
     if _is_longer(old, new):

@@ -46,8 +46,8 @@ def test_the_run_does_not_go_on_with_other_noise(
     printed, errors = capfd.readouterr()
     assert status == command_line.BAD_INPUT
     assert printed == ""
-    assert f"{run} holds a run that was begun with the noise of version 0.5.0" in errors
-    assert "go on with that version, or start a new run" in errors
+    assert f"{run} holds a run whose noise has format 1" in errors
+    assert "go on with the version that began it" in errors
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
