@@ -675,6 +675,7 @@ def _check_scheme(factorization: Factorization, scheme: SamplingScheme) -> None:
             f"{factorization.num_rounds}."
         )
     guarantees.check_bands(factorization, scheme)
+    scheme.check_participations()
 
 
 def _check_extends(mechanism: Mechanism) -> None:

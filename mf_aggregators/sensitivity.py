@@ -7,8 +7,9 @@ for contributions of any dimension.
 
 With X = C^T C and a pattern pi, the sum of |X[i, j]| over i, j in pi bounds the
 square of that change (BandMF Prop. E.1) and is reached where contributions of equal
-direction and suitable signs make every term non-negative. Which of the statements
-below applies is decided from the matrix itself:
+direction and suitable signs make every term non-negative. These statements apply; which of them
+does is decided from the entries of a dense or banded matrix, and the last one serves factorizations
+that are made of Toeplitz coefficients:
 
 * single participation: the largest column norm, always exact;
 * (k, b)-participation: every pattern is enumerated (BandMF Eq. 5);

@@ -205,6 +205,10 @@ def test_a_scheme_is_planned(programs: pathlib.Path, tmp_path: pathlib.Path) -> 
     candidates = plan["candidates"]
     assert isinstance(candidates, list)
     assert candidates
+    # Draws are no secret that the guarantee rests on, and the class is the package's.
+    condition = json.dumps(plan)
+    assert "random_order.RandomOrder(" in condition
+    assert "secret for ever" not in condition
     for candidate in candidates:
         assert candidate["sampling"]["name"] == "random_order"
         expected = np.sqrt(3) * mfa.accounting.noise_multiplier(8.0, 1e-4)
@@ -235,6 +239,10 @@ def test_a_scheme_draws_a_run_whose_ledger_is_reported_on(
     assert statement["amplification"]["name"] == "random_order"
     earned = statement["earned"]
     assert 7.5 < earned["epsilon"] <= 8.0
+    text = (run / "PRIVACY.md").read_text()
+    assert "amplifies nothing" in text
+    assert "with amplification" not in text.lower()
+    assert "secret here" not in text
     single = earned["noise_multiplier"] / np.sqrt(2.0)
     assert earned["epsilon"] == pytest.approx(mfa.accounting.epsilon(single, 0.01), rel=1e-6)
     report = _result(

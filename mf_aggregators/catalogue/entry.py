@@ -74,7 +74,8 @@ class Request:
       num_rounds: The number of rounds n.
       workload: The workload A to optimise for.
       participation: The schema to optimise for; None for a mechanism's own default.
-      options: The values of the options that were given, by name.
+      options: The values of the options by name: those that were given and, for an entry that
+        ``catalogue.entries`` returns, the defaults of the others.
       show_progress: Whether to show a progress bar on standard error.
     """
 

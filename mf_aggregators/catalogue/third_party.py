@@ -181,25 +181,32 @@ class CheckedEntry(Entry):
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns what the mechanism wants to be weighed."""
-        return _believed(lambda: self._made.for_timers(setting))
+        return self._believed(lambda: self._made.for_timers(setting))
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns what the mechanism wants to be weighed, without amplification."""
-        return _believed(lambda: self._made.for_sampling(setting))
+        return self._believed(lambda: self._made.for_sampling(setting))
 
+    def _believed(self, variants: Callable[[], Iterable[Variant]]) -> list[Variant]:
+        """Variants as a plan takes them from another package.
 
-def _believed(variants: Callable[[], Iterable[Variant]]) -> list[Variant]:
-    """Variants as a plan takes them from another package.
-
-    Its number of bands would have to be believed, so that nothing is amplified. What it makes is
-    made anew in each plan: nobody says when another version makes something else.
-    """
-    try:
+        Its number of bands would have to be believed, so that nothing is amplified. What it makes
+        is made anew in each plan: nobody says when another version makes something else.
+        """
+        try:
+            found = [
+                dataclasses.replace(each, amplified_bands=None, is_kept=False)
+                for each in variants()
+            ]
+        except Exception as error:
+            return [Variant(reason=f"cannot be planned: {type(error).__name__}: {error}")]
+        known = {option.name for option in self.options}
         return [
-            dataclasses.replace(each, amplified_bands=None, is_kept=False) for each in variants()
+            Variant(reason=f"cannot be planned: it has no option {sorted(unknown)[0]}")
+            if (unknown := {*each.options, *each.arguments} - known)
+            else each
+            for each in found
         ]
-    except Exception as error:
-        return [Variant(reason=f"cannot be planned: {type(error).__name__}: {error}")]
 
 
 def _rebuilt(recursion: NoiseRecursion) -> NoiseRecursion:

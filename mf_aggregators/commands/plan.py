@@ -400,7 +400,8 @@ class _Progress:
             else f"; matrices and noise multipliers are kept in {cache}: the next plan of as many "
             "rounds takes seconds"
         )
-        self._print(f"compared {self._count} mechanisms in {self._elapsed()} s{kept}.")
+        compared = f"{self._count} mechanism{'' if self._count == 1 else 's'}"
+        self._print(f"compared {compared} in {self._elapsed()} s{kept}.")
 
     def draw(self, path: str) -> None:
         """Says that a page is being drawn, which takes more epsilons."""

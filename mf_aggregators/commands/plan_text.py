@@ -354,7 +354,10 @@ def _sampler(scheme: SamplingScheme | None) -> str | None:
     if scheme is None:
         return None
     seed = "mfa.participation.secret_seed()"
-    return f"mfa.participation.{scheme!r}.sampler(seed={seed})"
+    # A scheme of another package is in that package's module.
+    is_ours = type(scheme).__module__.startswith("mf_aggregators.")
+    module = "mfa.participation" if is_ours else type(scheme).__module__
+    return f"{module}.{scheme!r}.sampler(seed={seed})"
 
 
 def _shell(*words: str) -> Step:

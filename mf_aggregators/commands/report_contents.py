@@ -336,12 +336,17 @@ class LedgerReport:
         """Returns what the numbers mean of a plan that was not broken."""
         if self.plan.sampling is None:
             return self._took_place()
+        learns = (
+            ", and does not learn who was drawn, learns" if self.plan.is_amplified else " learns"
+        )
         amplified = (
-            f"Whoever observes all {self.observed.mechanism.num_rounds} rounds, and does not learn "
-            "who was drawn, learns about one client at most what "
+            f"Whoever observes all {self.observed.mechanism.num_rounds} rounds"
+            f"{learns} about one client at most what "
             f"{pair(self.plan.epsilon, self.plan.delta)}-DP allows (zero-out adjacency)"
         )
-        attacker = printed_guarantees.rates_sentence(self.plan.attacker(), knows_rounds=False)
+        attacker = printed_guarantees.rates_sentence(
+            self.plan.attacker(), knows_rounds=not self.plan.is_amplified
+        )
         if self.keeps_plan:
             drawn = "Every batch of the ledger is the one that the sampler's seed draws. "
             amplified += (

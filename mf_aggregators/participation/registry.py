@@ -108,7 +108,8 @@ def sampling_scheme(
     schemes = sampling_schemes()
     if name not in schemes:
         raise ValueError(
-            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(schemes)}."
+            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(schemes)}: "
+            "install the package that has it."
         )
     return schemes[name].of_sizes(num_rounds, num_bands, population, clients_per_round, separation)
 

@@ -113,6 +113,20 @@ class SamplingScheme(Participation):
             )
         return cls(num_rounds, num_bands, population, clients_per_round)
 
+    @property
+    def is_amplified(self) -> bool:
+        """Whether the scheme has an accounting of its own, in the place of :meth:`amplified`."""
+        return type(self).amplified is not SamplingScheme.amplified
+
+    def check_participations(self) -> None:
+        """Raises ValueError where participations may share rows of C, and nothing accounts for it.
+
+        Without an accounting of its own, the columns of C that a client is in have to be
+        orthogonal.
+        """
+        if not self.is_amplified:
+            self._root_of_participations()
+
     # Rounds.
 
     @abc.abstractmethod
@@ -237,10 +251,12 @@ class SamplingScheme(Participation):
             their columns share rows and norms do not add in squares.
         """
         schema, most = self.schema(), self.most_participations()
-        if most > 1 and schema.separation_in(self.num_rounds) < self.num_bands:
+        separation = schema.separation_in(self.num_rounds)
+        if most > 1 and separation < self.num_bands:
             raise ValueError(
-                f"clients of {self} may take part in rounds fewer than {self.num_bands} apart, the "
-                "bands of C: use fewer bands, or have the scheme account for that itself."
+                f"with {self.name}, a client may take part in rounds that are {separation} apart, "
+                f"and C has {self.num_bands} bands: use at most {separation}, or have the scheme "
+                "account for that itself."
             )
         return math.sqrt(most)
 
@@ -449,7 +465,7 @@ class SamplingScheme(Participation):
 
         Args:
           seed: Any non-negative integer, the same for all rounds of one run and for no other
-            run; ``random_streams.secret_seed`` makes one.
+            run; ``participation.secret_seed`` makes one.
 
         Returns:
           The sampler.
@@ -517,10 +533,14 @@ class SamplingScheme(Participation):
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns who has to do what for the guarantee to hold, after "only if"."""
+        drawn = (
+            f"a data centre draws every batch itself, round i by draw(i) of the sampler {sampler}"
+        )
+        if not self.is_amplified:
+            return f"{drawn}."
         return (
-            "a data centre draws every batch itself, round i by draw(i) of the sampler "
-            f"{sampler}, whose seed and draws stay secret for ever. Devices that decide "
-            "themselves when they take part have a much weaker guarantee."
+            f"{drawn}, whose seed and draws stay secret for ever. Devices that decide themselves "
+            "when they take part have a much weaker guarantee."
         )
 
     def factorize_flags(self) -> str:
@@ -558,7 +578,7 @@ class Sampler(abc.ABC):
     the uninterrupted run would have drawn.
 
     Privacy amplification holds only towards those who do not know who was drawn, and the seed
-    tells it all. It must come from ``random_streams.secret_seed``, serve one run, and stay as
+    tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
     secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
     No population whose devices decide themselves when to take part may be described as sampled,
     unless they decide by the secret coins of a scheme.

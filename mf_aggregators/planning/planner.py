@@ -36,6 +36,7 @@ from mf_aggregators.participation import (
     MinSeparationSampling,
     Participation,
     PoissonSampling,
+    SingleParticipation,
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
@@ -376,8 +377,10 @@ def make(
             f"{skipped[0].reason}: allow more time, or name quicker mechanisms."
         )
     if not candidates:
+        why = "".join(f" ({each.mechanism}: {each.reason})" for each in left_out[:1])
         raise ValueError(
-            "no mechanism fits: allow more noise memory or disk, a smaller model or fewer rounds."
+            f"no mechanism fits{why}: allow more noise memory or disk, a smaller model or fewer "
+            "rounds, or name other mechanisms."
         )
     candidates.sort(key=_error)
     recommended = _recommended(candidates)
@@ -528,10 +531,17 @@ def _proposals(
             f"there is no mechanism {validation.shown(unknown[0])}, only "
             f"{', '.join(catalogue.entries())}."
         )
+    proposed = _all_proposals(setting, cache_directory)
+    if mechanisms is None:
+        return proposed
+    offered = {proposal.kind for proposal in proposed}
     return [
-        proposal
-        for proposal in _all_proposals(setting, cache_directory)
-        if mechanisms is None or proposal.kind in mechanisms
+        *(proposal for proposal in proposed if proposal.kind in mechanisms),
+        *(
+            Proposal(name, (), SingleParticipation(), reason="offers nothing for such clients")
+            for name in mechanisms
+            if name not in offered
+        ),
     ]
 
 

@@ -137,6 +137,11 @@ class Guarantee:
     def _disjoint_participations(self) -> int:
         return 1 if self.sampling is None else self.sampling.most_participations()
 
+    @property
+    def is_amplified(self) -> bool:
+        """Whether it rests on draws that nobody knows."""
+        return self.sampling is not None and self.sampling.is_amplified
+
     def part_of_client(self) -> PartOfClient:
         """Returns what holds for a part of a client's data, at the same delta."""
         half = 0.5 * self.unamplified_noise_multiplier
@@ -146,7 +151,7 @@ class Guarantee:
             half, _epsilon(half, self.delta, self._disjoint_participations), self.delta
         )
         # Without the part, and before that without the client: a triangle of two guarantees.
-        if self.sampling is None or self.epsilon > _LARGEST_EXPONENT:
+        if not self.is_amplified or self.epsilon > _LARGEST_EXPONENT:
             return part
         delta = self.delta * (1.0 + math.exp(self.epsilon)) * (1.0 + _ROUNDING)
         if delta >= 1.0:

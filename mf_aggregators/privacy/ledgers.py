@@ -144,7 +144,8 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
         raise LedgerError(f"{file} cannot be read: {error.strerror or error}.") from error
     except Exception as error:
         # NumPy's reader raises many types for a damaged archive.
-        raise LedgerError(f"{file} cannot be read as a ledger: {error}.") from error
+        reason = str(error).rstrip(".")
+        raise LedgerError(f"{file} cannot be read as a ledger: {reason}.") from error
     if not _fit_together(names, offsets, rounds, num_rounds):
         raise LedgerError(f"{file} is broken: its rounds and clients do not fit together.")
     client_ids = tuple(names.tolist())

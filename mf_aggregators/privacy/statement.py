@@ -317,6 +317,8 @@ class PrivacyStatement:
             (texts.VERIFIED_BY_FILES, texts.VERIFIED_BY_ROUNDS)
             if sampling is None
             else (texts.SAMPLING_VERIFIED_BY_FILES, texts.SAMPLING_VERIFIED_BY_ROUNDS)
+            if sampling.is_amplified
+            else (texts.DRAWS_VERIFIED_BY_FILES, texts.DRAWS_VERIFIED_BY_ROUNDS)
         )
         has_random_sizes = sampling is not None and sampling.has_random_sizes
         unit = texts.UNIT_OF_TIMERS if sampling is None else texts.UNIT_OF_SAMPLING

@@ -67,7 +67,10 @@ def accounting(plan: Guarantee) -> str:
     )
     if plan.sampling is None:
         return f"{gaussian} No amplification by sampling or shuffling."
-    return f"{plan.sampling.accounting_words()} Approximate zCDP is stated without amplification."
+    words = plan.sampling.accounting_words()
+    return (
+        f"{words} Approximate zCDP is stated without amplification." if plan.is_amplified else words
+    )
 
 
 def pair(guarantee: Guarantee) -> str:
@@ -103,10 +106,14 @@ def formal(guarantee: Guarantee) -> str:
     multiplier = repr(guarantee.noise_multiplier)
     dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
+        stated = (
+            f"with amplification is {dp}, and without it {zcdp(guarantee)}"
+            if guarantee.is_amplified
+            else f"is {dp} and {zcdp(guarantee)}"
+        )
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
-            f"it {multiplier}, which with amplification is {dp}, and without it {zcdp(guarantee)}. "
-            f"{_certificate(guarantee)}{attacker(guarantee)}"
+            f"it {multiplier}, which {stated}. {_certificate(guarantee)}{attacker(guarantee)}"
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
@@ -135,6 +142,8 @@ def part_of_client(guarantee: Guarantee) -> str:
         "half the noise multiplier"
         if guarantee.sampling is None
         else "half the noise multiplier\n     of all its participations without amplification"
+        if guarantee.is_amplified
+        else "half the noise multiplier\n     of all its participations"
     )
     stated = (
         f"{half}, {part.noise_multiplier!r},\n"
@@ -170,7 +179,7 @@ def _certificate(guarantee: Guarantee) -> str:
 def attacker(guarantee: Guarantee) -> str:
     """Returns what an attacker can do, as a sentence."""
     return printed_guarantees.rates_sentence(
-        guarantee.attacker(), knows_rounds=guarantee.sampling is None
+        guarantee.attacker(), knows_rounds=not guarantee.is_amplified
     )
 
 
@@ -189,6 +198,15 @@ SAMPLING_VERIFIED_BY_ROUNDS = """\
 Every client's rounds are secret here, and so are the sampler's seed and the sizes of batches:
    towards whoever knows who took part nothing is amplified. Whoever has the rounds, the sampling
    scheme and the seed can repeat every draw and compare."""
+
+DRAWS_VERIFIED_BY_FILES = """\
+`participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
+   Whoever has these files and the sampler's seed checks every draw, with
+   `mf-report --ledger=participation.npz --sampling_seed=checkpoints/sampling_seed.json`."""
+
+DRAWS_VERIFIED_BY_ROUNDS = """\
+Whoever has every client's rounds, the sampling scheme and the seed can repeat every draw and
+   compare."""
 
 TOGETHER = """\
 All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
