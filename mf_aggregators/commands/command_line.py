@@ -25,9 +25,11 @@ from mf_aggregators.errors import Error
 from mf_aggregators.printed_guarantees import rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
-# Exit statuses. A claim is refuted by an attack, or by the ledger of a run.
+# Exit statuses.
 DONE = 0
+# An attack, or the ledger of a run, refutes a claim.
 REFUTED = 1
+# Flags or input cannot be worked with.
 BAD_INPUT = 2
 # EX_SOFTWARE of sysexits.h: Python's own status 1 would mean a refuted claim.
 INTERNAL_ERROR = 70

@@ -27,6 +27,7 @@ from mf_aggregators.privacy import client_names
 
 # A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
+# The second word of a heading.
 HEADINGS_OF_ROUNDS = ("round", "round_index")
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.

@@ -419,6 +419,30 @@ def test_a_plan_goes_on_without_what_cannot_be_made(
     assert plan.recommended.kind != "discounted"
 
 
+def test_a_plan_says_which_mechanism_offers_nothing_that_it_can_weigh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Misspelt(Discounted):
+        def for_timers(self, setting: Any) -> Any:
+            return [catalogue.Variant({"discuont": 0.5})]
+
+    _install(monkeypatch, _EntryPoint(Misspelt))
+    sizes: dict[str, Any] = {
+        **{"num_rounds": 6, "population": 60, "clients_per_round": 5, "model_size": 10},
+        **{"epsilon": 4.0, "delta": 1e-4},
+    }
+    timers = planning.Setting(participation=MinSeparation(3), sampling=None, **sizes)
+    plan = planning.make(timers, mechanisms=("discounted", "identity"))
+    assert [each.mechanism for each in plan.left_out] == ["discounted"]
+    assert "discuont" in plan.left_out[0].reason
+    # Another package offers nothing for batches that are drawn, by default.
+    drawn = planning.Setting(participation=None, sampling="poisson", **sizes)
+    plan = planning.make(drawn, mechanisms=("discounted", "identity"))
+    assert [each.mechanism for each in plan.left_out] == ["discounted"]
+    with refuses("discounted", "nothing"):
+        planning.make(drawn, mechanisms=("discounted",))
+
+
 @pytest.mark.parametrize("for_runs", [False, True])
 def test_an_option_with_the_name_of_another_flag_is_named(
     monkeypatch: pytest.MonkeyPatch, for_runs: bool

@@ -330,7 +330,7 @@ def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
         for name, each in catalogue.entries().items()
         if (made := each.factorization) is not None
     }
-    assert _rows_of_the_documents("| mechanism | goes on |") == own
+    assert _rows_of_the_documents("| mechanism | extended |") == own
 
 
 @pytest.mark.long
