@@ -52,7 +52,7 @@ class StructuredFactorization(Factorization):
     """
 
     mechanism = "structured"
-    ends_because = "it approximates a matrix of so many rounds as a whole"
+    ends_because = "it approximates a matrix for one number of rounds"
 
     diagonals: FloatArray
     left: FloatArray
