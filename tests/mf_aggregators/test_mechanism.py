@@ -394,3 +394,12 @@ def test_it_is_printed_in_two_lines() -> None:
         "participations at least 4 rounds apart",
     ]
     assert "array" not in repr(_mechanism())
+
+
+def test_one_schema_in_all_horizons_is_the_chain_of_extensions() -> None:
+    schema = MinSeparation(3)
+    whole = mfa.Mechanism(mfa.factorizations.blt(7, 2), schema, 0.8).extended(9).extended(12)
+    found = mfa.Mechanism.of_one_schema(whole.factorization, schema, whole.noise_multiplier)
+    assert [each.num_rounds for each in found.horizons] == [7, 9, 12]
+    for each, expected in zip(found.horizons, whole.horizons, strict=True):
+        assert each.noise_multiplier == pytest.approx(expected.noise_multiplier, rel=1e-12)
