@@ -31,10 +31,22 @@ def run(tmp_path: pathlib.Path) -> pathlib.Path:
     return directory
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, "whose noise has format 1"),
+        # One package alone may change what a run computes.
+        ({"numpy": "1.0"}, "other versions"),
+    ],
+    ids=["noise", "packages"],
+)
 @pytest.mark.usefixtures("_runs_in_this_process")
-def test_the_run_does_not_go_on_with_other_noise(
-    run: pathlib.Path, capfd: pytest.CaptureFixture[str]
+def test_the_run_does_not_go_on_with_other_noise_or_packages(
+    run: pathlib.Path, changed: dict[str, str], named: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["versions"].update(changed)
+    (run / "config.json").write_text(json.dumps(config))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
     status = command_line.run(
@@ -46,8 +58,9 @@ def test_the_run_does_not_go_on_with_other_noise(
     printed, errors = capfd.readouterr()
     assert status == command_line.BAD_INPUT
     assert printed == ""
-    assert f"{run} holds a run whose noise has format 1" in errors
-    assert "go on with the version that began it" in errors
+    assert f"{run} holds a run" in errors
+    assert named in errors
+    assert "go on with" in errors
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
