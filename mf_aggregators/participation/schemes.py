@@ -115,8 +115,11 @@ class SamplingScheme(Participation):
 
     @property
     def is_amplified(self) -> bool:
-        """Whether the scheme has an accounting of its own, in the place of :meth:`amplified`."""
-        return type(self).amplified is not SamplingScheme.amplified
+        """Whether anything that is stated of a run rests on draws that nobody knows."""
+        return any(
+            getattr(type(self), name) is not getattr(SamplingScheme, name)
+            for name in ("amplified", "event_of", "curve", "log_moments")
+        )
 
     def check_participations(self) -> None:
         """Raises ValueError where participations may share rows of C, and nothing accounts for it.
@@ -124,7 +127,7 @@ class SamplingScheme(Participation):
         Without an accounting of its own, the columns of C that a client is in have to be
         orthogonal.
         """
-        if not self.is_amplified:
+        if type(self).amplified is SamplingScheme.amplified:
             self._root_of_participations()
 
     # Rounds.

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
@@ -78,6 +79,19 @@ def test_the_scheme_has_a_guarantee_of_its_own_and_a_statement() -> None:
     assert "secret here" not in text
     assert plan.part_of_client().amplified_epsilon is None
     assert statement.to_dict()["amplification"] == _SCHEME.to_dict()
+
+
+def test_draws_are_secret_where_anything_rests_on_them() -> None:
+    class Composed(_OneShuffle):
+        def event_of(self, sigma: float) -> dp_event.DpEvent:
+            return dp_event.PoissonSampledDpEvent(0.25, dp_event.GaussianDpEvent(sigma))
+
+    sizes = (12, 2, 40, 10)
+    assert "secret for ever" not in _OneShuffle(*sizes).condition("s")
+    assert "secret for ever" in Composed(*sizes).condition("s")
+    # What is stated without amplification still needs orthogonal columns.
+    with refuses("4 apart", "5 bands"):
+        Composed(12, 5, 40, 10).check_participations()
 
 
 def test_its_ledgers_are_checked() -> None:
