@@ -144,17 +144,24 @@ class BltEntry(Entry):
             "num_buffers",
             "integer",
             "The buffers of the noise, 1 to 8.",
-            default_text="4 in a training run and 2 in an audit; mf-factorize needs it",
+            default_text="4 in a training run and 2 in an audit; mf-factorize chooses by accuracy",
             default_of_runs=4,
             default_of_audits=2,
             least=1,
+        ),
+        Option(
+            "accuracy",
+            "number",
+            "How far the error may be above that of 8 buffers, relative to it, where the fewest "
+            "buffers are chosen.",
+            _default(blt, "accuracy"),
+            for_runs=False,
         ),
         _error(blt),
     )
 
     def build(self, request: Request) -> BltFactorization:
         """Makes the factorization."""
-        self.required(request, "num_buffers")
         return blt(
             request.num_rounds,
             participation=request.participation,

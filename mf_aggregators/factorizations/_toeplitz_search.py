@@ -14,8 +14,8 @@ respectively of their norms.
 
 **The search.** Where b coefficients are at most the separation, columns of one client are
 orthogonal, and L-BFGS runs over all coefficients but the first. Where they overlap, the sensitivity
-is known for non-increasing coefficients alone (Kalinin and Lampert, Thm 2), and their decrements
-are bounded.
+is known for non-negative coefficients that do not increase from lag b on (after Kalinin and
+Lampert, Thm 2), and those before, and the decrements of the others, are bounded.
 """
 
 import dataclasses
@@ -28,7 +28,12 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.factorizations.convergence import Objective, minimise, warn_unless_stationary
+from mf_aggregators.factorizations.convergence import (
+    Objective,
+    is_stationary,
+    minimise,
+    warn_unless_stationary,
+)
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
@@ -46,6 +51,8 @@ _ROUNDING_OF_WORKLOAD = 1e-9
 _DIGITS_OF_MOMENTUM = 12
 # Of the search for the coefficients that an extension adds.
 _EVALUATIONS_OF_EXTENSION = 500
+# How often a search that came to a halt starts again from where it is.
+_MOST_STARTS = 10
 
 
 def check_rounds(num_rounds: int, what: str) -> int:
@@ -287,7 +294,7 @@ def optimised(
     ) as progress:
         if len(start) <= pattern.separation:
             return _minimise_free(log_error, start, max_evaluations, progress)
-        return _minimise_non_increasing(log_error, start, max_evaluations, progress)
+        return _minimise_falling(log_error, start, pattern.separation, max_evaluations, progress)
 
 
 def continued(
@@ -359,6 +366,38 @@ def _minimise_free(
 ) -> FloatArray:
     """L-BFGS over c_1, c_2, ... with c_0 = 1: the error does not depend on the scale of C."""
     start = start / start[0]
+    function = _with_first_of_one(objective, start, progress)
+    return np.append(1.0, _minimise(function, start[1:], max_evaluations, None))
+
+
+def _minimise_falling(
+    objective: Objective,
+    start: FloatArray,
+    separation: int,
+    max_evaluations: int,
+    progress: "ProgressBar",
+) -> FloatArray:
+    """L-BFGS-B over c_1, ... before lag b and the decrements from there on: all at least zero."""
+    start = start / start[0]
+    before = separation - 1
+    one_by_one = _with_first_of_one(objective, start, progress)
+
+    def series(free: FloatArray) -> FloatArray:
+        return np.append(free[:before], np.cumsum(free[before:][::-1])[::-1])
+
+    def function(free: FloatArray) -> tuple[float, FloatArray]:
+        value, gradient = one_by_one(series(free))
+        return value, np.append(gradient[:before], np.cumsum(gradient[before:]))
+
+    tail = start[separation:]
+    first = np.concatenate([start[1:separation], tail[:-1] - tail[1:], tail[-1:]])
+    return np.append(1.0, series(_minimise(function, first, max_evaluations, (0.0, None))))
+
+
+def _with_first_of_one(
+    objective: Objective, start: FloatArray, progress: "ProgressBar"
+) -> Objective:
+    """The objective of c_1, c_2, ... with c_0 = 1, and a wall where errors are far too large."""
     # A step too far makes errors so large that a line search would interpolate from them
     # to no step at all: it is told a value that is bad enough.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -367,31 +406,12 @@ def _minimise_free(
     def function(free: FloatArray) -> tuple[float, FloatArray]:
         progress.update()
         with np.errstate(over="ignore", invalid="ignore"):
-            value, gradient = objective(np.concatenate([[1.0], free]))
+            value, gradient = objective(np.append(1.0, free))
         if not (value < bad and np.all(np.isfinite(gradient))):
             return bad, np.zeros_like(free)
         return value, gradient[1:]
 
-    result = _minimise(function, start[1:], max_evaluations, None)
-    return np.concatenate([[1.0], result])
-
-
-def _minimise_non_increasing(
-    objective: Objective, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
-) -> FloatArray:
-    """L-BFGS-B over the decrements of c, which must not be negative."""
-
-    def series(decrements: FloatArray) -> FloatArray:
-        return np.asarray(np.cumsum(decrements[::-1])[::-1])
-
-    def function(decrements: FloatArray) -> tuple[float, FloatArray]:
-        progress.update()
-        value, gradient = objective(series(decrements))
-        return value, np.cumsum(gradient)
-
-    first = np.append(start[:-1] - start[1:], start[-1])
-    found = series(_minimise(function, first, max_evaluations, (0.0, None)))
-    return np.asarray(found / found[0])
+    return function
 
 
 def _minimise(
@@ -400,16 +420,23 @@ def _minimise(
     max_evaluations: int,
     bounds: tuple[float, float | None] | None,
 ) -> FloatArray:
-    result = minimise(
-        function,
-        start,
-        bounds=None if bounds is None else [bounds] * len(start),
-        max_evaluations=max_evaluations,
-        corrections=20,
-        least_change=1e-13,
-    )
-    scale = np.full(len(result.x), np.linalg.norm(result.x))
-    if bounds is not None:
-        scale = np.where((result.x > bounds[0]) | (result.jac < 0.0), scale, 0.0)
+    evaluations = 0
+    for _ in range(_MOST_STARTS):
+        result = minimise(
+            function,
+            start,
+            bounds=None if bounds is None else [bounds] * len(start),
+            max_evaluations=max_evaluations - evaluations,
+            corrections=20,
+            least_change=1e-13,
+        )
+        evaluations += result.nfev
+        scale = np.full(len(result.x), np.linalg.norm(result.x))
+        if bounds is not None:
+            scale = np.where((result.x > bounds[0]) | (result.jac < 0.0), scale, 0.0)
+        # Near bounds, steps may come to nothing before slopes do: a new start forgets them.
+        if is_stationary(result, scale) or evaluations >= max_evaluations:
+            break
+        start = result.x
     warn_unless_stationary(result, scale)
     return np.asarray(result.x)

@@ -24,8 +24,9 @@ rounds, and nothing cancels.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -223,6 +224,7 @@ def blt(
     num_buffers: int | None = None,
     participation: Participation | None = None,
     *,
+    accuracy: float = 0.01,
     error: ErrorMeasure = "mean",
     workload: Any = None,
     max_evaluations: int = 2000,
@@ -236,8 +238,11 @@ def blt(
 
     Args:
       num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
-      num_buffers: The number of buffers m, 1 to 8.
+      num_buffers: The number of buffers m, 1 to 8. None: the fewest whose error, the root of the
+        mean or the maximum, is at most ``accuracy`` above that of 8 buffers.
       participation: The schema to optimise for; SingleParticipation by default.
+      accuracy: How far the error may be above that of 8 buffers, relative to it, at least 0. It
+        holds where ``num_buffers`` is None.
       error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
       workload: What to optimise for: the prefix sum, which is the default, or momentum with
         constant learning rates, for which each evaluation takes O(n) time; a
@@ -261,9 +266,11 @@ def blt(
       4.92
     """
     num_rounds, momentum = check_workload(num_rounds, workload, "the BLT matrix")
-    num_buffers = validation.positive_integer(num_buffers, "num_buffers")
-    if num_buffers > MOST_BUFFERS:
-        raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
+    accuracy = validation.non_negative_number(accuracy, "accuracy")
+    if num_buffers is not None:
+        num_buffers = validation.positive_integer(num_buffers, "num_buffers")
+        if num_buffers > MOST_BUFFERS:
+            raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
@@ -271,17 +278,42 @@ def blt(
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     pattern = PatternOfRounds.of(participation, num_rounds)
     with ProgressBar(
-        desc=f"{num_buffers} buffers", unit=" evaluations", disable=not show_progress
+        desc=f"{num_buffers or MOST_BUFFERS} buffers",
+        unit=" evaluations",
+        disable=not show_progress,
     ) as progress:
-        distances = _Search(pattern, error, max_evaluations, progress, momentum).run(num_buffers)
-    decays = 1.0 - distances
+        search = _Search(pattern, error, max_evaluations, progress, momentum)
+        levels = list(itertools.islice(search.levels(), num_buffers or MOST_BUFFERS))
+    parameters: dict[str, Any] = {"error": error, **parameters_of(momentum)}
+    level = levels[-1]
+    if num_buffers is None:
+        parameters["accuracy"] = accuracy
+        # Logarithms of squared errors.
+        highest = level.log_error + 2.0 * np.log1p(accuracy)
+        level = next(each for each in levels if each.log_error <= highest)
+    warn_unless_stationary(level.result)
+    decays = 1.0 - level.distances
     return BltFactorization(
         num_rounds,
         decays[0::2],
         decays[1::2],
         participation=participation,
-        parameters={"num_buffers": num_buffers, "error": error, **parameters_of(momentum)},
+        parameters={"num_buffers": len(decays) // 2, **parameters},
     )
+
+
+class _Level(NamedTuple):
+    """What a search found for a number of buffers m.
+
+    Attributes:
+      distances: (2 m,) increasing distances.
+      result: How SciPy's optimiser ended.
+      log_error: The logarithm of the squared error.
+    """
+
+    distances: FloatArray
+    result: Any
+    log_error: float
 
 
 class _Search:
@@ -303,27 +335,28 @@ class _Search:
         # Closer to one, a decay is a constant for all that its rounds can tell.
         self._least_distance = 1e-3 / float(pattern.num_rounds) ** 2
 
-    def run(self, num_buffers: int) -> FloatArray:
-        """Returns the best increasing distances found, (2 m,)."""
+    def levels(self) -> Iterator[_Level]:
+        """Yields the best increasing distances found for 1 buffer, 2, and so on."""
         slow = 1.0 / (self._pattern.num_rounds + 1.0)
         starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
         if self._momentum:
             # The square root of the workload has its other pole at the momentum.
             fast = 1.0 - self._momentum
             starts += [[slow, max(2.0 * slow, fast)], [slow, max(2.0 * slow, fast**0.5)]]
-        found, result = self._best([self._refined(np.array(start)) for start in starts])
-        for _ in range(1, num_buffers):
+        best = self._best([self._refined(np.array(start)) for start in starts])
+        while True:
+            yield best
+            found = best.distances
             candidates = sorted(_with_one_more_pair(found), key=lambda y: self._log_error(y)[0])
             # Where clients return, a decay close to one, a constant in C, may be best.
             candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
             refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
             # The same matrix with one more pair of decays that cancel.
-            found, result = self._best([*refined, (_with_idle_pair(found), result)])
-        warn_unless_stationary(result)
-        return found
+            best = self._best([*refined, (_with_idle_pair(found), best.result)])
 
-    def _best(self, candidates: list[tuple[FloatArray, Any]]) -> tuple[FloatArray, Any]:
-        return min(candidates, key=lambda candidate: self._log_error(candidate[0])[0])
+    def _best(self, candidates: list[tuple[FloatArray, Any]]) -> _Level:
+        levels = [_Level(found, result, self._log_error(found)[0]) for found, result in candidates]
+        return min(levels, key=lambda level: level.log_error)
 
     def _refined(self, distances: FloatArray) -> tuple[FloatArray, Any]:
         """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""

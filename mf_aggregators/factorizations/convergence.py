@@ -168,8 +168,8 @@ def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:
         )
 
 
-def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
-    """Warns the caller of a solver whose SciPy optimiser stopped before its gradient vanished.
+def is_stationary(result: Any, scale: Any = 1.0) -> bool:
+    """Returns whether a SciPy optimiser ended because the gradient had vanished.
 
     Args:
       result: What ``scipy.optimize.minimize`` returned for an objective in logarithms.
@@ -179,7 +179,17 @@ def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
     # The objective is a logarithm: how much of it the remaining slope may stand for.
     remaining = float(np.linalg.norm(result.jac * scale))
     # SciPy's L-BFGS-B: 1 for its limits on iterations and evaluations.
-    if result.status == 1 or not remaining < _FLAT:
+    return bool(result.status != 1 and remaining < _FLAT)
+
+
+def warn_unless_stationary(result: Any, scale: Any = 1.0) -> None:
+    """Warns the caller of a solver whose SciPy optimiser stopped before its gradient vanished.
+
+    Args:
+      result: As :func:`is_stationary` takes it.
+      scale: Likewise.
+    """
+    if not is_stationary(result, scale):
         warnings.warn(
             f"the optimiser stopped before it converged, after {result.nfev} evaluations "
             f"({result.message}); the factorization is the best that it found.",

@@ -335,7 +335,7 @@ def toeplitz(
     The first ``num_bands`` coefficients of C are those of the square root of the workload,
     (1 - x)^(-1/2) for the prefix sum, or minimise the mean or the maximal squared error.
     Where more bands than the separation are asked for, coefficients are kept non-negative
-    and non-increasing, for which the sensitivity is known exactly
+    and, from that lag on, non-increasing: then the sensitivity is known exactly
     (``sensitivity.from_toeplitz_coefficients``).
 
     Args:

@@ -73,6 +73,7 @@ def _with(function: Callable[..., Any], name: str, /, **others: Any) -> Callable
 
 # By the name of an argument: a public function of it.
 _REALS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("accuracy", lambda value: mfa.factorizations.blt(4, accuracy=value)),
     ("noise_multiplier", _with(mfa.accounting.epsilon, "noise_multiplier", delta=1e-6)),
     ("delta", _with(mfa.accounting.epsilon, "delta", noise_multiplier=1.0)),
     ("noise_multiplier", _with(mfa.accounting.exact_epsilon, "noise_multiplier", delta=1e-6)),
@@ -180,7 +181,7 @@ def test_what_is_no_number_is_refused_by_name(name: str, function: Callable[[Any
 
 @pytest.mark.parametrize(("name", "function"), _INTEGERS)
 def test_what_is_no_integer_is_refused_by_name(name: str, function: Callable[[Any], Any]) -> None:
-    optional = ("max_participations", "num_bands")
+    optional = ("max_participations", "num_bands", "num_buffers")
     for value in [*_NO_NUMBERS, *_NO_INTEGERS, 0, -1]:
         # None stands for a default there, and a rank may be zero.
         if not (value is None and name in optional) and not (value == 0 and name == "rank"):

@@ -1,7 +1,10 @@
 """What tests of Toeplitz factorizations share: workloads, dense views, errors, schemas."""
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import scipy.linalg
+import scipy.optimize
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization
@@ -12,7 +15,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import Workload, prefix_sum
 
 PAPER = MinSeparation(342, 6)
 SINGLE = SingleParticipation()
@@ -49,3 +52,48 @@ def schemas(num_rounds: int) -> st.SearchStrategy[Participation]:
         st.builds(FixedEpochOrder, counts, separations),
         st.builds(MinSeparation, separations, st.one_of(st.none(), counts)),
     )
+
+
+def least_error_of_another_solver(
+    num_rounds: int,
+    separation: int,
+    error: ErrorMeasure,
+    column: Callable[[np.ndarray], np.ndarray],
+    starts: Iterable[np.ndarray],
+) -> float:
+    """The least error for prefix sums that sequential quadratic programming finds, dense.
+
+    Args:
+      num_rounds: n.
+      separation: Clients return after at least so many rounds, as often as fit.
+      error: Which error.
+      column: From free variables to the first column of C, which has to be non-negative and must
+        not increase from lag ``separation`` on.
+      starts: Free variables to start from.
+    """
+    pattern = np.zeros(num_rounds)
+    pattern[::separation] = 1.0
+
+    def function(free: np.ndarray) -> float:
+        strategy = dense(column(free), num_rounds)
+        inverse = scipy.linalg.solve_triangular(strategy, np.eye(num_rounds), lower=True)
+        rows = np.sum((prefix_sum(num_rounds) @ inverse) ** 2, axis=1)
+        squared = np.mean(rows) if error == "mean" else np.max(rows)
+        return float(np.linalg.norm(strategy @ pattern) * np.sqrt(squared))
+
+    def slacks(free: np.ndarray) -> np.ndarray:
+        series = column(free)
+        return np.append(series, series[separation:-1] - series[separation + 1 :])
+
+    best = np.inf
+    for start in starts:
+        found = scipy.optimize.minimize(
+            function,
+            start,
+            method="SLSQP",
+            constraints={"type": "ineq", "fun": slacks},
+            options={"maxiter": 300, "ftol": 1e-12},
+        )
+        if np.min(slacks(found.x)) >= -1e-9:
+            best = min(best, float(found.fun))
+    return best

@@ -271,7 +271,7 @@ _MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
         ["--num_bands=4", "--equal_column_norms", "--separation=4"],
         {"num_bands", "equal_column_norms", "coefficients", "error"},
     ),
-    "blt": (["--num_buffers=2", "--error=max"], {"num_buffers", "error"}),
+    "blt": (["--num_buffers=2", "--error=max"], {"num_buffers", "accuracy", "error"}),
     "banded_inverse": (
         ["--num_bands=3", "--coefficients=square_root"],
         {"num_bands", "coefficients", "error"},
@@ -290,10 +290,26 @@ _VALUES = {
     "coefficients": "square_root",
     "error": "mean",
     "num_buffers": "1",
+    "accuracy": "0.01",
     "num_diagonals": "1",
     "rank": "1",
     "base_checkpoint": "somewhere",
 }
+
+
+@pytest.mark.parametrize(("accuracy", "num_buffers"), [("0.1", 1), ("1e-6", 2)])
+def test_blt_chooses_its_buffers(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], accuracy: str, num_buffers: int
+) -> None:
+    status, _, err = _call(
+        capsys,
+        "mf-factorize",
+        *("--mechanism=blt", "--num_rounds=8", f"--accuracy={accuracy}"),
+        f"--output={tmp_path / 'c'}",
+    )
+    assert status == 0, err
+    parameters = checkpoints.load(tmp_path / "c").parameters
+    assert (parameters["num_buffers"], parameters["accuracy"]) == (num_buffers, float(accuracy))
 
 
 @pytest.mark.parametrize("mechanism", _MECHANISMS)
@@ -355,7 +371,7 @@ def test_flags_of_other_mechanisms_are_refused(
     ("arguments", "message"),
     [
         (["--mechanism=banded"], "--num_bands or --separation"),
-        (["--mechanism=blt"], "--num_buffers"),
+        (["--mechanism=blt", "--accuracy=-1"], "accuracy"),
         (["--mechanism=banded_inverse"], "--num_bands"),
         (["--mechanism=structured", "--rank=1"], "--num_diagonals"),
         (["--mechanism=structured", "--num_diagonals=1"], "--rank"),

@@ -20,8 +20,16 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
+from mf_aggregators.workloads import Workload
 from tests.mf_aggregators import brute_force
-from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, error_of, prefix
+from tests.mf_aggregators.toeplitz_cases import (
+    PAPER,
+    SINGLE,
+    dense,
+    error_of,
+    least_error_of_another_solver,
+    prefix,
+)
 
 
 def test_the_square_root_at_the_papers_size() -> None:
@@ -185,6 +193,165 @@ def test_another_solver_finds_nothing_better_where_nobody_returns(
     other = scipy.optimize.minimize(function, start, method="BFGS")
     ours = error_of(banded_inverse(16, num_bands, error=error), error, SINGLE)
     assert ours <= float(other.fun) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_bands", "error", "printed"),
+    # The mean is that of JAX Privacy, and the maximum that of ratios between 0 and 1.
+    [(16, "mean", 6.9665), (16, "max", 8.6522), (32, "mean", 6.9665), (32, "max", 8.6522)],
+)
+def test_clients_that_return_are_no_worse_off_than_elsewhere(
+    num_bands: int, error: ErrorMeasure, printed: float
+) -> None:
+    schema = MinSeparation(21, 6)
+    factorization = banded_inverse(128, num_bands, schema, error=error)
+    assert error_of(factorization, error, schema) <= printed
+    # Coefficients from the seventh on are not zero.
+    assert np.max(np.abs(factorization.coefficients[8:])) > 1e-3
+
+
+@pytest.mark.parametrize("error", ["mean", "max"])
+@pytest.mark.parametrize(
+    ("num_rounds", "num_bands", "separation"), [(128, 16, 21), (64, 20, 8), (300, 8, 60)]
+)
+def test_what_is_found_is_a_local_optimum(
+    num_rounds: int, num_bands: int, separation: int, error: ErrorMeasure
+) -> None:
+    """The slope of the error is one of non-negative multiples of constraints that are met."""
+    most = -(-num_rounds // separation)
+    pattern = np.zeros(num_rounds)
+    pattern[::separation] = 1.0
+    weights = np.ones(num_rounds) if error == "max" else np.arange(num_rounds, 0, -1) / num_rounds
+    found = banded_inverse(num_rounds, num_bands, MinSeparation(separation, most), error=error)
+
+    def value_and_slacks(noising: np.ndarray) -> tuple[float, np.ndarray]:
+        column = power_series.reciprocal(noising, num_rounds)
+        decoder = np.cumsum(power_series.padded(noising, num_rounds))
+        squared = np.sum(power_series.product(column, pattern, num_rounds) ** 2)
+        falls = np.append(column[separation:-1] - column[separation + 1 :], column[-1])
+        slacks = np.append(column[1:separation], falls)
+        return float(np.log(squared) + np.log(weights @ decoder**2)), slacks
+
+    value, slacks = value_and_slacks(found.coefficients)
+    slope, normals = np.empty(num_bands - 1), np.empty((len(slacks), num_bands - 1))
+    for j in range(1, num_bands):
+        step = np.zeros(num_bands)
+        step[j] = 1e-6
+        above = value_and_slacks(found.coefficients + step)
+        below = value_and_slacks(found.coefficients - step)
+        slope[j - 1] = (above[0] - below[0]) / 2e-6
+        normals[:, j - 1] = (above[1] - below[1]) / 2e-6
+    multipliers, remaining = scipy.optimize.nnls(normals.T, slope)
+    assert remaining <= 1e-4
+    # What all constraints together could still take off.
+    assert multipliers @ np.maximum(slacks, 0.0) <= 1e-4
+    assert np.min(slacks) >= -1e-13
+    assert value == pytest.approx(
+        np.log(error_of(found, error, MinSeparation(separation, most)) ** 2), abs=1e-9
+    )
+
+
+# Rounds, bands, separation, participations, error, momentum, and the error of version 1.0.0.
+_ERRORS_OF_1_0_0 = [
+    (24, 24, 9, 1, "mean", 0.9, 8.07957),
+    (24, 24, 6, 3, "max", 0.0, 4.40804),
+    (24, 16, 4, 6, "mean", 0.0, 5.73894),
+    (24, 2, 4, 3, "max", 0.0, 4.95255),
+    (24, 16, 5, 1, "mean", 0.0, 1.87468),
+    (24, 2, 1, 2, "max", 0.9, 20.76035),
+    (24, 2, 11, 1, "mean", 0.0, 1.98188),
+    (24, 16, 9, 1, "max", 0.0, 2.07527),
+    (24, 4, 5, 2, "mean", 0.0, 3.01702),
+    (24, 24, 2, 12, "max", 0.0, 12.98093),
+    (64, 32, 27, 1, "mean", 0.9, 11.81245),
+    (64, 8, 20, 2, "max", 0.0, 3.87316),
+    (64, 16, 21, 3, "mean", 0.0, 4.09144),
+    (64, 2, 30, 2, "max", 0.0, 4.15195),
+    (64, 64, 9, 3, "mean", 0.0, 4.54747),
+    (64, 64, 6, 1, "max", 0.9, 14.26272),
+    (64, 8, 22, 1, "mean", 0.0, 2.19617),
+    (64, 64, 11, 2, "max", 0.0, 3.90409),
+    (64, 16, 28, 3, "mean", 0.0, 3.88806),
+    (64, 64, 10, 1, "max", 0.0, 2.38885),
+    (128, 32, 45, 1, "mean", 0.9, 14.26936),
+    (128, 2, 3, 22, "max", 0.0, 32.44331),
+    (128, 8, 28, 5, "mean", 0.0, 6.08476),
+    (128, 4, 34, 2, "max", 0.0, 4.45711),
+    (128, 4, 51, 1, "mean", 0.0, 2.58104),
+    (128, 4, 8, 3, "max", 0.9, 47.21114),
+    (128, 4, 45, 2, "mean", 0.0, 3.70651),
+    (128, 8, 11, 10, "max", 0.0, 13.48666),
+    (128, 32, 15, 1, "mean", 0.0, 2.39863),
+    (128, 4, 10, 11, "max", 0.0, 14.59845),
+    (300, 16, 76, 1, "mean", 0.9, 17.36156),
+    (300, 16, 145, 1, "max", 0.0, 3.05080),
+    (300, 32, 3, 32, "mean", 0.0, 42.06594),
+    (300, 64, 130, 1, "max", 0.0, 2.90678),
+    (300, 64, 126, 2, "mean", 0.0, 3.92304),
+    (300, 8, 147, 3, "max", 0.9, 32.49769),
+    (300, 32, 60, 2, "mean", 0.0, 4.14862),
+    (300, 64, 41, 5, "max", 0.0, 8.79731),
+    (300, 32, 36, 3, "mean", 0.0, 5.58837),
+    (300, 32, 30, 8, "max", 0.0, 12.23962),
+    (1000, 64, 342, 1, "mean", 0.9, 21.40892),
+    (1000, 8, 483, 1, "max", 0.0, 4.07613),
+    (1000, 8, 320, 3, "mean", 0.0, 6.17305),
+    (1000, 2, 81, 9, "max", 0.0, 17.83977),
+    (1000, 64, 318, 4, "mean", 0.0, 6.30103),
+    (1000, 8, 165, 6, "max", 0.9, 79.96617),
+    (1000, 2, 97, 3, "mean", 0.0, 8.34287),
+    (1000, 8, 79, 11, "max", 0.0, 16.91992),
+    (1000, 64, 190, 1, "mean", 0.0, 3.09543),
+    (1000, 32, 54, 12, "max", 0.0, 19.52498),
+    (2052, 4, 965, 1, "mean", 0.9, 27.58025),
+    (2052, 64, 633, 3, "max", 0.0, 6.90763),
+    (2052, 8, 830, 1, "mean", 0.0, 4.09691),
+    (2052, 2, 370, 5, "max", 0.0, 15.13460),
+    (2052, 8, 869, 3, "mean", 0.0, 7.09544),
+    (2052, 8, 435, 3, "max", 0.9, 58.89159),
+    (2052, 16, 492, 4, "mean", 0.0, 7.60533),
+    (2052, 64, 753, 1, "max", 0.0, 3.75959),
+    (2052, 8, 413, 1, "mean", 0.0, 4.09691),
+    (2052, 2, 812, 2, "max", 0.0, 9.56983),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", _ERRORS_OF_1_0_0, ids=str)
+def test_no_error_is_above_that_of_version_1_0_0(
+    case: tuple[int, int, int, int, ErrorMeasure, float, float],
+) -> None:
+    num_rounds, num_bands, separation, most, error, momentum, earlier = case
+    workload = Workload("momentum_sgd", num_rounds, momentum) if momentum else prefix(num_rounds)
+    schema = MinSeparation(separation, most)
+    found = banded_inverse(workload, num_bands, schema, error=error)
+    measured = found.rmse if error == "mean" else found.max_error
+    assert found.sensitivity(schema).is_exact
+    assert measured(workload, schema) <= earlier
+
+
+@given(st.data())
+@settings(max_examples=10, deadline=None)
+def test_another_solver_finds_nothing_better_where_clients_return(data: st.DataObject) -> None:
+    """From several starts, on dense matrices."""
+    num_rounds = data.draw(st.integers(4, 16))
+    num_bands = data.draw(st.integers(2, min(5, num_rounds)))
+    separation = data.draw(st.integers(1, num_rounds // 2))
+    error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
+    schema = MinSeparation(separation)
+
+    def column(free: np.ndarray) -> np.ndarray:
+        # Steps too far would overflow.
+        inverse = dense(np.clip(np.append(1.0, free), -9.0, 9.0), num_rounds)
+        return scipy.linalg.solve_triangular(inverse, np.eye(num_rounds)[0], lower=True)
+
+    generator = np.random.default_rng(0)
+    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    starts = [root] + [root * generator.uniform(0.2, 1.8, len(root)) for _ in range(2)]
+    best = least_error_of_another_solver(num_rounds, separation, error, column, starts)
+    ours = banded_inverse(num_rounds, num_bands, schema, error=error)
+    assert ours.sensitivity(schema).is_exact
+    assert error_of(ours, error, schema) <= best * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("error", ["mean", "max"])

@@ -1,6 +1,7 @@
 """BLT factorizations against printed values, exact fractions, enumeration and other solvers."""
 
 import fractions
+import functools
 import itertools
 
 import numpy as np
@@ -18,7 +19,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
 )
 from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure, PatternOfRounds
-from mf_aggregators.factorizations.blt import _Search
+from mf_aggregators.factorizations.blt import MOST_BUFFERS, _Search
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -253,6 +254,31 @@ def test_more_buffers_are_never_worse(
         assert factorization.num_buffers == num_buffers
         errors.append(error_of(factorization, error, participation))
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(errors))
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "participation", "error"),
+    [(1, SINGLE, "mean"), (64, SINGLE, "max"), (64, MinSeparation(16), "mean")],
+    ids=str,
+)
+def test_the_fewest_buffers_of_an_accuracy(
+    num_rounds: int, participation: Participation, error: ErrorMeasure
+) -> None:
+    @functools.cache
+    def error_with(num_buffers: int) -> float:
+        factorization = blt(num_rounds, num_buffers, participation, error=error)
+        return error_of(factorization, error, participation)
+
+    for accuracy in (1e-3, 0.05):
+        chosen = blt(num_rounds, None, participation, error=error, accuracy=accuracy)
+        highest = error_with(MOST_BUFFERS) * (1 + accuracy)
+        found = error_of(chosen, error, participation)
+        assert found <= highest * (1 + 1e-12)
+        assert found == pytest.approx(error_with(chosen.num_buffers), rel=1e-12)
+        if chosen.num_buffers > 1:
+            assert error_with(chosen.num_buffers - 1) > highest * (1 - 1e-12)
+        assert chosen.parameters["num_buffers"] == chosen.num_buffers
+        assert chosen.parameters["accuracy"] == accuracy
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,14 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
-from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, error_of, prefix, schemas
+from tests.mf_aggregators.toeplitz_cases import (
+    PAPER,
+    SINGLE,
+    error_of,
+    least_error_of_another_solver,
+    prefix,
+    schemas,
+)
 from tests.refusals import refuses
 
 
@@ -190,6 +197,39 @@ def test_equal_column_norms_change_the_last_columns_alone() -> None:
     )
     computed = equal.sensitivity(participation)
     assert (computed.value, computed.is_exact) == (2.0, True)
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_another_solver_finds_nothing_better_where_columns_overlap(data: st.DataObject) -> None:
+    num_rounds = data.draw(st.integers(4, 16))
+    separation = data.draw(st.integers(1, num_rounds // 2))
+    num_bands = data.draw(st.integers(separation + 1, num_rounds))
+    error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
+    schema = MinSeparation(separation)
+
+    def column(free: np.ndarray) -> np.ndarray:
+        return np.concatenate([[1.0], free, np.zeros(num_rounds - num_bands)])
+
+    generator = np.random.default_rng(0)
+    root = power_series.square_root_coefficients(num_bands)[1:]
+    starts = [root] + [root * generator.uniform(0.2, 1.0, len(root)) for _ in range(3)]
+    best = least_error_of_another_solver(num_rounds, separation, error, column, starts)
+    ours = toeplitz(num_rounds, num_bands, schema, error=error)
+    assert ours.sensitivity(schema).is_exact
+    assert error_of(ours, error, schema) <= best * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "schema", "best"),
+    [(300, MinSeparation(3, 32), 38.6506), (1000, MinSeparation(100, 6), 8.96327)],
+    ids=str,
+)
+def test_a_search_that_came_to_a_halt_goes_on(
+    num_rounds: int, schema: MinSeparation, best: float
+) -> None:
+    factorization = toeplitz(num_rounds, num_rounds, schema)
+    assert factorization.rmse(prefix(num_rounds), schema) <= best
 
 
 @pytest.mark.parametrize("coefficients", [[1.0, 10.0], [1.0, -10.0, 3.0]], ids=str)
