@@ -45,6 +45,13 @@ in E. If E <= 0, then V >= V0, the trace is at least F as well, and the better o
 raised: by shares of sum_j |E_ij| in rows around which K^T E K is large, and, failing that, by all
 of it in all rows, after which E <= 0 by diagonal dominance.
 
+**The maximum.** Of the errors e_i of the rounds, (s / c) log(sum_i u_i exp(c e_i / s)) is
+minimised, a convex function of X near the largest error, for multipliers u of sum one and the
+scale s of the errors. Its slope is that of a mean with weights w_i, u_i exp(c e_i / s) over their
+sum. The exponential method of multipliers (Tseng and Bertsekas, 1993) takes them for the next u: it
+converges for any c, faster for larger ones. The mean with weights w has the certificate above,
+which bounds the maximum of every matrix from below as well.
+
 **Rounding.** Every matrix here is a sum of positive semi-definite terms or a product of few bands.
 The entries of V0 and F are taken to be off by 8 n_s u kappa, relative to the root of the product of
 diagonal entries: n_s is the length of inner products, u the unit roundoff and kappa the sum of the
@@ -62,6 +69,11 @@ from scipy.linalg.lapack import dpbtrf, dtrtri
 from mf_aggregators import workloads
 from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
+from mf_aggregators.factorizations._round_errors import (
+    RoundError,
+    weighted,
+    weighted_inverse,
+)
 from mf_aggregators.factorizations.convergence import Converged, minimise
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
@@ -96,6 +108,18 @@ _CAUTIOUS_STEP = 1e-2
 _LARGEST_LOG = 1e3
 _ROUNDOFF = 2.0**-53
 _ROUNDING = 8.0
+# The share of the mean beside the maximum, relative to the gap that is to be certified: where the
+# weights of rounds vanish, the search would not converge. It costs a part of itself.
+# It is the first one for so many turns, and then the second.
+_SHARES_OF_MEAN, _FIRST_TURNS = (3.0, 0.5), 13
+_MOST_OF_MEAN = 0.1
+# Pairs of steps and slopes that L-BFGS keeps.
+_CORRECTIONS, _CORRECTIONS_FOR_MAXIMUM = 10, 20
+# Of the means of exponentials in the place of the maximum, in turn, and the evaluations at each.
+# Larger ones converge in fewer turns, and each is harder to minimise.
+_EXPONENTS = (8.0, *[16.0] * 6, *[24.0] * 40)
+_EXPONENTS_BEFORE = (16.0, 16.0)
+_EVALUATIONS_OF_EXPONENT = 60
 # Values of eps that a Cholesky factorization is tried with.
 _EPSILONS = (0.1, 0.5, 1.0)
 # Row sums of K^T E K around which the diagonal of V is raised first.
@@ -119,21 +143,24 @@ class BandedWorkload:
     condition: float
 
     @classmethod
-    def of(cls, workload: Workload | FloatArray, num_bands: int) -> "BandedWorkload":
+    def of(
+        cls, workload: Workload | FloatArray, num_bands: int, weights: FloatArray | None = None
+    ) -> "BandedWorkload":
         """Returns a workload.
 
         Args:
           workload: A, known by its name or an (n, n) lower-triangular array of full rank.
           num_bands: The bands b of strategy matrices.
+          weights: (n,) w of the rounds, above zero, for diag(w)^1/2 A; None for ones.
         """
         largest = workloads.largest_entry(workload)
         inverse_bands = workloads.inverse_bands(workload)
         if inverse_bands is not None:
-            inverse_bands = inverse_bands * largest
+            inverse_bands = weighted_inverse(inverse_bands * largest, weights)
             blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands)
             return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
         assert isinstance(workload, np.ndarray)
-        scaled = workload / largest
+        scaled = weighted(workload / largest, weights)
         inverse, _ = dtrtri(scaled.T, lower=0)
         inverse = np.tril(inverse.T)
         condition = np.linalg.norm(scaled, np.inf) * np.linalg.norm(inverse, np.inf)
@@ -142,12 +169,19 @@ class BandedWorkload:
 
 
 class BandedSearch:
-    """L-BFGS over the entries of C, with the best matrix and bound so far."""
+    """L-BFGS over the entries of C, with the best matrix and bound so far.
+
+    Attributes:
+      evaluations: How often the error was evaluated.
+      best_bands: (n, b) of the best matrix, of sensitivity one.
+      multipliers: (n,) weights of rounds, for the maximum.
+    """
 
     def __init__(
         self,
-        workload: BandedWorkload,
+        workload: Workload | FloatArray,
         constraint: ColumnConstraint,
+        error: RoundError,
         relative_gap: float,
         max_evaluations: int,
         show_progress: bool,
@@ -155,13 +189,20 @@ class BandedSearch:
         """Begins without a matrix.
 
         Args:
-          workload: A, in blocks for matrices of as many bands as the constraint has.
+          workload: A, known by its name or an (n, n) lower-triangular array of full rank.
           constraint: What the columns have to keep, and the number of bands.
+          error: What is minimised.
           relative_gap: The relative gap at which the search ends.
           max_evaluations: The number of evaluations after which the search ends anyway.
           show_progress: Whether to show a bar on standard error.
         """
-        self._workload = workload
+        self._named = workload
+        self._workload = BandedWorkload.of(workload, constraint.num_bands, error.raised)
+        self._is_maximum = error.is_maximum
+        # Of the mean of exponentials that stands for the maximum; and the errors' scale in it.
+        self.multipliers = np.full(error.num_rounds, 1.0 / error.num_rounds)
+        self._share_of_mean = 0.0
+        self._exponent, self._scale = _EXPONENTS[0], 0.0
         self._constraint = constraint
         self._sharpness = constraint.sharpness[0]
         self._num_bands = constraint.num_bands
@@ -193,7 +234,62 @@ class BandedSearch:
             remaining = self._max_evaluations - self.evaluations
             if remaining <= 0:
                 return
-            bands = self._descend(bands, remaining)
+            if not self._is_maximum:
+                bands = self._descend(bands, remaining)
+                continue
+            is_last = sharpness == self._constraint.sharpness[-1]
+            for turn, exponent in enumerate(_EXPONENTS if is_last else _EXPONENTS_BEFORE):
+                share = _SHARES_OF_MEAN[turn >= _FIRST_TURNS]
+                self._share_of_mean = min(share * self._relative_gap, _MOST_OF_MEAN)
+                remaining = self._max_evaluations - self.evaluations
+                if remaining <= 0:
+                    return
+                self._exponent = exponent
+                bands = self._descend(bands, min(remaining, _EVALUATIONS_OF_EXPONENT))
+                self.multipliers = self._weights_of(bands)
+                self._gap = self.certified_gap()
+                self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
+                if self._gap <= _SAFE_SHARE * self._relative_gap:
+                    raise Converged
+
+    def _scales(self, bands: FloatArray) -> FloatArray:
+        """(n, b): one over the roots of what second derivatives by entries are like."""
+        norms = np.sqrt(self._constraint.scales(column_sums(np.square(bands)), self._sharpness))
+        covariances = BandedCovariances(divide_columns(bands, norms), self._workload.blocks)
+        weights = self._soft_maximum(covariances.squared_rows())[1]
+        rows, columns = covariances.curvatures(weights)
+        columns = columns / norms**2
+        rows, columns = (each**-0.5 for each in (rows, columns))
+        return rows[:, np.newaxis] * spread_columns(columns, self._num_bands)
+
+    def _weights_of(self, bands: FloatArray) -> FloatArray:
+        """The (n,) next multipliers: the weights that the bands minimise the mean for.
+
+        These also give a bound on the maximum, which is kept.
+        """
+        squared_norms = column_sums(np.square(bands))
+        norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
+        scaled = divide_columns(bands, norms)
+        rows = BandedCovariances(scaled, self._workload.blocks).squared_rows()
+        weights = self._soft_maximum(rows)[1]
+        workload = BandedWorkload.of(self._named, self._num_bands, weights)
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
+        bound = lower_bound(scaled / np.sqrt(squared), workload, self._constraint)
+        self._bound = max(self._bound, bound)
+        # Multipliers belong to the scale that they were found with.
+        self._scale = float(np.max(rows))
+        return weights
+
+    def _soft_maximum(self, rows: FloatArray) -> tuple[float, FloatArray]:
+        """What stands for the largest error, and its slope: (n,) weights of sum one."""
+        largest = float(np.max(rows))
+        powers = self._exponent * (rows - largest) / self._scale
+        shares = self.multipliers * np.exp(np.maximum(powers, -_LARGEST_LOG))
+        total = float(np.sum(shares))
+        value = largest + self._scale * float(np.log(total)) / self._exponent
+        even = self._share_of_mean
+        value = (1.0 - even) * value + even * float(np.mean(rows))
+        return value, (1.0 - even) * shares / total + even / len(rows)
 
     def consider(self, bands: FloatArray) -> None:
         """Keeps a matrix as it is, scaled to sensitivity one, if its error is the best.
@@ -202,7 +298,10 @@ class BandedSearch:
           bands: (n, b) of the matrix.
         """
         squared = self._constraint.squared_sensitivity(column_sums(np.square(bands)))
-        error = BandedCovariances(bands, self._workload.blocks).squared_error
+        covariances = BandedCovariances(bands, self._workload.blocks)
+        error = covariances.squared_error
+        if self._is_maximum:
+            error = float(np.max(covariances.squared_rows()))
         self._keep(bands, squared, error)
 
     def _keep(self, bands: FloatArray, squared_sensitivity: float, error: float) -> None:
@@ -212,7 +311,7 @@ class BandedSearch:
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
-        if self._certified_error > self._best_error:
+        if self._certified_error > self._best_error and not self._is_maximum:
             bound = lower_bound(self.best_bands, self._workload, self._constraint)
             self._bound = max(self._bound, bound)
             self._certified_error = self._best_error
@@ -238,6 +337,8 @@ class BandedSearch:
         )
         scales = spread_columns(weights**of_columns, self._num_bands)
         scales *= np.outer(weights**of_rows, np.arange(1.0, self._num_bands + 1.0) ** of_lags)
+        if self._is_maximum:
+            scales = self._scales(bands)
         direction = slope * scales
         length = float(np.linalg.norm(direction))
         if not length > 0.0:
@@ -264,7 +365,7 @@ class BandedSearch:
             log_error,
             bands[in_band] / scales[in_band],
             max_evaluations=max_evaluations,
-            corrections=10,
+            corrections=_CORRECTIONS_FOR_MAXIMUM if self._is_maximum else _CORRECTIONS,
             least_change=1e-15,
         ).x
         entries = np.zeros(bands.shape)
@@ -278,8 +379,15 @@ class BandedSearch:
             norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
             scaled = divide_columns(bands, norms)
             covariances = BandedCovariances(scaled, self._workload.blocks)
-            error = covariances.squared_error
-            slope = covariances.slope() if np.isfinite(error) else np.full(bands.shape, np.nan)
+            error, largest, weights = covariances.squared_error, np.inf, None
+            if self._is_maximum:
+                rows = covariances.squared_rows()
+                largest = float(np.max(rows))
+                self._scale = self._scale or largest
+                error, weights = self._soft_maximum(rows)
+            slope = (
+                covariances.slope(weights) if np.isfinite(error) else np.full(bands.shape, np.nan)
+            )
             # The chain rule through the scaling of columns.
             along = column_sums(slope * scaled)
             by_norms = self._constraint.by_squared_norms(along, squared_norms, self._sharpness)
@@ -293,12 +401,12 @@ class BandedSearch:
             return _LARGEST_LOG, np.zeros(bands.shape), np.ones(len(bands))
         # The squared sensitivity is at most one, and one where the scales are exact.
         squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
-        self._keep(scaled, squared, error)
+        self._keep(scaled, squared, largest if self._is_maximum else error)
         # -along / 2 is (X V)_jj, whose largest part is V_jj X_jj.
         return float(np.log(error)), slope, np.maximum(-0.5 * along / norms**2, 0.0)
 
     def _look_at_certificate(self) -> None:
-        if self.evaluations < self._next_certificate:
+        if self._is_maximum or self.evaluations < self._next_certificate:
             return
         before, since = self._gap, self.evaluations - self._looked_at
         self._gap, self._looked_at = self.certified_gap(), self.evaluations

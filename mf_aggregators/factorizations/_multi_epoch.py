@@ -1,4 +1,4 @@
-"""The search for the least total squared error under (k, b)-participation, with a certificate.
+"""The search for the least squared error under (k, b)-participation, with a certificate.
 
 :mod:`mf_aggregators.factorizations._multi_epoch_dual` has the problem and its dual, which L-BFGS
 maximises over the weights of patterns and the entries of V. Each V gives a nearly feasible X, which
@@ -10,6 +10,10 @@ search from V diagonal goes astray. Another one then starts from a banded matrix
 E), its rows scaled, where L_0 is that of the start and E is strictly lower triangular: around a
 good start the Hessian in E hardly depends on these correlations.
 
+**The largest error** of a round is at least any mean with weights w on rounds, and the bound for
+diag(w)^1/2 A is jointly concave in w and V: both are searched for together. A share of the mean
+that stays in the error keeps w from zero, where X would be singular.
+
 **The start.** A matrix of b bands has X[i, j] = 0 for rounds b apart and more, which is feasible
 under (k, b)-participation and, for many participations, near the optimum (BandMF Sec. 4). At the
 optimum V = X^-1 A^T A X^-1, so that this V of the banded X, cut to the classes of rounds modulo b,
@@ -18,6 +22,7 @@ is near the solution of the dual.
 
 import contextlib
 import dataclasses
+import itertools
 import warnings
 
 import numpy as np
@@ -32,6 +37,7 @@ from mf_aggregators.factorizations._multi_epoch_dual import (
     PatternEntries,
 )
 from mf_aggregators.factorizations._patterns import PatternLayout
+from mf_aggregators.factorizations._round_errors import weighted
 from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import (
     Converged,
@@ -60,6 +66,12 @@ _FAR = 0.1
 _CHEAP_EVALUATIONS = 1000
 # The estimated gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
+# The share of the mean beside the maximum, relative to the gap that is to be certified: where the
+# weights of rounds vanish, X would be nearly singular. It costs a part of itself.
+_SHARE_OF_MEAN, _MOST_OF_MEAN = 0.5, 0.1
+# Larger ones that a search begins with, and its evaluations with each; it ends once a search from
+# where the last one ended takes fewer than so many.
+_SHARES_OF_MEAN, _EVALUATIONS_OF_SHARE, _FEWEST_EVALUATIONS = (0.1, 0.01), 80, 5
 # The relative gap of the banded matrix: a start need not be near its own optimum.
 _RELATIVE_GAP = 1e-2
 
@@ -133,6 +145,7 @@ class MultiEpochSearch:
         *,
         equal_column_norms: bool,
         pattern_entries: PatternEntries,
+        is_maximum: bool = False,
         relative_gap: float,
         max_evaluations: int,
         show_progress: bool,
@@ -145,6 +158,7 @@ class MultiEpochSearch:
           participation: As the further arguments, those of ``optimal``.
           equal_column_norms: See there.
           pattern_entries: See there.
+          is_maximum: Whether the largest error of a round is minimised, and not their sum.
           relative_gap: See there.
           max_evaluations: See there.
           show_progress: See there.
@@ -163,9 +177,13 @@ class MultiEpochSearch:
         self.progress = ProgressBar(
             desc="(k, b)-participation", unit=" evaluations", disable=not show_progress
         )
+        self._is_maximum = is_maximum
+        # Logarithms of the (n,) weights of rounds, and the mean's share beside them.
+        self._log_rows = np.zeros(num_rounds)
+        self._share_of_mean = min(_SHARE_OF_MEAN * relative_gap, _MOST_OF_MEAN)
         self._dual = MultiEpochDual(
             workload,
-            inverse_bands,
+            None if is_maximum else inverse_bands,
             self._layout,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,
@@ -184,6 +202,9 @@ class MultiEpochSearch:
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
         weights_mask, layout = self._dual.weights_mask, self._layout
+        if self._is_maximum:
+            self._run_by_shares(weights_mask)
+            return
         if layout.most < _MANY_PARTICIPATIONS or layout.positions > layout.most:
             # V of a banded matrix, cut to patterns, is definite only if these are whole classes.
             self._run_from_diagonal(weights_mask)
@@ -196,6 +217,36 @@ class MultiEpochSearch:
         self._certify_best()
         if self._max_evaluations > 0 and self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
             self._run_from_bands(weights_mask)
+
+    def _run_by_shares(self, weights_mask: BoolArray) -> None:
+        """Searches for the maximum with falling shares of the mean, each from the one before.
+
+        Variables are scaled anew each time, and V's correlations are those of the start.
+        """
+        budget, last = self._max_evaluations, self._share_of_mean
+        shares = [share for share in _SHARES_OF_MEAN if share > last]
+        for share in itertools.chain(shares, itertools.repeat(last)):
+            self._share_of_mean, before, best = share, self.evaluations, self._best
+            self._max_evaluations = budget - before
+            if share > last:
+                self._max_evaluations = min(self._max_evaluations, _EVALUATIONS_OF_SHARE)
+            if self._max_evaluations <= 0:
+                return
+            if best is None:
+                self._run_from_diagonal(weights_mask)
+                continue
+            assert best.row_weights is not None
+            self._log_rows, entries = np.log(best.row_weights), best.ratios
+            if self._dual.by_correlations:
+                self._base = best.factors / np.linalg.norm(best.factors, axis=2, keepdims=True)
+                entries = np.zeros(best.ratios.shape)
+            try:
+                self._run_from(weights_mask, np.log(best.weights[weights_mask]), entries)
+            except np.linalg.LinAlgError:
+                # So nearly singular that the start itself cannot be evaluated.
+                return
+            if share == last and self.evaluations < before + _FEWEST_EVALUATIONS:
+                return
 
     def _run_from_bands(self, weights_mask: BoolArray) -> None:
         """Searches from a banded matrix, unless rounding leaves no V there that is definite."""
@@ -230,7 +281,10 @@ class MultiEpochSearch:
 
     def _run_from_diagonal(self, weights_mask: BoolArray) -> None:
         diagonal = np.zeros(self._dual.pair_exists.shape)
-        first = self._evaluate(weights_mask.astype(np.float64), diagonal)
+        row_weights = np.exp(self._log_rows) if self._is_maximum else None
+        first = self._evaluate(weights_mask.astype(np.float64), diagonal, row_weights)
+        if first.root.rows is not None:
+            self._log_rows = np.log(first.root.rows)
         # One step of the fixed-point iteration, which at V diagonal is that of phi.
         ones = np.ones(weights_mask.shape)
         start = np.log(self._dual.by_weights(first, diagonal, ones)[weights_mask])
@@ -246,22 +300,30 @@ class MultiEpochSearch:
     ) -> None:
         """Searches from logarithms of weights and entries of V or of its correlations."""
         variables = _Variables.around(weights_mask, self._dual.pair_exists, start)
+        log_rows = self._log_rows if self._is_maximum else np.empty(0)
+        row_scale = np.exp(0.5 * (log_rows - np.max(log_rows, initial=-np.inf)))
+        rows = len(log_rows)
+
+        def packed(log_weights: FloatArray, entries: FloatArray, change: float) -> FloatArray:
+            others = variables.packed(log_weights + change, entries)
+            return np.concatenate([(log_rows + change) * row_scale, others])
 
         def negative_log_bound(free: FloatArray) -> tuple[float, FloatArray]:
-            value, by_log_weights, by_entries = self._negative_log_bound(*variables.unpacked(free))
-            return value, variables.gradient(by_log_weights, by_entries)
+            value, by_log_rows, by_log_weights, by_entries = self._negative_log_bound(
+                np.exp(free[:rows] / row_scale), *variables.unpacked(free[rows:])
+            )
+            gradient = variables.gradient(by_log_weights, by_entries)
+            return value, np.concatenate([by_log_rows / row_scale, gradient])
 
         least, largest = self._dual.bounds_of_entries
         bounds = (
-            variables.packed(start - _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, least)),
-            variables.packed(
-                start + _LARGEST_CHANGE_OF_LOG, np.full_like(entries_at_start, largest)
-            ),
+            packed(start, np.full_like(entries_at_start, least), -_LARGEST_CHANGE_OF_LOG),
+            packed(start, np.full_like(entries_at_start, largest), _LARGEST_CHANGE_OF_LOG),
         )
         objective = ObjectiveBySlopes(negative_log_bound)
         minimise(
             with_walls(objective),
-            variables.packed(start, entries_at_start),
+            packed(start, entries_at_start, 0.0),
             max_evaluations=self._max_evaluations,
             corrections=30,
             least_change=0.0,
@@ -270,17 +332,22 @@ class MultiEpochSearch:
         )
 
     def _negative_log_bound(
-        self, weights: FloatArray, entries: FloatArray
-    ) -> tuple[float, FloatArray, FloatArray]:
+        self, free_rows: FloatArray, weights: FloatArray, entries: FloatArray
+    ) -> tuple[float, FloatArray, FloatArray, FloatArray]:
         """Minus the logarithm of the bound tr((A V A^T)^1/2)^2 / sum_p v_p, and its derivatives.
 
         Args:
+          free_rows: (n,) weights u of rounds for the maximum; none for the mean.
           weights: The weights v.
           entries: (b, pairs) ratios V[i, j] / s[i, j], or the entries of E.
 
         Returns:
-          The value, and its derivatives by logarithms of weights and by entries.
+          The value, and its derivatives by logarithms of both weights and by entries.
         """
+        row_weights = None
+        if self._is_maximum:
+            even = self._share_of_mean * float(np.mean(free_rows))
+            row_weights = (1.0 - self._share_of_mean) * free_rows + even
         if self._dual.by_correlations:
             factors = self._dual.factors(self._base, entries)
             norms = np.linalg.norm(factors, axis=2, keepdims=True)
@@ -288,14 +355,23 @@ class MultiEpochSearch:
             ratios = self._dual.correlations(rows)
         else:
             ratios = entries
-        evaluation = self._evaluate(weights, ratios)
+        evaluation = self._evaluate(weights, ratios, row_weights)
         total, root_sum = float(np.sum(weights)), evaluation.root_sum
         by_weights = self._dual.by_weights(evaluation, ratios, weights)
         by_entries = self._dual.by_ratios(evaluation, weights)
         if self._dual.by_correlations:
             by_entries = self._dual.by_entries(self._base, by_entries, rows, norms)
+        value, by_rows = float(np.log(total) - 2.0 * np.log(root_sum)), np.empty(0)
+        if evaluation.root.rows is not None:
+            assert row_weights is not None
+            errors = evaluation.root.rows / row_weights / root_sum
+            mixed = (1.0 - self._share_of_mean) * errors + self._share_of_mean * np.mean(errors)
+            sum_of_rows = float(np.sum(free_rows))
+            value += float(np.log(sum_of_rows))
+            by_rows = free_rows * (1.0 / sum_of_rows - mixed)
         return (
-            float(np.log(total) - 2.0 * np.log(root_sum)),
+            value,
+            by_rows,
             weights / total - by_weights * weights / root_sum,
             -by_entries / root_sum,
         )
@@ -312,6 +388,7 @@ class MultiEpochSearch:
             self._participation,
             equal_column_norms=False,
             pattern_entries="orthogonal",
+            is_maximum=self._is_maximum,
             relative_gap=self._relative_gap,
             max_evaluations=self._max_evaluations,
             show_progress=not self.progress.disable,
@@ -325,6 +402,9 @@ class MultiEpochSearch:
             self._squared_error = easier._squared_error
         best = easier._best
         assert best is not None
+        self._log_rows = easier._log_rows
+        if best.row_weights is not None:
+            self._log_rows = np.log(best.row_weights)
         rows, columns = self._dual.pairs
         scales = self._dual.scales(best.weights)[:, rows, columns]
         entries = best.ratios * easier._dual.scales(best.weights)[:, rows, columns]
@@ -344,9 +424,12 @@ class MultiEpochSearch:
         best = self._best
         assert best is not None
         self._certify_best()
-        product = self._layout.times_blocks(self._workload[:, self._layout.order], best.factors)
-        root_sum = nuclear_norm_from_below(product)
-        return max(self._squared_error * self._dual.total(best.weights) / root_sum**2 - 1.0, 0.0)
+        workload = weighted(self._workload[:, self._layout.order], best.row_weights)
+        root_sum = nuclear_norm_from_below(self._layout.times_blocks(workload, best.factors))
+        total = self._dual.total(best.weights)
+        if best.row_weights is not None:
+            total *= float(np.sum(best.row_weights))
+        return max(self._squared_error * total / root_sum**2 - 1.0, 0.0)
 
     def _certify_best(self) -> None:
         assert self._best is not None
@@ -357,7 +440,9 @@ class MultiEpochSearch:
         assert self._best is not None
         return self._squared_error / self._best.estimated_bound - 1.0
 
-    def _evaluate(self, weights: FloatArray, ratios: FloatArray) -> Evaluation:
+    def _evaluate(
+        self, weights: FloatArray, ratios: FloatArray, row_weights: FloatArray | None = None
+    ) -> Evaluation:
         """Evaluates the dual, keeps the best V, and from time to time certifies its matrix.
 
         Raises:
@@ -365,7 +450,7 @@ class MultiEpochSearch:
           Converged: If the target is certified.
           _GoneAstrayError: If the search is to be left where it is far off, and is.
         """
-        evaluation = self._dual.at(weights, ratios)
+        evaluation = self._dual.at(weights, ratios, row_weights)
         self.evaluations += 1
         self.progress.update()
         if self._best is None or evaluation.estimated_bound > self._best.estimated_bound:
@@ -391,7 +476,12 @@ class MultiEpochSearch:
         The error is that of the matrix itself, by a triangular solve and with the
         sensitivity computed from it, so that nothing of the search enters it.
         """
-        strategy = _factor_towards_diagonal(self._dual.gram_matrix(evaluation))
+        gram = self._dual.gram_matrix(evaluation)
+        if self._equal_column_norms and self._is_maximum:
+            # A larger X has no larger error, and columns that are scaled may have.
+            gram /= np.max(np.diagonal(gram))
+            np.fill_diagonal(gram, 1.0)
+        strategy = _factor_towards_diagonal(gram)
         if self._equal_column_norms:
             strategy /= np.linalg.norm(strategy, axis=0)
         self._keep(strategy)
@@ -402,7 +492,10 @@ class MultiEpochSearch:
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
         )
         bound = sensitivities.compute(strategy, self._participation).value
-        squared_error = bound**2 * float(np.sum(np.square(decoder)))
+        squared_rows = np.sum(np.square(decoder), axis=0)
+        squared_error = bound**2 * float(
+            np.max(squared_rows) if self._is_maximum else np.sum(squared_rows)
+        )
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy / bound

@@ -45,6 +45,7 @@ import scipy.linalg
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._patterns import PatternLayout
+from mf_aggregators.factorizations._round_errors import weighted
 from mf_aggregators.linear_algebra import matrix_roots
 
 # From so many blocks on they are faster than one large matrix.
@@ -70,11 +71,13 @@ class PatternRoot:
       trace: Its trace.
       blocks: (b, K, K) blocks of the classes; entries of no round are not defined.
       half: (n, n) Y with Y Y^T = R, rounds by class; None where that was not computed.
+      rows: (n,) diagonal of (A L L^T A^T)^1/2; None where that was not computed.
     """
 
     trace: float
     blocks: FloatArray
     half: FloatArray | None
+    rows: FloatArray | None = None
 
 
 class PatternSpectra(abc.ABC):
@@ -110,20 +113,42 @@ class DensePatternSpectra(PatternSpectra):
     has_cheap_roots = False
 
     def __init__(self, workload: FloatArray, layout: PatternLayout) -> None:
-        """Computes A^T A.
+        """Arranges A by class.
 
         Args:
           workload: A, an (n, n) lower-triangular array.
           layout: The classes.
         """
         self._layout = layout
-        self._gram = (workload.T @ workload)[np.ix_(layout.order, layout.order)]
+        self._by_class = workload[:, layout.order]
+
+    @functools.cached_property
+    def _gram(self) -> FloatArray:
+        """A^T A."""
+        return np.asarray(self._by_class.T @ self._by_class)
+
+    def weighted_root(self, factors: FloatArray, row_weights: FloatArray) -> PatternRoot:
+        """Returns the root for diag(w)^1/2 A, with the diagonal of the other one.
+
+        Args:
+          factors: L, as for :meth:`root`.
+          row_weights: (n,) w of the rounds, above zero.
+        """
+        product = self._layout.times_blocks(weighted(self._by_class, row_weights), factors)
+        root, roots = self._of_gram(product.T @ product)
+        assert root.half is not None
+        rows = np.einsum("ij,j->i", np.square(product @ root.half), 1.0 / np.square(roots))
+        return dataclasses.replace(root, rows=rows)
 
     def root(self, factors: FloatArray) -> PatternRoot:
         """Returns the root, by one eigendecomposition."""
         left = self._layout.blocks_times(factors.transpose(0, 2, 1), self._gram)
+        return self._of_gram(self._layout.times_blocks(left, factors))[0]
+
+    def _of_gram(self, gram: FloatArray) -> tuple[PatternRoot, FloatArray]:
+        """The root of an (n, n) matrix, which is overwritten, and its eigenvalues."""
         eigenvalues, eigenvectors = scipy.linalg.eigh(
-            self._layout.times_blocks(left, factors),
+            gram,
             driver="evd",
             overwrite_a=True,
             check_finite=False,
@@ -133,7 +158,7 @@ class DensePatternSpectra(PatternSpectra):
         eigenvectors *= np.sqrt(roots)
         vectors = self._layout.rows_by_class(eigenvectors)
         blocks = np.matmul(vectors, vectors.transpose(0, 2, 1))
-        return PatternRoot(float(np.sum(roots)), blocks, eigenvectors)
+        return PatternRoot(float(np.sum(roots)), blocks, eigenvectors), roots
 
     def whole(self, root: PatternRoot, factors: FloatArray) -> FloatArray:
         """Returns R = Y Y^T."""
@@ -288,6 +313,7 @@ class Evaluation:
       root: (L^T A^T A L)^1/2, as far as it is known.
       weights: (b, W) for patterns, or (b, K) for positions.
       ratios: (b, pairs) ratios V[i, j] / s[i, j].
+      row_weights: (n,) w of the rounds, for the maximum; None for the mean.
     """
 
     root_sum: float
@@ -297,6 +323,7 @@ class Evaluation:
     root: PatternRoot
     weights: FloatArray
     ratios: FloatArray
+    row_weights: FloatArray | None = None
 
 
 class MultiEpochDual:
@@ -398,11 +425,21 @@ class MultiEpochDual:
         slope = np.matmul(base.transpose(0, 2, 1), slope / norms)
         return np.where(self.pair_exists, slope[:, self.pairs[0], self.pairs[1]], 0.0)
 
-    def at(self, weights: FloatArray, ratios: FloatArray) -> Evaluation:
-        """The bound and its gradient by V, which are the blocks of X with X V X = A^T A."""
+    def at(
+        self, weights: FloatArray, ratios: FloatArray, row_weights: FloatArray | None = None
+    ) -> Evaluation:
+        """The bound and its gradient by V, which are the blocks of X with X V X = A^T A.
+
+        With weights on rows, those of diag(w)^1/2 A, whose bound is divided by the sum of w.
+        """
         factors = np.linalg.cholesky(self.multiplier_blocks(weights, ratios))
         # With V = L L^T, the trace of R = (L^T A^T A L)^1/2 is that of (A V A^T)^1/2.
-        root = self._spectra.root(factors)
+        if row_weights is None:
+            root, sum_of_rows = self._spectra.root(factors), 1.0
+        else:
+            assert isinstance(self._spectra, DensePatternSpectra)
+            root = self._spectra.weighted_root(factors, row_weights)
+            sum_of_rows = float(np.sum(row_weights))
         # X = L^-T R L^-1.
         inverse_factors = np.linalg.inv(factors)
         gram_blocks = np.matmul(
@@ -410,12 +447,13 @@ class MultiEpochDual:
         )
         return Evaluation(
             root_sum=root.trace,
-            estimated_bound=root.trace**2 / self.total(weights),
+            estimated_bound=root.trace**2 / (self.total(weights) * sum_of_rows),
             gram_blocks=gram_blocks,
             factors=factors,
             root=root,
             weights=weights,
             ratios=ratios,
+            row_weights=row_weights,
         )
 
     def by_weights(

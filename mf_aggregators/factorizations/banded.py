@@ -33,6 +33,7 @@ from mf_aggregators.factorizations._patterns import (
     PatternLayout,
     PatternNorms,
 )
+from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -181,6 +182,9 @@ class BandedFactorization(Factorization):
         memory.check_rounds(
             num_rounds, _BYTES_PER_ENTRY * self.num_bands, "the extended banded factorization"
         )
+        # Further rows are for the total error.
+        for name in ("error", "weights"):
+            parameters.pop(name, None)
         return BandedFactorization(
             _extended_bands(self.bands, workload, participation),
             participation=participation,
@@ -201,11 +205,12 @@ def banded(
     equal_column_norms: bool = True,
     participation: Participation | None = None,
     *,
-    relative_gap: float = 1e-5,
-    max_evaluations: int = 1000,
+    error: RoundWeights = "mean",
+    relative_gap: float | None = None,
+    max_evaluations: int | None = None,
     show_progress: bool = False,
 ) -> BandedFactorization:
-    """Computes the banded factorization of least total squared error.
+    """Computes the banded factorization of least squared error.
 
     Minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one (BandMF
     Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
@@ -231,9 +236,12 @@ def banded(
       equal_column_norms: Whether the columns of C have equal norms.
       participation: The schema that the factorization is for; at least ``num_bands``
         rounds between participations, ``MinSeparation(num_bands)`` by default.
-      relative_gap: Stop when the squared total error is certified to be within this
-        fraction of the smallest possible one.
-      max_evaluations: Give up after this many evaluations of the error.
+      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
+        (n,) weights on rounds, none below zero, as an array.
+      relative_gap: Stop when the squared error is certified to be within this fraction of the
+        smallest possible one; default 1e-5, and 1e-3 for ``max``.
+      max_evaluations: Give up after this many evaluations of the error; default 1000, and 3000 for
+        ``max``.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
@@ -277,7 +285,12 @@ def banded(
             f"{separation}, found {num_bands}: with more bands, participations of "
             "one client overlap (BandMF Thm 2)."
         )
+    measure = RoundError.of(error, num_rounds)
+    if relative_gap is None:
+        relative_gap = 1e-3 if measure.is_maximum else 1e-5
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
+    if max_evaluations is None:
+        max_evaluations = 3000 if measure.is_maximum else 1000
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
     constraint: ColumnConstraint = EqualNorms(num_bands)
@@ -289,6 +302,7 @@ def banded(
 
         optimum = optimal(
             workload,
+            error=error,
             relative_gap=relative_gap,
             max_evaluations=max_evaluations,
             show_progress=show_progress,
@@ -298,22 +312,22 @@ def banded(
             participation=participation,
             optimality_gap=optimum.optimality_gap,
             parameters={
+                **measure.parameters(),
                 "num_bands": num_bands,
                 "equal_column_norms": True,
                 "relative_gap": relative_gap,
                 "workload": workloads.fingerprint(workload),
             },
         )
-    prepared = BandedWorkload.of(workload, num_bands)
     if not equal_column_norms and most > 1:
         participation = FixedEpochOrder(most, separation)
         layout = PatternLayout(num_rounds, separation, most)
         constraint = PatternNorms(num_bands, layout)
-    start = square_root_bands(num_rounds, num_bands)
+    start, multipliers = square_root_bands(num_rounds, num_bands), None
     if len(constraint.sharpness) > 1:
         # Where patterns share rounds the search is harder; equal norms are a good start.
         easier = BandedSearch(
-            prepared, EqualNorms(num_bands), relative_gap, max_evaluations, show_progress
+            workload, EqualNorms(num_bands), measure, relative_gap, max_evaluations, show_progress
         )
         try:
             easier.run(start)
@@ -321,9 +335,13 @@ def banded(
             pass
         finally:
             easier.progress.close()
-        start = easier.best_bands
-    search = BandedSearch(prepared, constraint, relative_gap, max_evaluations, show_progress)
+        start, multipliers = easier.best_bands, easier.multipliers
+    search = BandedSearch(
+        workload, constraint, measure, relative_gap, max_evaluations, show_progress
+    )
     search.consider(start)
+    if multipliers is not None:
+        search.multipliers = multipliers
     try:
         search.run(start)
     except Converged:
@@ -332,16 +350,19 @@ def banded(
         search.progress.close()
     gap = search.certified_gap()
     warn_unless_reached(gap, relative_gap, search.evaluations)
-    return BandedFactorization(
+    factorization = BandedFactorization(
         search.best_bands,
         participation=participation,
-        optimality_gap=gap,
         parameters={
+            **measure.parameters(),
             "num_bands": num_bands,
             "equal_column_norms": isinstance(constraint, EqualNorms),
             "relative_gap": relative_gap,
             "workload": workloads.fingerprint(workload),
         },
+    )
+    return dataclasses.replace(
+        factorization, optimality_gap=measure.gap(gap, factorization, workload)
     )
 
 

@@ -1,4 +1,4 @@
-"""Dense factorizations, and the one of least total squared error, with a certificate.
+"""Dense factorizations, and the one of least squared error, with a certificate.
 
 With X = C^T C the problem is: minimise tr(A^T A X^-1) over positive definite X with
 diagonal one (Denisov et al. Eq. 4). Its solution belongs to the fixed point of
@@ -20,10 +20,16 @@ V^-1/2 D. They are eigenvalues of the tridiagonal matrix of Golub and Kahan of t
 condition number is that of A and not its square.
 
 Where A^-1 has two bands the search starts from the optimum of a fourth of the rounds.
+
+**The largest error** of a round is bounded from below by every mean with weights w on rounds, that
+is by the bound for diag(w)^1/2 A: the squared nuclear norm of diag(w)^1/2 A V^1/2 over sum(v)
+sum(w), which is jointly concave in both. Its slope by the logarithm of w_i is that by v's, for the
+left singular vectors, and vanishes where all errors that count are equal.
 """
 
 import abc
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +42,18 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
-from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
+from mf_aggregators.factorizations._round_errors import (
+    RoundError,
+    RoundWeights,
+    weighted,
+    weighted_inverse,
+)
+from mf_aggregators.factorizations.convergence import (
+    Converged,
+    ObjectiveBySlopes,
+    minimise,
+    warn_unless_reached,
+)
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
@@ -57,6 +74,16 @@ _SAFE_SHARE = 0.99
 _FIRST_STEP = 1.5
 _SHORTEST_STEP = 1e-12
 _TINY = 1e-300
+# Of the largest error: how many evaluations L-BFGS has before Newton's method, whose barrier
+# begins with this share of a weight, and falls by a factor once steps are short.
+_EVALUATIONS_BEFORE_NEWTON = 60
+_FIRST_BARRIER, _FALL_OF_BARRIER, _LONGEST_STEP_ON_PATH = 0.1, 0.2, 0.5
+# Relative to the gap that is to be certified, over n.
+_LEAST_BARRIER = 1e-3
+# How far steps go towards a weight of zero.
+_SHARE_OF_WALL = 0.9
+# Logarithms between points of a quadrature.
+_STEP_OF_QUADRATURE = 0.8
 # What gaps are beside distances from feasible matrices, before more is known.
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
@@ -135,13 +162,14 @@ def optimal(
     workload: Any,
     participation: Participation | None = None,
     *,
+    error: RoundWeights = "mean",
     equal_column_norms: bool = False,
     pattern_entries: PatternEntries = "any",
     relative_gap: float | None = None,
-    max_evaluations: int = 300,
+    max_evaluations: int | None = None,
     show_progress: bool = False,
 ) -> DenseFactorization:
-    """Computes the factorization of least total squared error.
+    """Computes the factorization of least squared error.
 
     Under single participation that is the fixed point of Denisov et al. Thm 3.2, whose
     columns have equal norms. Under (k, b)-participation it is the solution of BandMF
@@ -152,15 +180,17 @@ def optimal(
         int n for the prefix sum of n rounds.
       participation: The schema to optimise for: SingleParticipation, the default, or
         FixedEpochOrder.
+      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
+        (n,) weights on rounds, none below zero, as an array.
       equal_column_norms: For clients that return: whether the columns of C must have
         equal norms; columns of one pattern are orthogonal then.
       pattern_entries: For clients that return: what X[i, j] may be for two rounds i != j
         of one pattern, ``any`` (the sensitivity counts its magnitude), ``non_negative``
         or ``orthogonal`` (zero), as multi-epoch MF restricts it.
-      relative_gap: Stop when the squared total error is certified to be within this
-        fraction of the smallest possible one; default 1e-6, and 5e-6 for clients that
-        return.
-      max_evaluations: Give up after this many evaluations of the lower bound.
+      relative_gap: Stop when the squared error is certified to be within this fraction of the
+        smallest possible one; default 1e-6, and for clients that return 5e-6, or 1e-3 for ``max``.
+      max_evaluations: Give up after this many evaluations of the lower bound; default 300, and
+        2000 for ``max``.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
@@ -193,6 +223,7 @@ def optimal(
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
+    measure = RoundError.of(error, num_rounds)
     pattern_entries = bounded_entries(pattern_entries)
     returns = participation.most_participations(num_rounds) > 1
     if returns and not participation.is_evenly_spaced:
@@ -202,8 +233,10 @@ def optimal(
             "least b rounds, use banded with at most b bands."
         )
     if relative_gap is None:
-        relative_gap = 5e-6 if returns else 1e-6
+        relative_gap = (1e-3 if measure.is_maximum else 5e-6) if returns else 1e-6
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
+    if max_evaluations is None:
+        max_evaluations = 2000 if measure.is_maximum else 300
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
     search: _Search | MultiEpochSearch
@@ -213,18 +246,21 @@ def optimal(
         largest = np.max(np.abs(matrix))
         inverse_bands = workloads.inverse_bands(workload)
         search = MultiEpochSearch(
-            matrix / largest,
-            None if inverse_bands is None else inverse_bands * largest,
+            weighted(matrix / largest, measure.raised),
+            None
+            if inverse_bands is None
+            else weighted_inverse(inverse_bands * largest, measure.raised),
             participation,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,
+            is_maximum=measure.is_maximum,
             relative_gap=relative_gap,
             max_evaluations=max_evaluations,
             show_progress=show_progress,
         )
     else:
         spectra = spectra_of(workload)
-        search = _Search(spectra, relative_gap, max_evaluations, show_progress)
+        search = _Search(spectra, measure, relative_gap, max_evaluations, show_progress)
     try:
         search.run()
     except Converged:
@@ -238,16 +274,19 @@ def optimal(
             "smallest singular value is lost in the rounding of its largest."
         )
     warn_unless_reached(gap, relative_gap, search.evaluations)
-    return DenseFactorization(
+    factorization = DenseFactorization(
         search.strategy_matrix,
         participation=participation,
-        optimality_gap=gap,
         parameters={
+            **measure.parameters(),
             "relative_gap": relative_gap,
             "equal_column_norms": equal_column_norms or not returns,
             "pattern_entries": "orthogonal" if equal_column_norms else pattern_entries,
             "workload": workloads.fingerprint(workload),
         },
+    )
+    return dataclasses.replace(
+        factorization, optimality_gap=measure.gap(gap, factorization, workload)
     )
 
 
@@ -285,8 +324,28 @@ class WorkloadSpectra(abc.ABC):
         """Returns the sum of the singular values of A V^1/2, less what rounding may have added."""
 
     @abc.abstractmethod
-    def squared_error(self, strategy: FloatArray) -> float:
-        """Returns ||A C^-1||_F^2 of an (n, n) lower-triangular C."""
+    def squared_rows(self, strategy: FloatArray) -> FloatArray:
+        """Returns the (n,) squared norms of the rows of A C^-1, C an (n, n) triangle."""
+
+    @abc.abstractmethod
+    def weighted(self, weights: FloatArray | None) -> "WorkloadSpectra":
+        """Returns the spectra of diag(w)^1/2 A.
+
+        Args:
+          weights: (n,) above zero; None for ones.
+        """
+
+    @abc.abstractmethod
+    def left_vectors(
+        self, v: FloatArray, eigenvalues: FloatArray, eigenvectors: FloatArray
+    ) -> FloatArray:
+        """Returns the (n, n) left singular vectors of A V^1/2, in columns.
+
+        Args:
+          v: (n,) the diagonal of V, above zero.
+          eigenvalues: (n,) of V^1/2 A^T A V^1/2.
+          eigenvectors: (n, n) of the same.
+        """
 
     def coarser(self) -> "WorkloadSpectra | None":
         """Returns the spectra of a similar workload of fewer rounds; None if there is none."""
@@ -327,12 +386,28 @@ class DenseSpectra(WorkloadSpectra):
         """Returns the sum of the singular values of A V^1/2."""
         return matrix_roots.nuclear_norm_from_below(self._workload * np.sqrt(v))
 
-    def squared_error(self, strategy: FloatArray) -> float:
-        """Returns ||A C^-1||_F^2, by a triangular solve."""
+    def squared_rows(self, strategy: FloatArray) -> FloatArray:
+        """Returns the squared norms of the rows of A C^-1, by a triangular solve."""
         decoder = scipy.linalg.solve_triangular(
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
         )
-        return float(np.sum(np.square(decoder)))
+        return np.asarray(np.sum(np.square(decoder), axis=0))
+
+    def weighted(self, weights: FloatArray | None) -> "DenseSpectra":
+        """Returns the spectra of diag(w)^1/2 A."""
+        if weights is None:
+            return self
+        found = copy.copy(self)
+        found._workload = weighted(self._workload, weights)
+        found._gram = found._workload.T @ found._workload
+        return found
+
+    def left_vectors(
+        self, v: FloatArray, eigenvalues: FloatArray, eigenvectors: FloatArray
+    ) -> FloatArray:
+        """Returns the left singular vectors, by a product with A V^1/2."""
+        vectors = (self._workload * np.sqrt(v)) @ eigenvectors
+        return np.asarray(vectors / np.sqrt(eigenvalues))
 
 
 class TridiagonalSpectra(WorkloadSpectra):
@@ -395,18 +470,34 @@ class TridiagonalSpectra(WorkloadSpectra):
         rounding = 2.0 * self.num_rounds * np.finfo(np.float64).eps * values[-1]
         return float(np.sum(1.0 / (np.maximum(values, 0.0) + rounding)))
 
-    def squared_error(self, strategy: FloatArray) -> float:
-        """Returns ||A C^-1||_F^2: rows of C^-1, summed as D B = C^-1 says."""
+    def squared_rows(self, strategy: FloatArray) -> FloatArray:
+        """Returns the squared norms of the rows of B: those of C^-1, summed as D B = C^-1 says."""
         inverse, _ = dtrtri(strategy.T, lower=0)
         # LAPACK's order of columns makes rows of C^-1 of its columns.
-        row, total = np.zeros(self.num_rounds), 0.0
+        row, squared = np.zeros(self.num_rounds), np.empty(self.num_rounds)
         for i in range(self.num_rounds):
             if i:
                 row[:i] *= -self._below[i - 1]
             row[: i + 1] += inverse[: i + 1, i]
             row[: i + 1] /= self._diagonal[i]
-            total += float(np.dot(row[: i + 1], row[: i + 1]))
-        return total
+            squared[i] = np.dot(row[: i + 1], row[: i + 1])
+        return squared
+
+    def weighted(self, weights: FloatArray | None) -> "TridiagonalSpectra":
+        """Returns the spectra of diag(w)^1/2 A."""
+        if weights is None:
+            return self
+        bands = np.column_stack([self._diagonal, np.append(0.0, self._below)])
+        return TridiagonalSpectra(weighted_inverse(bands, weights))
+
+    def left_vectors(
+        self, v: FloatArray, eigenvalues: FloatArray, eigenvectors: FloatArray
+    ) -> FloatArray:
+        """Returns the left singular vectors, by a product with the transposed inverse."""
+        scaled = eigenvectors / np.sqrt(v)[:, np.newaxis]
+        vectors = scaled * self._diagonal[:, np.newaxis]
+        vectors[:-1] += scaled[1:] * self._below[:, np.newaxis]
+        return np.asarray(vectors * np.sqrt(eigenvalues))
 
     def coarser(self) -> "WorkloadSpectra | None":
         """Returns the spectra of a prefix sum of a fourth of the rounds, if that is one."""
@@ -422,7 +513,7 @@ class TridiagonalSpectra(WorkloadSpectra):
 
 
 def spectra_of(workload: Workload | FloatArray) -> WorkloadSpectra:
-    """Returns the spectra of a workload.
+    """Returns the spectra of a workload over its largest entry.
 
     Args:
       workload: A, known by its name or an (n, n) lower-triangular array of full rank.
@@ -435,11 +526,27 @@ def spectra_of(workload: Workload | FloatArray) -> WorkloadSpectra:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Evaluation:
-    """phi at one v, and what follows from the same eigendecomposition."""
+    """The bound at one v, and one w for the largest error, and what follows from it.
 
-    v: FloatArray
-    phi: FloatArray
+    Attributes:
+      weights: (1, n) v, or (2, n) v and w.
+      roots: phi(v) and the diagonal of (A V A^T)^1/2, A weighted with w, in the same shape.
+      eigenvalues: (n,) of V^1/2 A^T diag(w) A V^1/2.
+    """
+
+    weights: FloatArray
+    roots: FloatArray
     eigenvalues: FloatArray
+
+    @property
+    def row_weights(self) -> FloatArray | None:
+        """(n,) w; None for the mean."""
+        return self.weights[1] if len(self.weights) > 1 else None
+
+    @property
+    def total(self) -> float:
+        """The product of the sums of v and w."""
+        return float(np.prod(np.sum(self.weights, axis=1)))
 
     @property
     def estimated_bound(self) -> float:
@@ -448,13 +555,20 @@ class _Evaluation:
         tr(V (2 X(v) - I)) = 2 sum(phi) - sum(v); for s v it is 2 sqrt(s) sum(phi) -
         s sum(v), which is largest, sum(phi)^2 / sum(v), at sqrt(s) = sum(phi) / sum(v).
         """
-        return float(np.sum(self.phi) ** 2 / np.sum(self.v))
+        return float(np.sum(self.roots[0]) ** 2 / self.total)
 
     @property
     def distance_from_feasible(self) -> float:
-        """Mean squared deviation of diag X(v) = phi / v from one: of the order of the gap."""
-        ratios = self.phi / self.v * (np.sum(self.v) / np.sum(self.phi))
-        return float(np.sum(self.v * (ratios - 1.0) ** 2) / np.sum(self.v))
+        """Of the order of the gap: mean squared deviation of diag X(v) = phi / v from one.
+
+        For the largest error, half of what the largest of the ratios for w is above one as well.
+        """
+        sums = np.sum(self.weights, axis=1, keepdims=True)
+        ratios = self.roots / self.weights * (sums / np.sum(self.roots[0]))
+        distance = float(np.sum(self.weights[0] * (ratios[0] - 1.0) ** 2) / sums[0, 0])
+        if len(ratios) > 1:
+            distance += (float(np.max(ratios[1])) - 1.0) / _GAP_OVER_DISTANCE
+        return distance
 
 
 class _Search:
@@ -463,11 +577,13 @@ class _Search:
     def __init__(
         self,
         spectra: WorkloadSpectra,
+        error: RoundError,
         relative_gap: float,
         max_evaluations: int,
         show_progress: bool,
     ) -> None:
-        self._spectra = spectra
+        self._spectra = spectra.weighted(error.raised)
+        self._error = error
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
         self._show_progress = show_progress
@@ -477,7 +593,7 @@ class _Search:
         self.evaluations = 0
         self._estimated_bound = 0.0
         self._safe_bound = 0.0
-        self._best_v = np.ones(spectra.num_rounds)
+        self._best: _Evaluation | None = None
         self._squared_error = np.inf
         self._closest: _Evaluation | None = None
         self._gap_over_distance = _GAP_OVER_DISTANCE
@@ -485,14 +601,14 @@ class _Search:
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
-        start = np.log(self._evaluate(self._first_v()).phi)
+        start = np.log(self._evaluate(self._first_weights()).roots)
         first = self._evaluate(np.exp(start))
         # In y = sqrt(v) log(v) the bound's Hessian at the fixed point has a condition
         # number that does not depend on the spread of v. The optimiser's first step has
         # length one: that of a step a little longer than log(phi(v) / v).
-        scale = np.exp(0.5 * (start - np.max(start)))
-        step = np.log(first.phi) - start
-        step -= np.average(step, weights=first.v)
+        scale = np.exp(0.5 * (start - np.max(start, axis=1, keepdims=True)))
+        step = np.log(first.roots) - start
+        step -= np.average(step, weights=first.weights, axis=1)[:, np.newaxis]
         scale /= max(_FIRST_STEP * float(np.linalg.norm(scale * step)), _SHORTEST_STEP)
         # Bounds passed to the optimiser would change its first step.
         least, largest = start - _LARGEST_CHANGE_OF_LOG, start + _LARGEST_CHANGE_OF_LOG
@@ -500,34 +616,91 @@ class _Search:
 
         def negative_log_bound(y: FloatArray) -> tuple[float, FloatArray]:
             # The optimiser begins at the start, which has been evaluated.
-            log_v = np.clip(y / scale, least, largest)
-            evaluation = known.pop() if known else self._evaluate(np.exp(log_v))
-            sum_phi, sum_v = np.sum(evaluation.phi), np.sum(evaluation.v)
-            gradient = (evaluation.phi / sum_phi - evaluation.v / sum_v) / scale
-            return np.log(sum_v) - 2.0 * np.log(sum_phi), -gradient
+            logs = np.clip(y.reshape(scale.shape) / scale, least, largest)
+            evaluation = known.pop() if known else self._evaluate(np.exp(logs))
+            sum_of_roots = np.sum(evaluation.roots[0])
+            sums = np.sum(evaluation.weights, axis=1, keepdims=True)
+            gradient = (evaluation.roots / sum_of_roots - evaluation.weights / sums) / scale
+            value = float(np.sum(np.log(sums))) - 2.0 * float(np.log(sum_of_roots))
+            return value, -gradient.ravel()
 
+        if not self._error.is_maximum:
+            minimise(
+                negative_log_bound,
+                (start * scale).ravel(),
+                max_evaluations=self._max_evaluations,
+                corrections=30,
+                least_change=1e-16,
+            )
+            return
+        # The largest error is off by slopes that remain, and the bound by their squares only.
+        objective = ObjectiveBySlopes(negative_log_bound)
         minimise(
-            negative_log_bound,
-            start * scale,
-            max_evaluations=self._max_evaluations,
+            objective,
+            (start * scale).ravel(),
+            max_evaluations=min(self._max_evaluations, _EVALUATIONS_BEFORE_NEWTON),
             corrections=30,
-            least_change=1e-16,
+            least_change=0.0,
+            callback=objective.accept,
         )
+        self._run_newton(first.weights)
 
-    def _first_v(self) -> FloatArray:
+    def _run_newton(self, start: FloatArray) -> None:
+        """Follows the central path, where weights of some rounds vanish at the optimum.
+
+        Newton's method maximises 2 sum(s), s the singular values over their sum, plus m times the
+        sum of all logarithms, for falling m, over v and w of sum one: where its slope vanishes,
+        X[i, i] is a multiple of 1 + n m - m / v_i and e_i one of 1 + n m - m / w_i, so that no
+        constraint is above its mean by more than n m. In steps relative to the weights its Hessian
+        is minus that of :func:`_curvature` and m.
+
+        Args:
+          start: (2, n) v and w.
+        """
+        weights, barrier = start, _FIRST_BARRIER / start.shape[1]
+        least = _LEAST_BARRIER * self._relative_gap / start.shape[1]
+        while self.evaluations < self._max_evaluations and barrier > least:
+            weights = weights / np.sum(weights, axis=1, keepdims=True)
+            # Earlier, far from the path, gaps are large beside distances.
+            self._gap_over_distance = _GAP_OVER_DISTANCE
+            evaluation = self._evaluate(weights)
+            spectra = self._spectra.weighted(evaluation.row_weights)
+            eigenvalues, right = spectra.decomposition(weights[0])
+            left = spectra.left_vectors(weights[0], eigenvalues, right)
+            values = np.sqrt(eigenvalues)
+            total = np.sum(values)
+            curvature = _curvature(left, right, values / total)
+            curvature[np.diag_indices(len(curvature))] += barrier
+            slope = (evaluation.roots / total + barrier).ravel()
+            # Steps keep both sums.
+            sums = scipy.linalg.block_diag(*weights).T
+            solved = scipy.linalg.solve(
+                curvature, np.column_stack([slope, sums]), assume_a="pos", check_finite=False
+            )
+            multipliers = np.linalg.solve(sums.T @ solved[:, 1:], sums.T @ solved[:, 0])
+            step = (solved[:, 0] - solved[:, 1:] @ multipliers).reshape(weights.shape)
+            share = min(1.0, _SHARE_OF_WALL / max(float(-np.min(step)), _TINY))
+            weights = weights * (1.0 + share * step)
+            if np.max(np.abs(step)) < _LONGEST_STEP_ON_PATH:
+                barrier *= _FALL_OF_BARRIER
+
+    def _first_weights(self) -> FloatArray:
         """Where the search starts: the roots of the diagonal of A^T A, or a coarser optimum."""
         coarser = self._spectra.coarser()
         if coarser is None:
-            return np.sqrt(self._spectra.gram_diagonal())
-        search = _Search(coarser, _GAP_OF_START, self._max_evaluations, self._show_progress)
+            first = np.sqrt(self._spectra.gram_diagonal())
+            return np.stack([first, np.ones_like(first)] if self._error.is_maximum else [first])
+        fewer = RoundError(coarser.num_rounds, None, self._error.is_maximum)
+        search = _Search(coarser, fewer, _GAP_OF_START, self._max_evaluations, self._show_progress)
         with contextlib.suppress(Converged):
             search.run()
         search.progress.close()
+        assert search._best is not None
         # Positions of rounds from the last one on, where v changes fastest.
-        rounds, fewer = self._spectra.num_rounds, coarser.num_rounds
+        rounds = self._spectra.num_rounds
         positions = (np.arange(rounds) + 0.5) / rounds
-        known = (np.arange(fewer) + 0.5) / fewer
-        return np.exp(np.interp(positions, known, np.log(search._best_v)))
+        known = (np.arange(fewer.num_rounds) + 0.5) / fewer.num_rounds
+        return np.exp([np.interp(positions, known, np.log(each)) for each in search._best.weights])
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix, with a lower bound that is certain.
@@ -537,25 +710,33 @@ class _Search:
         """
         if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
             assert self._closest is not None
-            self._certify(self._closest, *self._spectra.decomposition(self._closest.v))
+            spectra = self._spectra.weighted(self._closest.row_weights)
+            self._certify(self._closest, *spectra.decomposition(self._closest.weights[0]))
         bound = self._safe_bound
         if self._squared_error > bound * (1.0 + self._relative_gap):
-            root_sum = self._spectra.nuclear_norm_from_below(self._best_v)
-            bound = max(bound, root_sum**2 / float(np.sum(self._best_v)))
+            assert self._best is not None
+            spectra = self._spectra.weighted(self._best.row_weights)
+            root_sum = spectra.nuclear_norm_from_below(self._best.weights[0])
+            bound = max(bound, root_sum**2 / self._best.total)
         return max(self._squared_error / bound - 1.0, 0.0)
 
     def _estimated_gap(self) -> float:
         return self._squared_error / self._estimated_bound - 1.0
 
-    def _evaluate(self, v: FloatArray) -> _Evaluation:
-        eigenvalues, eigenvectors = self._spectra.decomposition(v)
-        phi = np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, np.sqrt(eigenvalues))
-        evaluation = _Evaluation(v, phi, eigenvalues)
+    def _evaluate(self, weights: FloatArray) -> _Evaluation:
+        v, row_weights = weights[0], weights[1] if len(weights) > 1 else None
+        spectra = self._spectra.weighted(row_weights)
+        eigenvalues, eigenvectors = spectra.decomposition(v)
+        roots = [np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, np.sqrt(eigenvalues))]
+        if row_weights is not None:
+            vectors = spectra.left_vectors(v, eigenvalues, eigenvectors)
+            roots.append(np.einsum("ij,ij,j->i", vectors, vectors, np.sqrt(eigenvalues)))
+        evaluation = _Evaluation(weights, np.stack(roots), eigenvalues)
         self.evaluations += 1
         if evaluation.estimated_bound > self._estimated_bound:
-            self._estimated_bound, self._best_v = evaluation.estimated_bound, v
-        safe_sum = np.sum(np.sqrt(self._spectra.safe_eigenvalues(eigenvalues)))
-        self._safe_bound = max(self._safe_bound, float(safe_sum**2 / np.sum(v)))
+            self._estimated_bound, self._best = evaluation.estimated_bound, evaluation
+        safe_sum = np.sum(np.sqrt(spectra.safe_eigenvalues(eigenvalues)))
+        self._safe_bound = max(self._safe_bound, float(safe_sum**2 / evaluation.total))
         distance = evaluation.distance_from_feasible
         if self._closest is None or distance < self._closest.distance_from_feasible:
             self._closest = evaluation
@@ -582,13 +763,52 @@ class _Search:
         """
         half = eigenvectors
         half *= eigenvalues**0.25
-        half /= np.sqrt(evaluation.v)[:, np.newaxis]
+        half /= np.sqrt(evaluation.weights[0])[:, np.newaxis]
+        gram = half @ half.T
+        if self._error.is_maximum or self._error.weights is not None:
+            # A larger X has no larger error. Where the weights of rounds vanish, it is far smaller
+            # than one on the diagonal, and columns that are scaled may have a larger error.
+            gram /= np.max(np.diagonal(gram))
+            np.fill_diagonal(gram, 1.0)
         try:
-            strategy = lower_triangular_factor(half @ half.T)
+            strategy = lower_triangular_factor(gram)
         except np.linalg.LinAlgError:
             return
         strategy /= np.linalg.norm(strategy, axis=0)
-        squared_error = self._spectra.squared_error(strategy)
+        rows = self._spectra.squared_rows(strategy)
+        squared_error = float(np.max(rows) if self._error.is_maximum else np.sum(rows))
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy
+
+
+def _curvature(left: FloatArray, right: FloatArray, values: FloatArray) -> FloatArray:
+    """Minus the Hessian of 2 sum(singular values) of W^1/2 A V^1/2, by shares of v and w.
+
+    Of singular vectors u and q it is, with t_ij = s_i s_j / (s_i + s_j) of the singular values,
+    sum_ij t_ij q_i q_i^T o q_j q_j^T, and with u likewise; minus that of both between them. The
+    sum over 1 / (s_i + s_j), the integral of exp(-x (s_i + s_j)), is taken at a few x.
+
+    Args:
+      left: (n, n) left singular vectors.
+      right: (n, n) right ones.
+      values: (n,) singular values.
+
+    Returns:
+      (2 n, 2 n), for v first; positive semi-definite up to rounding.
+    """
+    num_rounds = len(values)
+    found = np.zeros((2 * num_rounds, 2 * num_rounds))
+    first, last = slice(num_rounds), slice(num_rounds, None)
+    logs = np.arange(
+        -np.log(np.max(values)) - 5.0, -np.log(np.min(values)) + 2.0, _STEP_OF_QUADRATURE
+    )
+    for x in np.exp(logs):
+        scales = values * np.exp(-x * values)
+        weight = x * _STEP_OF_QUADRATURE
+        scaled = right * scales
+        found[first, first] += weight * np.square(scaled @ right.T)
+        found[last, first] -= weight * np.square(left @ scaled.T)
+        found[last, last] += weight * np.square((left * scales) @ left.T)
+    found[first, last] = found[last, first].T
+    return found

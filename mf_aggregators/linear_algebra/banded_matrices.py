@@ -239,6 +239,15 @@ class _Block:
         """R^T R."""
         return self.carried.T @ self.carried
 
+    def weighted_squares(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns P^T W P, P^T W R and R^T W R.
+
+        Args:
+          weights: (s,) the diagonal of W.
+        """
+        own = self.own.T * weights
+        return own @ self.own, own @ self.carried, (self.carried.T * weights) @ self.carried
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WorkloadBlocks:
@@ -395,16 +404,40 @@ class BandedCovariances:
                 rows[k] += np.einsum("ij,ij->i", square, block.carried)
         return rows.ravel()[: self._shape[0]]
 
-    def slope(self) -> FloatArray:
-        """Returns the (n, b) bands of the squared error's derivative by C."""
+    def slope(self, weights: FloatArray | None = None) -> FloatArray:
+        """Returns the (n, b) bands of the squared error's derivative by C.
+
+        Args:
+          weights: (n,) of rounds, for the derivative of the weighted sum of their variances; None
+            for ones.
+        """
         size = self._workload.size
         slopes = np.empty((len(self._noise), size, 2 * size))
-        for k, of_noise, mixed, _ in self._costs():
+        for k, of_noise, mixed, _ in self._costs(weights):
             weighted = -2.0 * self._inverses[k].T @ of_noise
             by_carried = -2.0 * self._inverses[k].T @ mixed
             slopes[k, :, size:] = weighted @ self._noise[k] + by_carried @ self._with_carried[k].T
             slopes[k, :, :size] = by_carried @ self._before[k].T - weighted @ self._moved[k]
         return _bands_of(slopes, *self._shape)
+
+    def curvatures(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Returns what the second derivatives of the squared error by entries of C are like.
+
+        That by C[i, j] is twice the product of (B^T W B)[i, i] and (X^-1)[j, j], and more.
+
+        Args:
+          weights: (n,) of rounds.
+
+        Returns:
+          Both diagonals, (n,) each.
+        """
+        of_rows = np.empty(self._noise.shape[:2])
+        for k, of_noise, _, _ in self._costs(weights):
+            inverse = self._inverses[k]
+            of_rows[k] = np.einsum("ij,ij->j", of_noise @ inverse, inverse)
+        of_columns = np.diagonal(self._noise, axis1=1, axis2=2)
+        num_rounds = self._shape[0]
+        return of_rows.ravel()[:num_rounds], of_columns.ravel()[:num_rounds]
 
     def dual_band(self) -> FloatArray:
         """Returns the (n, b) bands of X^-1 A^T A X^-1, X = C^T C."""
@@ -428,24 +461,32 @@ class BandedCovariances:
             earlier = earlier + of_block.T @ of_block
         return _bands_of(duals, *self._shape)
 
-    def _costs(self) -> Iterator[tuple[int, FloatArray, FloatArray, FloatArray]]:
+    def _costs(
+        self, weights: FloatArray | None = None
+    ) -> Iterator[tuple[int, FloatArray, FloatArray, FloatArray]]:
         """W_k from the last block to the first: (k, W_yy, W_ye, W_ee)."""
-        carried = self._workload.num_carried
-        last = self._workload.blocks[-1]
-        of_noise, mixed, of_carried = last.own_square, last.mixed, last.carried_square
-        for k in range(len(self._noise) - 1, -1, -1):
+        carried, (count, size, _) = self._workload.num_carried, self._noise.shape
+        of_blocks = np.zeros((count, size))
+        if weights is not None:
+            of_blocks.ravel()[: len(weights)] = weights
+        for k in range(count - 1, -1, -1):
             block = self._workload.blocks[k]
-            if k + 1 < len(self._noise):
+            squares = block.own_square, block.mixed, block.carried_square
+            if weights is not None:
+                squares = block.weighted_squares(of_blocks[k])
+            if k + 1 == count:
+                of_noise, mixed, of_carried = squares
+            else:
                 # From (y_k, e_k) after block k to (y_k, e_(k-1)).
                 transition = self._transitions[k + 1]
-                of_noise = block.own_square + transition.T @ of_noise @ transition
+                of_noise = squares[0] + transition.T @ of_noise @ transition
                 if carried:
                     own, reach = block.own[-carried:], block.carried[-carried:]
                     half = -transition.T @ mixed
                     crossed = half @ own
                     of_noise += crossed + crossed.T + own.T @ of_carried @ own
-                    mixed = block.mixed + (half + own.T @ of_carried) @ reach
-                    of_carried = block.carried_square + reach.T @ of_carried @ reach
+                    mixed = squares[1] + (half + own.T @ of_carried) @ reach
+                    of_carried = squares[2] + reach.T @ of_carried @ reach
             yield k, of_noise, mixed, of_carried
 
 

@@ -261,11 +261,11 @@ _MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
     "tree": (["--decoder=full"], {"decoder"}),
     "optimal": (
         ["--participation=fixed_epoch", "--separation=4", "--max_participations=3"],
-        {"equal_column_norms", "pattern_entries", "relative_gap"},
+        {"equal_column_norms", "pattern_entries", "relative_gap", "error"},
     ),
     "banded": (
-        ["--separation=4", "--max_participations=2"],
-        {"num_bands", "equal_column_norms", "relative_gap"},
+        ["--separation=4", "--max_participations=2", "--error=max"],
+        {"num_bands", "equal_column_norms", "relative_gap", "error"},
     ),
     "toeplitz": (
         ["--num_bands=4", "--equal_column_norms", "--separation=4"],

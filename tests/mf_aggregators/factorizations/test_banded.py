@@ -13,13 +13,14 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._banded_search import BandedSearch, BandedWorkload
+from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
     PatternLayout,
     PatternNorms,
 )
+from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force
 
@@ -137,8 +138,8 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
         separation = data.draw(st.integers(num_bands, num_rounds))
         most = data.draw(st.integers(1, -(-num_rounds // separation)))
         constraint = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
-    prepared = BandedWorkload.of(workload, num_bands)
-    search = BandedSearch(prepared, constraint, 1e-9, 10, show_progress=False)
+    error = RoundError.of(data.draw(st.sampled_from(["mean", "max"])), num_rounds)
+    search = BandedSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
     in_band = np.tri(num_rounds, num_bands)
     entries = generator.normal(size=in_band.shape) * in_band
     entries = np.where(entries < 0, entries - 0.5, entries + 0.5) * in_band

@@ -1,0 +1,161 @@
+r"""Which error of the rounds a search minimises, and what certifies it.
+
+For weights w on the rounds, none below zero and of sum one, the error is the sum of w_i e_i, where
+e_i = (A X^-1 A^T)_ii is the variance of round i: the mean error of the workload diag(w)^1/2 A. Its
+inverse has as many bands as that of A.
+
+**The maximum.** Of all w, the largest such error is that of the worst round. For every w,
+
+    max_i e_i(X) >= sum_i w_i e_i(X) >= min over X of sum_i w_i e_i(X),
+
+so that every lower bound on the weighted mean bounds the maximum from below as well. The best w
+closes the gap, as e_i is convex in X and the weights form a compact set (Sion's theorem).
+
+**Rounds of weight zero.** Without them the workload has no inverse. They count with a small weight,
+w' in the place of w, and the root of the least error is a norm of the workload: it is the largest
+nuclear norm of diag(w)^1/2 A L over L L^T of sum one. So the triangle inequality bounds it from
+below by that for w' less that for the weights (w'_i^1/2 - w_i^1/2)^2, which is at most the root of
+the error of any matrix for those weights.
+"""
+
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.identity import identity
+from mf_aggregators.participation import SingleParticipation
+
+# What a search takes as ``error``.
+RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
+
+# The least weight of a round, relative to the largest.
+_LEAST_WEIGHT = 1e-8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoundError:
+    """An error of the rounds.
+
+    Attributes:
+      num_rounds: n.
+      weights: (n,) of sum one; None for the maximum and the plain sum.
+      is_maximum: Whether it is the maximum.
+    """
+
+    num_rounds: int
+    weights: FloatArray | None
+    is_maximum: bool
+
+    @classmethod
+    def of(cls, error: Any, num_rounds: int) -> "RoundError":
+        """Returns the error that an argument stands for.
+
+        Args:
+          error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
+          num_rounds: n.
+
+        Returns:
+          The error; equal weights are the mean.
+
+        Raises:
+          ValueError: If it is none of these.
+        """
+        if isinstance(error, str):
+            if error not in ("mean", "max"):
+                raise ValueError(
+                    "error must be 'mean', 'max' or an array of weights of the rounds, found "
+                    f"{validation.shown(error)}."
+                )
+            return cls(num_rounds, None, error == "max")
+        weights = validation.real_array(error, "error")
+        if weights.shape != (num_rounds,):
+            raise ValueError(
+                f"error must hold one weight for each of the {num_rounds} rounds, found an array "
+                f"of shape {weights.shape}."
+            )
+        largest = float(np.max(weights))
+        if not (np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and largest > 0.0):
+            raise ValueError(
+                "error must hold finite weights, none below zero and one above, found "
+                f"{float(np.min(weights))} to {largest}."
+            )
+        if np.ptp(weights) == 0.0:
+            return cls(num_rounds, None, False)
+        shares = weights / largest
+        return cls(num_rounds, shares / np.sum(shares), False)
+
+    @property
+    def raised(self) -> FloatArray | None:
+        """(n,): the weights, none of them zero; None where there are none."""
+        if self.weights is None:
+            return None
+        return with_least_weight(self.weights)
+
+    def gap(self, gap: float, factorization: Factorization, workload: Any) -> float:
+        """Returns the certified relative gap of the error itself.
+
+        Args:
+          gap: That for the weights of which none is zero.
+          factorization: What was found.
+          workload: A, as ``Factorization.errors`` takes it.
+        """
+        raised = self.raised
+        if self.weights is None or raised is None or np.array_equal(raised, self.weights):
+            return gap
+        participation = factorization.participation or SingleParticipation()
+        squared_rows = factorization.per_round_variance(workload, participation)
+        others = identity(self.num_rounds).per_round_variance(workload, participation)
+        changes = np.square(np.sqrt(raised) - np.sqrt(self.weights))
+        change = min(float(changes @ squared_rows), float(changes @ others))
+        root = np.sqrt(float(raised @ squared_rows) / (1.0 + gap)) - np.sqrt(change)
+        if not root > 0.0:
+            return float(np.inf)
+        return max(float(self.weights @ squared_rows) / float(root) ** 2 - 1.0, 0.0)
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns what a factorization's parameters say of it; nothing for the mean."""
+        if self.is_maximum:
+            return {"error": "max"}
+        if self.weights is None:
+            return {}
+        return {"error": "weights", "weights": self.weights.tolist()}
+
+
+def with_least_weight(weights: FloatArray) -> FloatArray:
+    """Returns weights of which none is far below the largest.
+
+    Args:
+      weights: (n,), none below zero and one above.
+    """
+    return np.asarray(np.maximum(weights, _LEAST_WEIGHT * np.max(weights)))
+
+
+def weighted(matrix: FloatArray, weights: FloatArray | None) -> FloatArray:
+    """Returns diag(w)^1/2 A.
+
+    Args:
+      matrix: A, (n, n).
+      weights: (n,) above zero; None for ones.
+    """
+    if weights is None:
+        return matrix
+    return np.asarray(matrix * np.sqrt(weights)[:, np.newaxis])
+
+
+def weighted_inverse(bands: FloatArray, weights: FloatArray | None) -> FloatArray:
+    """Returns the (n, w) bands of A^-1 diag(w)^-1/2.
+
+    Args:
+      bands: Those of A^-1, ``bands[i, t] = A^-1[i, i - t]``.
+      weights: (n,) above zero; None for ones.
+    """
+    if weights is None:
+        return bands
+    scales, scaled = 1.0 / np.sqrt(weights), bands.copy()
+    for t in range(bands.shape[1]):
+        scaled[t:, t] *= scales[: len(bands) - t]
+    return scaled

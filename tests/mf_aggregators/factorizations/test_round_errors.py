@@ -1,0 +1,308 @@
+"""Optima for the maximum and for weighted means, against solvers that share no code with them."""
+
+import importlib
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+import mf_aggregators as mfa
+from mf_aggregators.factorizations import _banded_search, banded, optimal
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from mf_aggregators.workloads import Workload
+
+_ONCE = SingleParticipation()
+# The package has the function under the module's name.
+optimal_module = importlib.import_module("mf_aggregators.factorizations.optimal")
+
+
+def random_workload(rng, num_rounds):
+    workload = np.tril(rng.normal(size=(num_rounds, num_rounds)))
+    workload[np.diag_indices(num_rounds)] = rng.uniform(0.5, 2.0, size=num_rounds)
+    return workload
+
+
+def squared_rows(workload, strategy):
+    decoder = workload @ np.linalg.inv(strategy)
+    return np.sum(decoder**2, axis=1)
+
+
+def least_by_power_means(workload, weights=None, exponents=(1, 8, 64, 512), num_bands=None):
+    """The least error of columns of norm one, by power means over the entries of C."""
+    num_rounds = len(workload)
+    in_band = np.tri(num_rounds) - np.tri(num_rounds, k=-(num_bands or num_rounds))
+    triangle = np.nonzero(in_band)
+
+    def matrix(free):
+        strategy = np.zeros((num_rounds, num_rounds))
+        strategy[triangle] = free
+        return strategy / np.linalg.norm(strategy, axis=0)
+
+    def objective(free, exponent):
+        rows = squared_rows(workload, matrix(free))
+        if weights is not None:
+            return float(np.log(weights @ rows))
+        return float(
+            np.log(np.max(rows)) + np.log(np.mean((rows / rows.max()) ** exponent)) / exponent
+        )
+
+    free = (np.tril(np.full((num_rounds, num_rounds), 0.3)) + np.eye(num_rounds))[triangle]
+    for exponent in exponents:
+        free = scipy.optimize.minimize(objective, free, args=(exponent,), method="BFGS").x
+    rows = squared_rows(workload, matrix(free))
+    return float(np.max(rows) if weights is None else weights @ rows)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_other_solver_is_below_the_bound_on_the_maximum(seed):
+    rng = np.random.default_rng(seed)
+    workload = random_workload(rng, 4)
+
+    found = optimal(workload, error="max", relative_gap=1e-5)
+
+    error = found.max_error(workload, _ONCE) ** 2
+    assert found.optimality_gap <= 1e-5
+    other = least_by_power_means(workload)
+    assert error / (1 + found.optimality_gap) <= other * (1 + 1e-12)
+    # And it is no worse than the other one.
+    assert error <= other * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_solver_is_below_the_bound_on_a_weighted_mean(seed):
+    rng = np.random.default_rng(seed)
+    workload, weights = random_workload(rng, 4), rng.uniform(0.1, 1.0, size=4)
+
+    found = optimal(workload, error=weights)
+
+    error = float(weights @ found.per_round_variance(workload, _ONCE))
+    other = least_by_power_means(workload, weights, (1,))
+    assert found.optimality_gap <= 1e-6
+    assert error / (1 + found.optimality_gap) <= other * (1 + 1e-9)
+    assert error <= other * (1 + 2e-6)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 17, 300])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_maximum_has_a_certificate_and_is_below_that_of_the_mean(num_rounds, momentum):
+    workload = Workload("momentum_sgd", num_rounds, momentum)
+    if momentum and num_rounds == 300:
+        workload = Workload("momentum_sgd", 60, momentum)
+
+    found = optimal(workload, error="max", relative_gap=1e-4)
+    mean = optimal(workload)
+
+    assert found.optimality_gap <= 1e-4
+    largest = found.max_error(workload, _ONCE)
+    assert largest <= mean.max_error(workload, _ONCE) * (1 + 1e-9)
+    assert largest >= mean.rmse(workload, _ONCE) * (1 - 1e-6)
+    assert found.parameters["error"] == "max"
+
+
+def test_the_maximum_of_prefix_sums_is_that_of_every_round():
+    found = optimal(128, error="max")
+
+    assert found.max_error(128, _ONCE) == pytest.approx(2.32079, abs=2e-5)
+    assert found.rmse(128, _ONCE) == pytest.approx(2.32079, abs=2e-5)
+    np.testing.assert_allclose(found.per_round_variance(128, _ONCE), 2.32079**2, rtol=1e-4)
+
+
+def test_equal_weights_are_the_mean():
+    mean, weighted = optimal(20), optimal(20, error=np.full(20, 3.0))
+
+    assert np.array_equal(mean.matrix, weighted.matrix)
+    assert "error" not in weighted.parameters
+
+
+def test_weights_of_zero_cost_what_the_gap_says():
+    weights = np.zeros(24)
+    weights[-1] = 1.0
+
+    found = optimal(24, error=weights)
+
+    # The last prefix sum alone: noise of standard deviation one on the sum of all rounds.
+    assert 1.0 <= found.per_round_variance(24, _ONCE)[-1] <= 1.0 + found.optimality_gap
+    assert found.optimality_gap < 0.05
+    assert found.parameters["weights"][-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "error", ["worst", np.ones(3), np.zeros(4), -np.ones(4), np.full(4, np.nan), [1, 2, 3, "x"]]
+)
+def test_an_error_that_is_none_is_refused(error):
+    with pytest.raises(ValueError, match="error"):
+        optimal(4, error=error)
+
+
+def test_a_checkpoint_keeps_the_error(tmp_path):
+    found = optimal(6, error=[1, 2, 3, 4, 5, 6])
+    path = tmp_path / "matrix"
+
+    mfa.checkpoints.save(found, path)
+    loaded = mfa.checkpoints.load(path)
+
+    assert loaded.parameters == found.parameters
+    assert loaded.optimality_gap == found.optimality_gap
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_bands", [1, 2, 3])
+def test_no_other_banded_matrix_is_below_the_bound_on_the_maximum(seed, num_bands):
+    rng = np.random.default_rng(seed)
+    workload = random_workload(rng, 5)
+
+    found = banded(workload, num_bands, error="max")
+
+    error = found.max_error(workload, _ONCE) ** 2
+    other = least_by_power_means(workload, num_bands=num_bands)
+    assert found.optimality_gap <= 1e-3
+    assert error / (1 + found.optimality_gap) <= other * (1 + 1e-12)
+    assert error <= other * (1 + 1e-3)
+    assert found.strategy_bands() == num_bands
+
+
+def test_the_maximum_of_few_bands_is_below_what_the_search_for_the_mean_has():
+    timers = MinSeparation(8)
+
+    found = banded(48, 8, participation=timers, error="max")
+    mean = banded(48, 8, participation=timers)
+
+    assert found.optimality_gap <= 1e-3
+    assert found.max_error(48, timers) < 0.95 * mean.max_error(48, timers)
+    assert found.max_error(48, timers) >= mean.rmse(48, timers)
+    assert found.gap_holds_for(MinSeparation(12))
+
+
+def test_weights_on_rounds_reach_the_search_of_few_bands():
+    rng = np.random.default_rng(0)
+    workload, weights = random_workload(rng, 5), rng.uniform(0.1, 1.0, size=5)
+
+    found = banded(workload, 2, error=weights)
+
+    error = float(weights @ found.per_round_variance(workload, _ONCE))
+    other = least_by_power_means(workload, weights, (1,), num_bands=2)
+    assert found.optimality_gap <= 1e-5
+    assert error / (1 + found.optimality_gap) <= other * (1 + 1e-9)
+    assert error <= other * (1 + 2e-5)
+
+
+@pytest.mark.long
+def test_sixteen_bands_for_timers_are_better_than_a_dense_search_with_norms_of_high_order():
+    timers = MinSeparation(16)
+
+    found = banded(128, 16, participation=timers, error="max")
+
+    assert found.optimality_gap <= 1e-3
+    assert found.max_error(128, timers) < 9.14 < 9.431
+
+
+def squared_sensitivity(strategy, participation):
+    """The largest squared norm of sums of columns of a pattern, with any signs, by enumeration."""
+    separation = participation.separation_in(len(strategy))
+    most = participation.most_participations(len(strategy))
+    found = 0.0
+    for first in range(len(strategy)):
+        columns = strategy[:, first : first + most * separation : separation]
+        for signs in itertools.product((-1.0, 1.0), repeat=columns.shape[1]):
+            found = max(found, float(np.sum((columns @ np.array(signs)) ** 2)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("num_rounds", "separation", "most"), [(4, 2, 2), (5, 2, 2), (6, 2, 3)])
+def test_no_random_matrix_is_below_the_bound_where_clients_return(
+    seed, num_rounds, separation, most
+):
+    rng = np.random.default_rng(seed)
+    workload, schema = random_workload(rng, num_rounds), FixedEpochOrder(most, separation)
+
+    found = optimal(workload, schema, error="max")
+
+    least = found.max_error(workload, schema) ** 2 / (1 + found.optimality_gap)
+    assert found.optimality_gap <= 1e-3
+
+    def error_of(strategy):
+        rows = squared_rows(workload, strategy)
+        return float(np.max(rows) * squared_sensitivity(strategy, schema))
+
+    # A walk from what was found, and others from the identity, that keep what is better.
+    for start in (found.matrix, np.eye(num_rounds)):
+        best, size = error_of(start), 0.3
+        strategy = start
+        for _ in range(400):
+            moved = (
+                strategy + size * np.tril(rng.normal(size=strategy.shape)) * np.abs(strategy).max()
+            )
+            if abs(np.linalg.det(moved)) > 1e-9 and error_of(moved) < best:
+                strategy, best = moved, error_of(moved)
+            else:
+                size = max(size * 0.97, 1e-4)
+        assert least <= best * (1 + 1e-12)
+
+
+def test_the_maximum_where_clients_return_is_below_that_of_the_mean():
+    schema = FixedEpochOrder(3, 8)
+
+    found, mean = optimal(24, schema, error="max"), optimal(24, schema)
+
+    assert found.optimality_gap <= 1e-3
+    assert mean.rmse(24, schema) <= found.max_error(24, schema) < mean.max_error(24, schema) * 0.9
+
+
+@pytest.mark.long
+def test_six_participations_are_better_than_a_dense_search_with_norms_of_high_order():
+    schema = FixedEpochOrder(6, 21)
+
+    found = optimal(126, schema, error="max")
+
+    assert found.optimality_gap <= 1e-3
+    assert found.max_error(126, schema) < 6.94 < 7.006
+
+
+def test_a_dual_that_forgets_the_weights_of_rounds_is_caught(monkeypatch):
+    workload = np.tri(6)
+    other = least_by_power_means(workload)
+
+    true_total = optimal_module._Evaluation.total.fget
+    monkeypatch.setattr(
+        optimal_module._Evaluation, "total", property(lambda self: 0.5 * true_total(self))
+    )
+    # The right one says of this matrix how far it is from the best.
+    found = optimal(workload, error="max", max_evaluations=1)
+
+    assert found.max_error(workload, _ONCE) ** 2 / (1 + found.optimality_gap) > other * (1 + 1e-3)
+
+
+def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(monkeypatch):
+    rng = np.random.default_rng(0)
+    workload = random_workload(rng, 5)
+    other = least_by_power_means(workload, num_bands=2)
+
+    true_bound = _banded_search.lower_bound
+    monkeypatch.setattr(
+        _banded_search, "lower_bound", lambda *arguments: 1.2 * true_bound(*arguments)
+    )
+    found = banded(workload, 2, error="max")
+
+    assert found.max_error(workload, _ONCE) ** 2 / (1 + found.optimality_gap) > other * (1 + 1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100))
+def test_no_other_solver_is_below_a_bound_for_random_sizes_and_schemas(seed):
+    rng = np.random.default_rng(1000 + seed)
+    num_rounds = int(rng.integers(2, 7))
+    workload = random_workload(rng, num_rounds)
+    num_bands = int(rng.integers(1, num_rounds + 1))
+
+    dense = optimal(workload, error="max")
+    few = banded(workload, num_bands, error="max")
+
+    for found, other in (
+        (dense, least_by_power_means(workload)),
+        (few, least_by_power_means(workload, num_bands=num_bands)),
+    ):
+        error = found.max_error(workload, _ONCE) ** 2
+        assert error / (1 + found.optimality_gap) <= other * (1 + 1e-9)
+        assert found.optimality_gap <= 2e-3
