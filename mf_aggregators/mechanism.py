@@ -36,7 +36,7 @@ from mf_aggregators.privacy import (
     guarantees,
     ledgers,
 )
-from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation, WorstClient
+from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.workloads import Workload
@@ -237,7 +237,7 @@ class Mechanism:
             scheme, such as whom it could not ask.
 
         Returns:
-          What took place, of which a guarantee can be asked.
+          What was observed, of which a guarantee can be asked.
 
         Raises:
           LedgerError: If the file cannot be read.
@@ -252,7 +252,7 @@ class Mechanism:
                 f"{ledger.num_rounds} rounds were released, and the mechanism is for "
                 f"{self.num_rounds}: the noise of some rounds cannot have come from it."
             )
-        found = guarantees.realised_participation(ledger.rounds_of_clients, ledger.num_rounds)
+        found = guarantees.observed_participation(ledger.rounds_of_clients, ledger.num_rounds)
         if self.sampling is None:
             return Observed(self, ledger, found, guarantees.keeps_plan(self.schema, found))
         return _observed_draws(self, self.sampling, ledger, found, sampling_seed, sampler)
@@ -445,7 +445,7 @@ class Observed:
     Attributes:
       mechanism: The mechanism.
       ledger: Who took part in which round.
-      participation: The separations and the numbers of participations that took place.
+      participation: The observed separations and numbers of participations.
       keeps_participation: Whether they are what the mechanism's participation allows. None for
         clients that a sampling scheme draws, if the seed is not given, which alone can show it, and
         nothing contradicts the scheme.
@@ -457,7 +457,7 @@ class Observed:
 
     mechanism: Mechanism
     ledger: Ledger
-    participation: RealisedParticipation
+    participation: ObservedParticipation
     keeps_participation: bool | None
     deviation: str | None = None
     num_absent: int | None = None
@@ -481,7 +481,7 @@ class Observed:
         """
         if self.mechanism.sampling is None or self.keeps_participation is not True:
             return self.unamplified_guarantee(delta)
-        return guarantees.realised(
+        return guarantees.observed(
             self.mechanism.guarantee(delta),
             self.mechanism.factorization,
             dataclasses.replace(self.participation, keeps_sampling=True),
@@ -500,7 +500,7 @@ class Observed:
           ValueError: If delta is out of its range.
         """
         plan, factorization = self._unamplified(delta), self.mechanism.factorization
-        return guarantees.realised(plan, factorization, self.participation)
+        return guarantees.observed(plan, factorization, self.participation)
 
     def worst_case(self, delta: float) -> Guarantee:
         """Returns what holds of all rounds, however a run that broke its plan went on.
@@ -542,7 +542,7 @@ class Observed:
         return self.completed(self.mechanism.statement(facts, delta))
 
     def completed(self, statement: PrivacyStatement) -> PrivacyStatement:
-        """Returns the statement of a run that was under way, with what took place.
+        """Returns the statement of a run that was under way, with what was observed.
 
         Args:
           statement: What :meth:`Mechanism.statement` returned.
@@ -552,15 +552,15 @@ class Observed:
         """
         plan, factorization = statement.plan, self.mechanism.factorization
         is_drawn, is_broken = self.mechanism.sampling is not None, self.keeps_participation is False
-        took_place = dataclasses.replace(
+        observed = dataclasses.replace(
             self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
         )
         return dataclasses.replace(
             statement,
-            took_place=took_place,
-            realised=guarantees.realised(plan, factorization, took_place),
+            observed_participation=observed,
+            observed_guarantee=guarantees.observed(plan, factorization, observed),
             worst_case=(
-                guarantees.worst_case(plan, factorization, took_place) if is_broken else None
+                guarantees.worst_case(plan, factorization, observed) if is_broken else None
             ),
             worst_client=(
                 None if is_drawn else guarantees.worst_client(plan, factorization, self.ledger)
@@ -746,7 +746,7 @@ def _observed_draws(
     mechanism: Mechanism,
     scheme: SamplingScheme,
     ledger: Ledger,
-    found: RealisedParticipation,
+    found: ObservedParticipation,
     seed: int | None,
     sampler: Sampler | None,
 ) -> Observed:

@@ -28,7 +28,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.devices import device_behaviour
 from simulations.devices.device_populations import (
@@ -54,10 +54,10 @@ _BYTES_PER_PARTICIPATION = 40
 
 @dataclasses.dataclass(frozen=True)
 class ParticipationSummary:
-    """What took place, over all devices and rounds.
+    """What was observed, over all devices and rounds.
 
     Attributes:
-      took_place: The realised separations and number of participations.
+      observed: The separations and the number of participations.
       separation_percentile_1: The first percentile of the rounds between two adjacent
         participations of one device; None if no device took part twice.
       separation_median: Their median; None in the same case.
@@ -65,7 +65,7 @@ class ParticipationSummary:
       participations_max: The most of one device.
     """
 
-    took_place: RealisedParticipation
+    observed: ObservedParticipation
     separation_percentile_1: float | None
     separation_median: float | None
     participations_mean: float
@@ -92,7 +92,7 @@ def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
     most = int(np.max(participations_of, initial=0))
     twice = len(separations) > 0
     return ParticipationSummary(
-        took_place=RealisedParticipation(
+        observed=ObservedParticipation(
             num_rounds=len(cohorts),
             num_clients=len(first),
             separation=int(np.min(separations)) if twice else None,
@@ -173,11 +173,11 @@ def main(values: flags.FlagValues) -> int | None:
         "participation": None if schema is None else str(schema),
         **_participation_fields(summary),
         **_device_fields(device_rounds, population.seconds),
-        "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.took_place),
-        **_privacy_fields(factorization, schema, summary.took_place, multiplier, values.delta),
+        "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.observed),
+        **_privacy_fields(factorization, schema, summary.observed, multiplier, values.delta),
     }
     if schema is None:
-        fields |= _suggestion(values, num_rounds, summary.took_place.separation)
+        fields |= _suggestion(values, num_rounds, summary.observed.separation)
     if values.output is not None:
         clients = tuple(str(device) for device in range(values.population))
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
@@ -262,7 +262,7 @@ def _suggestion(
         except TooFewEligibleClientsError:
             # It has no first round, and says nothing of how far apart participations are.
             continue
-        separations.append(summarise([each.cohort for each in device_rounds]).took_place.separation)
+        separations.append(summarise([each.cohort for each in device_rounds]).observed.separation)
     # Participations of a device that took part once are as far apart as a plan can ask for.
     found = [num_rounds if each is None else each for each in separations]
     suggested = min(int(_SHARE_KEPT * min(found)), 2 * min(found) - max(found))
@@ -314,8 +314,8 @@ def _run(
 
 def _participation_fields(summary: ParticipationSummary) -> dict[str, Any]:
     return {
-        "num_clients": summary.took_place.num_clients,
-        "realised_separation": summary.took_place.separation,
+        "num_clients": summary.observed.num_clients,
+        "realised_separation": summary.observed.separation,
         "separation_percentile_1": summary.separation_percentile_1,
         "separation_median": summary.separation_median,
         "most_participations": summary.participations_max,
@@ -352,7 +352,7 @@ def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str
 def _privacy_fields(
     factorization: Factorization | None,
     schema: Participation | None,
-    took_place: RealisedParticipation,
+    observed: ObservedParticipation,
     multiplier: float | None,
     delta: float,
 ) -> dict[str, Any]:
@@ -366,16 +366,16 @@ def _privacy_fields(
     if factorization is None or schema is None:
         return fields
     plan = guarantees.planned(factorization, schema, multiplier, delta)
-    realised = guarantees.realised(plan, factorization, took_place)
-    keeps_plan = guarantees.keeps_plan(schema, took_place)
-    worst_case = None if keeps_plan else guarantees.worst_case(plan, factorization, took_place)
+    guarantee = guarantees.observed(plan, factorization, observed)
+    keeps_plan = guarantees.keeps_plan(schema, observed)
+    worst_case = None if keeps_plan else guarantees.worst_case(plan, factorization, observed)
     return {
         **fields,
         "planned_sensitivity": plan.sensitivity,
-        "realised_sensitivity": realised.sensitivity,
-        "realised_sensitivity_is_exact": realised.sensitivity_is_exact,
-        "realised_noise_multiplier": realised.noise_multiplier,
-        "realised_epsilon": realised.epsilon,
+        "realised_sensitivity": guarantee.sensitivity,
+        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+        "realised_noise_multiplier": guarantee.noise_multiplier,
+        "realised_epsilon": guarantee.epsilon,
         "widened_epsilon": None if worst_case is None else worst_case.epsilon,
     }
 
@@ -394,7 +394,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
         return f"{_without_plan(fields)} {found}"
     if by_wall_clock:
         found += (
-            " Timers by the wall clock enforce no separation: other devices or days may realise "
+            " Timers by the wall clock enforce no separation: other devices or days may show "
             "a smaller one."
         )
     if not fields["keeps_plan"]:
@@ -405,7 +405,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     if "noise_multiplier" not in fields:
         return (
             f"{found}\n--noise_multiplier or --target_epsilon adds the guarantee that is planned, "
-            "and --checkpoint what follows from what took place."
+            "and --checkpoint the one that is observed."
         )
     delta = fields["delta"]
     if not math.isfinite(fields["planned_epsilon"]):
@@ -414,18 +414,18 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     if "realised_epsilon" not in fields:
         if fields["keeps_plan"]:
             return (
-                f"{found}\nThe plan was kept: {planned}. --checkpoint adds what follows from what "
-                "took place."
+                f"{found}\nThe plan was kept: {planned}. --checkpoint adds the guarantee that "
+                "is observed."
             )
         return f"{found}\n--checkpoint adds the guarantee that is left."
-    realised = (
-        f"What took place gives {pair(fields['realised_epsilon'], delta)}-DP, by the smallest "
-        "separation and the largest number of participations."
+    observed = (
+        f"The observed participations give {pair(fields['realised_epsilon'], delta)}-DP, by the "
+        "smallest separation and the largest number of participations."
     )
     if fields["keeps_plan"]:
-        return f"{found}\nThe plan was kept: {planned}. {realised}"
+        return f"{found}\nThe plan was kept: {planned}. {observed}"
     return (
-        f"{found}\nPlanned was {planned}. {realised} Whatever else might have happened within "
+        f"{found}\nPlanned was {planned}. {observed} Whatever else might have happened within "
         "that separation, and the larger of both numbers of participations: "
         f"{pair(fields['widened_epsilon'], delta)}-DP."
     )
@@ -448,7 +448,7 @@ def _without_plan(fields: dict[str, Any]) -> str:
         "There is no plan: without --separation no noise is planned, and no guarantee is kept or "
         f"broken. Over {seeds} {apart}; with a margin, that suggests "
         f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other "
-        "devices or days may realise a smaller one."
+        "devices or days may show a smaller one."
     )
 
 

@@ -289,7 +289,7 @@ def test_the_trade_off_in_the_figure_of_a_report(
         rounds = [0, 4, 8] if ledger == "kept" else [0, 1, 2]
         (tmp_path / "ledger.csv").write_text("".join(f"ada,{each}\n" for each in rounds))
         flags = [f"--ledger={tmp_path / 'ledger.csv'}"]
-        names = [*(["planned"] if ledger == "kept" else []), "what took place"]
+        names = [*(["planned"] if ledger == "kept" else []), "observed"]
         names += [] if ledger == "kept" else ["worst case"]
     elif ledger == "sampled":
         sampler = PoissonSampling(12, 4, 40, 2).sampler(1)

@@ -149,16 +149,16 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     schema = MinSeparation(3, 3)
     planned = guarantees.planned(factorization, schema, multiplier, delta)
     larger = guarantees.planned(factorization, schema, 2 * multiplier, delta)
-    took_place = guarantees.realised_participation([[0, 1, 4]], 10)
-    realised = guarantees.realised(planned, factorization, took_place)
+    observed = guarantees.observed_participation([[0, 1, 4]], 10)
+    observed_guarantee = guarantees.observed(planned, factorization, observed)
     worst = WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891)
     statement = PrivacyStatement(
         RunFacts("Identity", 7, 2, 0.5, False),
         planned,
-        took_place,
-        realised,
+        observed,
+        observed_guarantee,
         worst,
-        guarantees.worst_case(planned, factorization, took_place),
+        guarantees.worst_case(planned, factorization, observed),
         Represented(20, 70, larger),
     )
     text = statement.to_markdown()
@@ -171,20 +171,20 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
             statement.stated.epsilon,
             *([part.epsilon] if math.isfinite(part.epsilon) else []),
             planned.epsilon,
-            realised.epsilon,
+            observed_guarantee.epsilon,
         ],
         delta,
     )
     assert ("no epsilon is stated." in text) == math.isinf(part.epsilon)
     zcdp = re.findall(r"approximate zCDP with rho = (\S+) and delta0 = (\S+)\.\s", text)
-    for (rho, failure), guarantee in zip(zcdp, [planned, realised], strict=True):
+    for (rho, failure), guarantee in zip(zcdp, [planned, observed_guarantee], strict=True):
         assert 0 <= Decimal(rho) - _decimal(guarantee.zcdp_rho) < Decimal("1e-5") * Decimal(rho)
         assert Decimal(failure) >= _decimal(guarantee.zcdp_delta) > 0
     # The noise is a hypothesis: exactly what was added, neither more nor less.
     multipliers = re.findall(r"noise multiplier relative to it\s+([\d.e+-]+),", text)
     assert [float(each) for each in multipliers] == [
         planned.noise_multiplier,
-        realised.noise_multiplier,
+        observed_guarantee.noise_multiplier,
     ]
     sensitivity, epsilon = re.findall(
         r"the sensitivity is ([\d.]+) and epsilon ([\d.]+), without", text

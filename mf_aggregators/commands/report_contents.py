@@ -210,8 +210,8 @@ class LedgerReport:
 
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
-      observed: What took place.
-      realised: The guarantee of what took place, without amplification.
+      observed: What the ledger shows.
+      observed_guarantee: What follows from the observed participations, without amplification.
       worst_client: The client that is protected least. None for batches of a data sampler: who was
         drawn is a secret.
       worst_case: What holds for a plan that was broken; None for others.
@@ -219,7 +219,7 @@ class LedgerReport:
 
     plan: Guarantee
     observed: Observed
-    realised: Guarantee
+    observed_guarantee: Guarantee
     worst_client: WorstClient | None
     worst_case: Guarantee | None
 
@@ -253,7 +253,7 @@ class LedgerReport:
         return cls(
             plan=mechanism.guarantee(delta, certification=certification),
             observed=observed,
-            realised=observed.unamplified_guarantee(delta),
+            observed_guarantee=observed.unamplified_guarantee(delta),
             worst_client=None if ledger.sampling is not None else observed.worst_client(delta),
             worst_case=observed.worst_case(delta) if is_broken else None,
         )
@@ -266,10 +266,10 @@ class LedgerReport:
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
         if self.worst_case is not None:
-            return {"what took place": self.realised, "worst case": self.worst_case}
+            return {"observed": self.observed_guarantee, "worst case": self.worst_case}
         if self.plan.sampling is None:
-            return {"planned": self.plan, "what took place": self.realised}
-        return {"amplified": self.plan, "for who knows the batches": self.realised}
+            return {"planned": self.plan, "observed": self.observed_guarantee}
+        return {"amplified": self.plan, "for who knows the batches": self.observed_guarantee}
 
     def fields(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns it as fields of a report.
@@ -278,8 +278,8 @@ class LedgerReport:
           name_clients: Whether the client that is protected least is named, with its rounds,
             which tell it from all others as well.
         """
-        found, realised, worst = self.observed.participation, self.realised, self.worst_client
-        worst_case = self.worst_case
+        found, guarantee = self.observed.participation, self.observed_guarantee
+        worst, worst_case = self.worst_client, self.worst_case
         return {
             "keeps_plan": self.keeps_plan,
             "alike_client_names": self.observed.num_alike_names,
@@ -289,13 +289,13 @@ class LedgerReport:
             "realised_separation": found.separation,
             "realised_largest_separation": found.largest_separation,
             "realised_max_participations": found.max_participations,
-            "realised_sensitivity": realised.sensitivity,
-            "realised_sensitivity_is_exact": realised.sensitivity_is_exact,
-            "realised_noise_multiplier": realised.noise_multiplier,
-            "realised_zcdp_rho": realised.zcdp_rho,
-            "realised_zcdp_delta": realised.zcdp_delta,
-            "realised_epsilon": realised.epsilon,
-            **realised.attacker("realised_"),
+            "realised_sensitivity": guarantee.sensitivity,
+            "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+            "realised_noise_multiplier": guarantee.noise_multiplier,
+            "realised_zcdp_rho": guarantee.zcdp_rho,
+            "realised_zcdp_delta": guarantee.zcdp_delta,
+            "realised_epsilon": guarantee.epsilon,
+            **guarantee.attacker("realised_"),
             "widened_epsilon": None if worst_case is None else worst_case.epsilon,
             **(_no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")),
             "worst_client": worst.client_id if worst and name_clients else None,
@@ -316,8 +316,8 @@ class LedgerReport:
                 "that nothing is amplified."
             )
             found.append(
-                f"WARNING: {breaks} {self._took_place()} Whatever else might have happened within "
-                "that separation, and the larger of both numbers of participations: "
+                f"WARNING: {breaks} {self._observed_sentences()} Whatever else might have happened "
+                "within that separation, and the larger of both numbers of participations: "
                 f"{pair(self.worst_case.epsilon, self.plan.delta)}-DP. "
                 f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
             )
@@ -325,8 +325,8 @@ class LedgerReport:
             found.append(
                 f"WARNING: of the participations that the sampler's seed draws, {absent} are not "
                 "in the ledger, and all that are in it were drawn. This is right if these clients "
-                "could not be asked. If they took part, the ledger is not complete, and what is "
-                "said below of what took place is too good."
+                "could not be asked. If they took part, the ledger is not complete, and the "
+                "observed guarantee below is too good."
             )
         if alike := self.observed.num_alike_names:
             found.append(f"WARNING: {client_names.warning(alike)}")
@@ -335,7 +335,7 @@ class LedgerReport:
     def sentences(self) -> str:
         """Returns what the numbers mean of a plan that was not broken."""
         if self.plan.sampling is None:
-            return self._took_place()
+            return self._observed_sentences()
         learns = (
             ", and does not learn who was drawn, learns" if self.plan.is_amplified else " learns"
         )
@@ -361,8 +361,8 @@ class LedgerReport:
             )
         return (
             f"{amplified} For whoever knows who was drawn, nothing is amplified. "
-            f"{self._took_place()} Who was drawn is a secret, and so is all that is said here of "
-            "what took place."
+            f"{self._observed_sentences()} Who was drawn is a secret, and so is all that is "
+            "said here of the observed participations."
         )
 
     def _sampling_fields(self) -> dict[str, Any]:
@@ -383,19 +383,19 @@ class LedgerReport:
             "absent_participations": self.observed.num_absent,
         }
 
-    def _took_place(self) -> str:
-        released, planned = self.realised.num_rounds, self.observed.mechanism.num_rounds
+    def _observed_sentences(self) -> str:
+        released, planned = self.observed_guarantee.num_rounds, self.observed.mechanism.num_rounds
         guarantee = (
-            f"What took place gives {pair(self.realised.epsilon, self.plan.delta)}-DP (zero-out "
-            "adjacency), by the rounds between participations of one client and their largest "
-            "number."
+            "The observed participations give "
+            f"{pair(self.observed_guarantee.epsilon, self.plan.delta)}-DP (zero-out adjacency), by "
+            "the rounds between participations of one client and their largest number."
         )
         if released < planned:
             guarantee += (
                 f" Only {released} of {planned} rounds were released: that helps only if neither "
                 "the data nor what was released had a part in stopping."
             )
-        return f"{guarantee} {printed_guarantees.rates_remark(self.realised.attacker())}"
+        return f"{guarantee} {printed_guarantees.rates_remark(self.observed_guarantee.attacker())}"
 
 
 def _no_rates(prefix: str = "") -> dict[str, float | None]:

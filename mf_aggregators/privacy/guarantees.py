@@ -85,7 +85,7 @@ class Guarantee:
     """A differential privacy guarantee under zero-out adjacency, for each client.
 
     Attributes:
-      participation: The participation schema that it assumes or that took place.
+      participation: The participation schema that it assumes or that was observed.
       num_rounds: The number of rounds whose noisy sums were released.
       sensitivity: The sensitivity of C under the schema, at unit clipping; for an amplified
         guarantee the largest column norm of C, which is that of one participation.
@@ -228,8 +228,8 @@ class Guarantee:
 
 
 @dataclasses.dataclass(frozen=True)
-class RealisedParticipation:
-    """The participations that took place, over all clients.
+class ObservedParticipation:
+    """The participations that were observed, over all clients.
 
     Attributes:
       num_rounds: The number of rounds that were released.
@@ -303,10 +303,10 @@ class WorstClient:
         }
 
 
-def realised_participation(
+def observed_participation(
     rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
-) -> RealisedParticipation:
-    """Measures the participations that took place.
+) -> ObservedParticipation:
+    """Measures the participations that a ledger shows.
 
     Args:
       rounds_of_clients: For each client, the rounds that it took part in, from 0,
@@ -340,7 +340,7 @@ def realised_participation(
                     "ledger is broken."
                 )
             separations.add(int(later) - int(earlier))
-    return RealisedParticipation(
+    return ObservedParticipation(
         num_rounds,
         num_clients,
         min(separations, default=None),
@@ -527,10 +527,10 @@ def _amplified(
     )
 
 
-def realised(
-    plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
+def observed(
+    plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
 ) -> Guarantee:
-    """Returns the guarantee that follows from the participations that took place.
+    """Returns the guarantee that follows from the observed participations.
 
     Rows of C after the last released round were never released, so the sensitivity is
     that of the leading part of C.
@@ -538,7 +538,7 @@ def realised(
     Args:
       plan: What :func:`planned` or :func:`sampled` returned for the run; it fixes the noise.
       factorization: What made the noise.
-      took_place: What happened.
+      participation: The observed participations.
 
     Returns:
       The guarantee for the rounds that were released; epsilon 0 if there were none. With
@@ -547,13 +547,13 @@ def realised(
     Raises:
       ValueError: If more rounds were released than the factorization has.
     """
-    rounds = took_place.num_rounds
+    rounds = participation.num_rounds
     if rounds > factorization.num_rounds:
         raise ValueError(
             f"{rounds} rounds were released, and the factorization is for "
             f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
         )
-    if plan.sampling is not None and took_place.keeps_sampling and rounds >= 1:
+    if plan.sampling is not None and participation.keeps_sampling and rounds >= 1:
         # Clients are drawn with the probability of the plan, however early the run ended; those
         # that were never drawn are covered too.
         scheme = plan.sampling.of_first(rounds)
@@ -565,8 +565,8 @@ def realised(
         return dataclasses.replace(
             _amplified(scheme, bound, multiplier, plan.delta, None), num_rounds=rounds
         )
-    schema = took_place.schema()
-    if took_place.max_participations == 0:
+    schema = participation.schema()
+    if participation.max_participations == 0:
         return Guarantee(
             participation=schema,
             num_rounds=rounds,
@@ -590,7 +590,7 @@ def worst_client(
     One client's contributions in the rounds of a pattern change it by at most
     ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
     this one pattern), and by exactly that where the signs of the entries fit together. So its
-    epsilon is at most that of :func:`realised`, which is for every pattern of the observed
+    epsilon is at most that of :func:`observed`, which is for every pattern of the observed
     separation and number of participations.
 
     Args:
@@ -629,7 +629,7 @@ def worst_client(
 
 
 def worst_case(
-    plan: Guarantee, factorization: Factorization, took_place: RealisedParticipation
+    plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
 ) -> Guarantee:
     """Returns the guarantee of a run that broke its plan, however it went on.
 
@@ -640,31 +640,31 @@ def worst_case(
     Args:
       plan: What was planned; it fixes the noise.
       factorization: What made the noise.
-      took_place: What happened so far.
+      participation: The observed participations so far.
 
     Returns:
       The guarantee.
     """
     rounds = factorization.num_rounds
     planned_separation = plan.participation.separation_in(rounds)
-    most = max(plan.participation.most_participations(rounds), took_place.max_participations, 1)
-    schema = MinSeparation(min(planned_separation, took_place.separation or rounds), most)
+    most = max(plan.participation.most_participations(rounds), participation.max_participations, 1)
+    schema = MinSeparation(min(planned_separation, participation.separation or rounds), most)
     bound = factorization.sensitivity(schema)
     multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
     return _unamplified(schema, rounds, bound, multiplier, plan.delta)
 
 
-def keeps_plan(plan: Participation, took_place: RealisedParticipation) -> bool:
-    """Returns whether the participations that took place are allowed by a schema or scheme.
+def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:
+    """Returns whether a schema or scheme allows the observed participations.
 
     Args:
       plan: The schema, or the scheme of a data sampler.
-      took_place: What happened. Of a scheme, its ``keeps_sampling`` says it.
+      participation: The observed participations. Of a scheme, their ``keeps_sampling`` says it.
     """
     if plan.is_sampled:
-        return took_place.keeps_sampling is True
+        return participation.keeps_sampling is True
     return plan.allows_separations(
-        took_place.max_participations, took_place.separation, took_place.largest_separation
+        participation.max_participations, participation.separation, participation.largest_separation
     )
 
 

@@ -16,7 +16,7 @@ from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import client_names, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
-    RealisedParticipation,
+    ObservedParticipation,
     WorstClient,
     keeps_plan,
 )
@@ -96,17 +96,17 @@ class Represented:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyStatement:
-    """The guarantee of a run, planned and, once it ended, realised.
+    """The guarantee of a run, planned and, once it ended, observed.
 
     Attributes:
       facts: About the run.
       plan: The planned guarantee.
-      took_place: The participations that took place; None while the run is under way.
-      realised: The guarantee that follows; None while the run is under way.
+      observed_participation: The participations in the ledger; None while the run is under way.
+      observed_guarantee: The guarantee that follows; None while the run is under way.
       worst_client: The client whose own participations changed the output most. None if that is
         not known, and for a run whose batches a sampler draws: who was drawn is a secret that no
-        statement tells. Its epsilon is at most that of ``realised``, which is for every pattern
-        of the observed separations and number of participations.
+        statement tells. Its epsilon is at most that of ``observed_guarantee``, which is for every
+        pattern of the observed separations and number of participations.
       worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan; None for
         others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
@@ -125,8 +125,8 @@ class PrivacyStatement:
 
     facts: RunFacts
     plan: Guarantee
-    took_place: RealisedParticipation | None = None
-    realised: Guarantee | None = None
+    observed_participation: ObservedParticipation | None = None
+    observed_guarantee: Guarantee | None = None
     worst_client: WorstClient | None = None
     worst_case: Guarantee | None = None
     represented: Represented | None = None
@@ -135,12 +135,12 @@ class PrivacyStatement:
     earlier_plans: tuple[Guarantee, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.stopped_by_rule and (self.stopping_rule is None or self.realised is None):
+        if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if self.keeps_plan is False and self.worst_case is None:
             raise ValueError(
                 "a run that broke its plan needs its worst-case guarantee, because the planned one "
-                "does not hold: worst_case=guarantees.worst_case(plan, factorization, took_place)."
+                "does not hold: worst_case=guarantees.worst_case(plan, factorization, observed)."
             )
         horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
         if horizons != sorted(set(horizons)):
@@ -160,55 +160,58 @@ class PrivacyStatement:
     @property
     def status(self) -> str:
         """``running``, ``interrupted``, ``stopped_at_epsilon`` or ``finished``."""
-        if self.took_place is None:
+        if self.observed_participation is None:
             return "running"
         if self.stopped_by_rule:
             return "stopped_at_epsilon"
-        return "finished" if self.took_place.num_rounds == self.plan.num_rounds else "interrupted"
+        is_complete = self.observed_participation.num_rounds == self.plan.num_rounds
+        return "finished" if is_complete else "interrupted"
 
     @property
     def keeps_plan(self) -> bool | None:
-        """Whether the realised participations are within the planned schema."""
-        if self.took_place is None:
+        """Whether the observed participations are within the planned schema."""
+        if self.observed_participation is None:
             return None
-        return keeps_plan(self.plan.sampling or self.plan.participation, self.took_place)
+        return keeps_plan(
+            self.plan.sampling or self.plan.participation, self.observed_participation
+        )
 
     @property
     def stated(self) -> Guarantee:
         """The guarantee that may be stated without further conditions.
 
         A run that kept its plan satisfies the planned guarantee, finished or not, because fewer
-        rounds are a part of all. The realised one may be better, but holds for a run that was
+        rounds are a part of all. The observed one may be better, but holds for a run that was
         stopped only if the data had no part in the decision to stop, so that one does not state
-        it. A finished run that broke its plan has the realised guarantee; one that was stopped, or
-        whose realised guarantee is the better one, has the worst case, which is no better than
+        it. A finished run that broke its plan has the observed guarantee; one that was stopped, or
+        whose observed guarantee is the better one, has the worst case, which is no better than
         either.
 
         A run with a stopping rule has the guarantee of the rule as well, whatever ended it
         (``stopping_rules``). If the rule ended it, neither the data nor what was released had a
-        part in that, and the realised guarantee holds.
+        part in that, and the observed guarantee holds.
         """
         found = [self._stated_without_rule]
         # A sampler that left its scheme has nothing amplified, and the rule promised that.
         if self.stopping_rule is not None and (self.plan.sampling is None or self.keeps_plan):
             found.append(self.stopping_rule.guarantee)
-            if self.stopped_by_rule and self.realised is not None:
-                found.append(self.realised)
+            if self.stopped_by_rule and self.observed_guarantee is not None:
+                found.append(self.observed_guarantee)
         return min(found, key=lambda guarantee: guarantee.epsilon)
 
     @property
     def _stated_without_rule(self) -> Guarantee:
-        if self.realised is None:
+        if self.observed_guarantee is None:
             return self.plan
         if not self.keeps_plan:
-            is_weaker = self.realised.epsilon >= self.plan.epsilon
+            is_weaker = self.observed_guarantee.epsilon >= self.plan.epsilon
             if self.status == "finished" and is_weaker:
-                return self.realised
+                return self.observed_guarantee
             assert self.worst_case is not None
             return self.worst_case
         if self.status != "finished":
             return self.plan
-        return min(self.plan, self.realised, key=lambda guarantee: guarantee.epsilon)
+        return min(self.plan, self.observed_guarantee, key=lambda guarantee: guarantee.epsilon)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -241,23 +244,23 @@ class PrivacyStatement:
             )
         if self.keeps_plan is False and self.plan.sampling is None:
             found.append(
-                "The participations that took place break the planned schema: the planned "
-                "guarantee does not hold."
+                "The observed participations break the planned schema: the planned guarantee does "
+                "not hold."
             )
         elif self.keeps_plan is False:
             found.append(
-                "The batches that took place were not drawn by the planned sampling scheme: "
-                "nothing is amplified."
+                "The observed batches were not drawn by the planned sampling scheme: nothing is "
+                "amplified."
             )
         if self.status == "interrupted" and self.plan.noise_multiplier > 0.0:
             found.append(
-                "The run was stopped early. Its realised guarantee is for fewer rounds than "
+                "The run was stopped early. Its observed guarantee is for fewer rounds than "
                 "planned; it holds only if neither the data nor what was released had a part in "
                 "the decision to stop."
             )
-        if self.realised is not None and not self.realised.sensitivity_is_exact:
+        if self.observed_guarantee is not None and not self.observed_guarantee.sensitivity_is_exact:
             found.append(
-                "The realised sensitivity is an upper bound (BandMF Thm 3), so the guarantee may "
+                "The observed sensitivity is an upper bound (BandMF Thm 3), so the guarantee may "
                 "be better than stated, and is not worse."
             )
         return tuple(found)
@@ -269,7 +272,8 @@ class PrivacyStatement:
           name_clients: Whether the client that was protected least is named, with its rounds,
             which tell it from all others as well.
         """
-        took_place, worst = self.took_place, self.worst_client
+        observed, guarantee = self.observed_participation, self.observed_guarantee
+        worst = self.worst_client
         return {
             "library_version": version.__version__,
             "status": self.status,
@@ -293,8 +297,8 @@ class PrivacyStatement:
             "earlier_plans": [plan.to_dict() for plan in self.earlier_plans],
             "earned": self.stated.to_dict(),
             "widened": None if self.worst_case is None else self.worst_case.to_dict(),
-            "realised": None if self.realised is None else self.realised.to_dict(),
-            "realised_participation": None if took_place is None else took_place.to_dict(),
+            "realised": None if guarantee is None else guarantee.to_dict(),
+            "realised_participation": None if observed is None else observed.to_dict(),
             "worst_client": None if worst is None else worst.to_dict(is_named=name_clients),
             "keeps_plan": self.keeps_plan,
             "stopping_rule": (
@@ -353,7 +357,7 @@ class PrivacyStatement:
             verification=by_files if has_files else by_rounds,
             planned=texts.formal(self.plan),
             extended=self._extended_text(),
-            realised=self._realised_text(),
+            observed=self._observed_text(),
             rule=self._rule_text(),
             version=version.__version__,
         )
@@ -374,33 +378,33 @@ class PrivacyStatement:
             f"{statement_texts.attacker(guarantee)}"
         )
 
-    def _realised_text(self) -> str:
-        took_place, realised = self.took_place, self.realised
-        if took_place is None or realised is None:
+    def _observed_text(self) -> str:
+        observed, guarantee = self.observed_participation, self.observed_guarantee
+        if observed is None or guarantee is None:
             return "not known yet: the run is under way."
-        if took_place.keeps_sampling:
+        if observed.keeps_sampling:
             return (
                 "the batches of all "
-                f"{statement_texts.count(took_place.num_rounds, 'released round')} are those "
-                f"that the sampling scheme draws. {statement_texts.formal(realised)}"
+                f"{statement_texts.count(observed.num_rounds, 'released round')} are those "
+                f"that the sampling scheme draws. {statement_texts.formal(guarantee)}"
             )
-        if took_place.separation is None:
+        if observed.separation is None:
             apart = "no client took part twice"
-        elif took_place.separation == took_place.largest_separation:
+        elif observed.separation == observed.largest_separation:
             apart = (
                 "adjacent participations of one client were exactly "
-                f"{statement_texts.count(took_place.separation, 'round')} apart"
+                f"{statement_texts.count(observed.separation, 'round')} apart"
             )
         else:
             apart = (
                 "two participations of one client were at least "
-                f"{statement_texts.count(took_place.separation, 'round')} apart"
+                f"{statement_texts.count(observed.separation, 'round')} apart"
             )
         return (
-            f"in {took_place.num_rounds} released rounds, {took_place.num_clients} of "
+            f"in {observed.num_rounds} released rounds, {observed.num_clients} of "
             f"{self.facts.num_clients} clients took part, none more than "
-            f"{took_place.max_participations} times, and {apart}. "
-            f"{statement_texts.formal(realised)}{self._worst_text()}"
+            f"{observed.max_participations} times, and {apart}. "
+            f"{statement_texts.formal(guarantee)}{self._worst_text()}"
         )
 
     def _extended_text(self) -> str:

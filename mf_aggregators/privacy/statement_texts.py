@@ -282,6 +282,6 @@ MARKDOWN = """\
      noise makes up for what rounding takes.
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}{extended}
-   - *Formal statement, realised.* Of what took place: {realised}{rule}
+   - *Formal statement, observed.* By the ledger: {observed}{rule}
 4. **Verifiability.** {verification} Made by mf_aggregators {version}.
 """

@@ -10,10 +10,10 @@ Proof. Neighbouring data sets have the same participations, which are not hidden
 adjacency), and no data and no release had a part in them, as for every guarantee of
 ``guarantees``. So fix all participations that there would have been. The rule then stops after
 a number t of rounds that is fixed as well. The first t rounds are one Gaussian mechanism, whose
-noise multiplier, relative to the sensitivity of the leading t rows of C under what took place, is
-at least that of the limit: the rule let round t happen. A run that ends before round t, for
-whatever reason, released a part of these rounds, up to a time that may follow from them: that is
-post-processing.
+noise multiplier, relative to the sensitivity of the leading t rows of C under the observed
+participations, is at least that of the limit: the rule let round t happen. A run that ends before
+round t, for whatever reason, released a part of these rounds, up to a time that may follow from
+them: that is post-processing.
 
 Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
 number t follows from the plan alone: it is the most rounds whose amplified epsilon is within the
@@ -27,7 +27,7 @@ import functools
 from mf_aggregators import accounting, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import Guarantee, RealisedParticipation
+from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class StoppingRule:
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
         keeps_sampling = None if self.plan.sampling is None else True
-        first = RealisedParticipation(1, 1, None, 1, keeps_sampling)
+        first = ObservedParticipation(1, 1, None, 1, keeps_sampling)
         if not self.allows(first):
-            alone = guarantees.realised(self.plan, self.factorization, first)
+            alone = guarantees.observed(self.plan, self.factorization, first)
             rounds = "one round alone has"
             if self.plan.sampling is not None and self.plan.sampling.of_first(1) is None:
                 rounds = (
@@ -75,7 +75,7 @@ class StoppingRule:
         does not depend on. For a sampler, the guarantee of the most rounds that the rule allows.
         """
         if self.plan.sampling is not None:
-            return guarantees.realised(
+            return guarantees.observed(
                 self.plan, self.factorization, _sampled_rounds(self._most_rounds)
             )
         multiplier = self._noise_multiplier
@@ -88,12 +88,12 @@ class StoppingRule:
             epsilon=accounting.epsilon(multiplier, self.plan.delta),
         )
 
-    def allows(self, took_place: RealisedParticipation) -> bool:
+    def allows(self, participation: ObservedParticipation) -> bool:
         """Returns whether rounds may be released, the last of which is the next one.
 
         Args:
-          took_place: The participations of all rounds, with those of the next one. Of a run
-            whose batches a sampler draws, ``keeps_sampling`` says that it drew these.
+          participation: The observed participations of all rounds, with those of the next one. Of
+            a run whose batches a sampler draws, ``keeps_sampling`` says that it drew these.
 
         Returns:
           False if the run has to end before the last of these rounds.
@@ -102,11 +102,14 @@ class StoppingRule:
           ValueError: If there are more rounds than the factorization has.
         """
         if self.plan.sampling is not None:
-            return took_place.keeps_sampling is True and took_place.num_rounds <= self._most_rounds
+            return (
+                participation.keeps_sampling is True
+                and participation.num_rounds <= self._most_rounds
+            )
         # Noise multipliers and not epsilons are compared, so that the rounds are a part of the
         # Gaussian mechanism of the guarantee, whose event may be composed with others.
-        realised = guarantees.realised(self.plan, self.factorization, took_place)
-        return realised.noise_multiplier >= self._noise_multiplier
+        guarantee = guarantees.observed(self.plan, self.factorization, participation)
+        return guarantee.noise_multiplier >= self._noise_multiplier
 
     @functools.cached_property
     def _noise_multiplier(self) -> float:
@@ -120,14 +123,14 @@ class StoppingRule:
         # be found, and those that are found are checked themselves.
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
-            realised = guarantees.realised(self.plan, self.factorization, _sampled_rounds(middle))
-            if realised.epsilon <= self.epsilon:
+            guarantee = guarantees.observed(self.plan, self.factorization, _sampled_rounds(middle))
+            if guarantee.epsilon <= self.epsilon:
                 fits = middle
             else:
                 exceeds = middle
         return fits
 
 
-def _sampled_rounds(num_rounds: int) -> RealisedParticipation:
+def _sampled_rounds(num_rounds: int) -> ObservedParticipation:
     # Who was drawn plays no part in an amplified guarantee.
-    return RealisedParticipation(num_rounds, 0, None, 0, keeps_sampling=True)
+    return ObservedParticipation(num_rounds, 0, None, 0, keeps_sampling=True)

@@ -317,7 +317,7 @@ class RunConfig(Mapping[str, Any]):
     stop_at_epsilon: float | None = _flag(
         "Privacy",
         "Ends the run before a round with which all rounds together would exceed this epsilon, "
-        "under the participations that took place. Default: all rounds take place.",
+        "under the observed participations. Default: all rounds take place.",
         default=None,
         is_positive=True,
     )

@@ -15,7 +15,7 @@ import math
 
 from mf_aggregators import Mechanism, accounting, participation, validation
 from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
     AdaptiveClipping,
@@ -76,12 +76,15 @@ class RunStatements:
         """Returns the statement of a run whose plan is broken, written if it changed, or None."""
         if not self._can_break:
             return None
-        observed = self._run.mechanism.observed(ledger.record())
-        if observed.keeps_participation:
+        found = self._run.mechanism.observed(ledger.record())
+        if found.keeps_participation:
             return None
-        took_place = observed.participation
-        before = None if self._broken is None else self._broken.took_place
-        if self._broken is None or before is None or before.schema() != took_place.schema():
+        before = None if self._broken is None else self._broken.observed_participation
+        if (
+            self._broken is None
+            or before is None
+            or before.schema() != found.participation.schema()
+        ):
             self._broken = self.after(ledger)
         return self._broken
 
@@ -190,8 +193,8 @@ def _enforcement(run: Run) -> str:
         hours = behaviour.timer.seconds / 3600.0
         text = (
             f"A timer on each client lets {hours:g} hours pass between two participations;\n"
-            "     that these are as many rounds apart is assumed, not enforced. What took place\n"
-            "     is said below."
+            "     that these are as many rounds apart is assumed, not enforced. What was\n"
+            "     observed is said below."
         )
     else:
         text = TIMERS_BY_ROUNDS
@@ -276,8 +279,8 @@ class PrivacyBudget:
             return math.inf
         if plan.sampling is not None and plan.sampling.of_first(rounds) is not None:
             # Who was drawn plays no part in an amplified guarantee.
-            nobody = RealisedParticipation(rounds, 0, None, 0, keeps_sampling=True)
-            return guarantees.realised(plan, self._factorization, nobody).epsilon
+            nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
+            return guarantees.observed(plan, self._factorization, nobody).epsilon
         # To certify an epsilon takes minutes. Of schemes without parts, the planned one and that
         # without amplification are bounds of fewer rounds too.
         bound = self._factorization.sensitivity_of_first(rounds, plan.participation)

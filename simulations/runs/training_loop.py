@@ -30,7 +30,7 @@ import tensorflow_federated as tff
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
@@ -327,11 +327,11 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
     if rule is None:
         return
     if run.sampler is not None:
-        took_place = RealisedParticipation(rounds, 0, None, 0, keeps_sampling=True)
+        observed = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
     else:
         with_it = ledger.with_round(cohort)
-        took_place = guarantees.realised_participation(with_it.rounds_of_clients(), rounds)
-    if not rule.allows(took_place):
+        observed = guarantees.observed_participation(with_it.rounds_of_clients(), rounds)
+    if not rule.allows(observed):
         raise StoppedByRuleError(
             f"stopped after {ledger.num_rounds} rounds: with round {rounds} the epsilon of all "
             f"rounds together would be above {rule.epsilon:g}"

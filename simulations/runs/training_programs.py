@@ -105,10 +105,10 @@ class CohortDataSource(compatibility.FederatedDataSource):
                     f"{self._path} is the ledger of another population: name the clients of the "
                     "run, in their order, or another ledger."
                 )
-            took_place = guarantees.realised_participation(
+            observed = guarantees.observed_participation(
                 self._ledger.rounds_of_clients(), self._ledger.num_rounds
             )
-            if not guarantees.keeps_plan(participation, took_place):
+            if not guarantees.keeps_plan(participation, observed):
                 raise LedgerError(
                     f"{self._path} has participations that the timers do not allow: it is the "
                     "ledger of another run. Use the participation of its first round, or another "

@@ -57,7 +57,7 @@ def test_without_a_guarantee_an_attacker_may_find_everybody() -> None:
 def test_who_was_in_no_round_is_found_by_guessing_alone() -> None:
     factorization = identity(6)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
-    nobody = guarantees.realised_participation([], 3)
-    rates = guarantees.realised(plan, factorization, nobody).attacker()
+    nobody = guarantees.observed_participation([], 3)
+    rates = guarantees.observed(plan, factorization, nobody).attacker()
     assert list(rates.values()) == [0.01, 0.001]
     assert plan.true_positive_rate(0.25) == accounting.true_positive_rate(1.0, 0.25)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from mf_aggregators.privacy.guarantees import keeps_plan, realised_participation
+from mf_aggregators.privacy.guarantees import keeps_plan, observed_participation
 from simulations.runs.round_records import ParticipationLedger
 from tests.simulations import linear_run
 from tests.simulations.command_processes import CommandServer
@@ -346,8 +346,8 @@ def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
         other = ParticipationLedger.load(killed.whole / "ledger.npz")
         assert ledger.num_rounds == other.num_rounds == last
         _assert_same(list(ledger.cohorts), list(other.cohorts))
-        took_place = realised_participation(ledger.rounds_of_clients(), last)
-        assert keeps_plan(linear_run.PARTICIPATION, took_place)
+        observed = observed_participation(ledger.rounds_of_clients(), last)
+        assert keeps_plan(linear_run.PARTICIPATION, observed)
         assert not [
             path.name for path in killed.directory.iterdir() if path.name.startswith(".ledger")
         ]

@@ -55,8 +55,8 @@ def test_a_summary_is_that_of_each_device(cohorts: list[set[int]]) -> None:
     for index, cohort in enumerate(cohorts):
         for device in cohort:
             rounds_of.setdefault(device, []).append(index)
-    expected = mfa.privacy.guarantees.realised_participation(list(rounds_of.values()), len(cohorts))
-    assert summary.took_place == expected
+    expected = mfa.privacy.guarantees.observed_participation(list(rounds_of.values()), len(cohorts))
+    assert summary.observed == expected
     distances = [b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)]
     counts = [len(rounds) for rounds in rounds_of.values()]
     assert summary.participations_max == max(counts, default=0)
@@ -131,11 +131,11 @@ def test_the_numbers_are_those_of_the_rounds(
         np.mean(by_hour[hour]) if hour in by_hour else None for hour in range(24)
     ]
     record = ledgers.load(ledger_file, 40)
-    took_place = mfa.privacy.guarantees.realised_participation(record.rounds_of_clients, 40)
-    assert fields["realised_separation"] == took_place.separation
+    observed = mfa.privacy.guarantees.observed_participation(record.rounds_of_clients, 40)
+    assert fields["realised_separation"] == observed.separation
     assert fields["realised_separation"] >= 9
-    assert fields["most_participations"] == took_place.max_participations <= 4
-    assert fields["num_clients"] == took_place.num_clients
+    assert fields["most_participations"] == observed.max_participations <= 4
+    assert fields["num_clients"] == observed.num_clients
     assert fields["keeps_plan"]
     assert fields["stopped"] is None
     assert "planned_epsilon" not in fields
@@ -161,7 +161,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
         (("--timer=wall_clock", "--timer_hours=0.2"), False),
     ],
 )
-def test_the_guarantee_is_that_of_what_took_place(
+def test_the_guarantee_is_that_of_what_was_observed(
     capsys: pytest.CaptureFixture[str],
     tmp_path: pathlib.Path,
     checkpoint: str,
@@ -177,21 +177,21 @@ def test_the_guarantee_is_that_of_what_took_place(
     fields = json.loads(out)
     assert fields["participation"] == str(MinSeparation(8, 4))
     record = ledgers.load(tmp_path / "ledger.npz", 20)
-    took_place = mfa.privacy.guarantees.realised_participation(record.rounds_of_clients, 20)
+    observed = mfa.privacy.guarantees.observed_participation(record.rounds_of_clients, 20)
     factorization = mfa.checkpoints.load(checkpoint)
     plan = mfa.privacy.guarantees.planned(factorization, MinSeparation(8, 4), 0.8, 1e-5)
-    realised = mfa.privacy.guarantees.realised(plan, factorization, took_place)
+    guarantee = mfa.privacy.guarantees.observed(plan, factorization, observed)
     assert fields["rounds"] == 20
     assert fields["keeps_plan"] == keeps_plan
     assert fields["planned_epsilon"] == plan.epsilon
-    assert fields["realised_epsilon"] == realised.epsilon
-    assert fields["realised_sensitivity"] == realised.sensitivity
+    assert fields["realised_epsilon"] == guarantee.epsilon
+    assert fields["realised_sensitivity"] == guarantee.sensitivity
     status, text, _ = _call(capsys, *setting, *privacy, *arguments)
     if keeps_plan:
         assert fields["widened_epsilon"] is None
         assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
     else:
-        worst_case = mfa.privacy.guarantees.worst_case(plan, factorization, took_place).epsilon
+        worst_case = mfa.privacy.guarantees.worst_case(plan, factorization, observed).epsilon
         assert fields["widened_epsilon"] == worst_case > plan.epsilon
         assert f"\n\nWARNING: the schema of the plan ({MinSeparation(8, 4)}) is broken" in text
         assert "The plan was kept" not in text

@@ -193,11 +193,11 @@ def test_a_private_run_from_start_to_statement(
     assert privacy["status"] == "finished"
     assert privacy["is_private"] is True
     assert privacy["keeps_plan"] is True
-    planned, realised = privacy["planned"], privacy["realised"]
+    planned, observed = privacy["planned"], privacy["realised"]
     assert isinstance(planned, dict)
-    assert isinstance(realised, dict)
+    assert isinstance(observed, dict)
     assert planned["epsilon"] == pytest.approx(8.0)
-    assert realised["epsilon"] <= planned["epsilon"] * (1 + 1e-9)
+    assert observed["epsilon"] <= planned["epsilon"] * (1 + 1e-9)
     assert planned["participation"]["separation"] == 4
     for noise in ("grappler", "CUDA", "cuda", "gRPC", "TensorRT", "Warning"):
         assert noise not in err
@@ -265,9 +265,9 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     assert 1 <= rounds < 6
     privacy = _check_directory(output, rounds)
     assert privacy["status"] == "interrupted"
-    realised = privacy["realised"]
-    assert isinstance(realised, dict)
-    assert realised["num_rounds"] == rounds
+    observed = privacy["realised"]
+    assert isinstance(observed, dict)
+    assert observed["num_rounds"] == rounds
     # Stopping early earns no more than was planned: the data may have been looked at.
     assert privacy["earned"] == privacy["planned"]
     before = _rows(output)

@@ -270,7 +270,7 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     noise, found = _lines(drawn[2])["without amplification"]
     for one, epsilon in zip(noise, found, strict=True):
         assert epsilon == pytest.approx(accounting.epsilon(float(one), 1e-5), rel=1e-9)
-    label = "what took place" if ledger == "broken" else "planned"
+    label = "observed" if ledger == "broken" else "planned"
     shown = {name: line for name, line in _lines(drawn[2]).items() if label in name}
     ((multipliers, epsilons),) = shown.values()
     prefix = "realised_" if ledger == "broken" else ""

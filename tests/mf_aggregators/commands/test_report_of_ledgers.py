@@ -1,4 +1,4 @@
-"""mf-report --ledger: the guarantee of what took place."""
+"""mf-report --ledger: the guarantee of what was observed."""
 
 import json
 import math

@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
     registry,
 )
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.random_streams import Stream
 from tests.refusals import refuses
@@ -67,9 +67,9 @@ def test_the_scheme_has_a_guarantee_of_its_own_and_a_statement() -> None:
         plan.true_positive_rate(rates), order.true_positive_rate(rates), rtol=1e-9
     )
     facts = RunFacts("banded, 12 rounds", 40, 10, 1.0, noise_seed_is_fixed=False)
-    took_place = RealisedParticipation(12, 40, 4, 3, keeps_sampling=True)
-    realised = guarantees.realised(plan, factorization, took_place)
-    statement = PrivacyStatement(facts, plan, took_place, realised)
+    observed = ObservedParticipation(12, 40, 4, 3, keeps_sampling=True)
+    guarantee = guarantees.observed(plan, factorization, observed)
+    statement = PrivacyStatement(facts, plan, observed, guarantee)
     assert statement.status == "finished"
     text = statement.to_markdown()
     assert _SCHEME.accounting_words() in text

@@ -1,4 +1,4 @@
-"""Planned and realised guarantees: what took place decides."""
+"""Planned and observed guarantees: the participations decide."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
@@ -44,15 +44,15 @@ _DELTA = 1e-5
 
 
 def test_participations_are_measured() -> None:
-    measured = guarantees.realised_participation([[0, 5, 9], [], [2], [1, 8]], 10)
-    assert measured == RealisedParticipation(
+    measured = guarantees.observed_participation([[0, 5, 9], [], [2], [1, 8]], 10)
+    assert measured == ObservedParticipation(
         num_rounds=10, num_clients=3, separation=4, max_participations=3, largest_separation=7
     )
     assert measured.schema() == MinSeparation(4, 3)
 
 
 def test_clients_that_took_part_once_make_a_single_participation() -> None:
-    measured = guarantees.realised_participation([[3], [0]], 4)
+    measured = guarantees.observed_participation([[3], [0]], 4)
     assert measured.separation is None
     assert measured.schema() == SingleParticipation()
 
@@ -60,7 +60,7 @@ def test_clients_that_took_part_once_make_a_single_participation() -> None:
 @pytest.mark.parametrize("rounds", [[3, 3], [5, 2], [-1, 2], [0, 10]])
 def test_impossible_records_are_refused(rounds: list[int]) -> None:
     with refuses("ledger"):
-        guarantees.realised_participation([rounds], 10)
+        guarantees.observed_participation([rounds], 10)
 
 
 def test_a_run_that_kept_its_plan_earns_it() -> None:
@@ -68,9 +68,9 @@ def test_a_run_that_kept_its_plan_earns_it() -> None:
     participation = MinSeparation(4)
     plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
     assert plan.epsilon == accounting.epsilon(0.8, _DELTA)
-    took_place = guarantees.realised_participation([[0, 4, 8], [1, 6], [11]], 12)
-    assert guarantees.keeps_plan(participation, took_place)
-    found = guarantees.realised(plan, factorization, took_place)
+    observed = guarantees.observed_participation([[0, 4, 8], [1, 6], [11]], 12)
+    assert guarantees.keeps_plan(participation, observed)
+    found = guarantees.observed(plan, factorization, observed)
     assert found.sensitivity == pytest.approx(plan.sensitivity)
     assert found.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
 
@@ -80,15 +80,15 @@ def test_a_run_that_kept_its_plan_earns_it() -> None:
     st.integers(1, 12),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_realised_noise_multiplier_is_at_most_that_of_the_worst_client(
+def test_the_observed_noise_multiplier_is_at_most_that_of_the_worst_client(
     rounds_of_clients: list[list[int]], separation: int
 ) -> None:
     """The same noise against the true change that each client's pattern allows."""
     factorization = banded(workloads.prefix_sum(12), min(3, separation))
     plan = guarantees.planned(factorization, MinSeparation(separation), 1.0, _DELTA)
     rounds = [sorted(client) for client in rounds_of_clients]
-    took_place = guarantees.realised_participation(rounds, 12)
-    found = guarantees.realised(plan, factorization, took_place)
+    observed = guarantees.observed_participation(rounds, 12)
+    found = guarantees.observed(plan, factorization, observed)
     stddev = plan.noise_multiplier * plan.sensitivity
     strategy = factorization.strategy_matrix()
     for client in rounds:
@@ -103,20 +103,20 @@ def test_a_broken_plan_earns_less() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     participation = MinSeparation(4, 3)
     plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
-    too_soon = guarantees.realised_participation([[0, 2, 6]], 12)
+    too_soon = guarantees.observed_participation([[0, 2, 6]], 12)
     assert not guarantees.keeps_plan(participation, too_soon)
-    assert guarantees.realised(plan, factorization, too_soon).epsilon > plan.epsilon
-    too_often = guarantees.realised_participation([[0, 4, 8]], 12)
+    assert guarantees.observed(plan, factorization, too_soon).epsilon > plan.epsilon
+    too_often = guarantees.observed_participation([[0, 4, 8]], 12)
     assert not guarantees.keeps_plan(MinSeparation(4, 2), too_often)
     plan_of_two = guarantees.planned(factorization, MinSeparation(4, 2), 0.8, _DELTA)
-    assert guarantees.realised(plan_of_two, factorization, too_often).epsilon > plan_of_two.epsilon
+    assert guarantees.observed(plan_of_two, factorization, too_often).epsilon > plan_of_two.epsilon
 
 
 def test_fewer_rounds_than_planned_reveal_no_more() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     plan = guarantees.planned(factorization, MinSeparation(4), 0.8, _DELTA)
-    took_place = guarantees.realised_participation([[0, 4], [1]], 5)
-    found = guarantees.realised(plan, factorization, took_place)
+    observed = guarantees.observed_participation([[0, 4], [1]], 5)
+    found = guarantees.observed(plan, factorization, observed)
     assert found.num_rounds == 5
     assert found.epsilon < plan.epsilon
     # The matrix of the released rounds is the leading part of C.
@@ -127,15 +127,15 @@ def test_fewer_rounds_than_planned_reveal_no_more() -> None:
 
 def test_nothing_released_is_nothing_revealed() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
-    nothing = guarantees.realised_participation([[], []], 0)
-    found = guarantees.realised(plan, identity(4), nothing)
+    nothing = guarantees.observed_participation([[], []], 0)
+    found = guarantees.observed(plan, identity(4), nothing)
     assert (found.epsilon, found.zcdp_rho, found.sensitivity) == (0.0, 0.0, 0.0)
 
 
 def test_no_noise_stays_no_guarantee() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 0.0, _DELTA)
-    took_place = guarantees.realised_participation([[0]], 4)
-    found = guarantees.realised(plan, identity(4), took_place)
+    observed = guarantees.observed_participation([[0]], 4)
+    found = guarantees.observed(plan, identity(4), observed)
     assert found.epsilon == math.inf
     assert found.to_dict()["epsilon"] is None
 
@@ -143,7 +143,7 @@ def test_no_noise_stays_no_guarantee() -> None:
 def test_more_rounds_than_the_matrix_has_are_refused() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
     with refuses("5", "4"):
-        guarantees.realised(plan, identity(4), RealisedParticipation(5, 1, None, 1))
+        guarantees.observed(plan, identity(4), ObservedParticipation(5, 1, None, 1))
 
 
 _SIX_ROUNDS = 6
@@ -162,23 +162,23 @@ def test_a_record_keeps_a_schema_exactly_if_every_client_does(participation: Par
     for size in range(1, _SIX_ROUNDS + 1):
         for pattern in itertools.combinations(range(_SIX_ROUNDS), size):
             for record in ([pattern], [longest, (), pattern], [pattern, (3,), longest]):
-                took_place = guarantees.realised_participation(record, _SIX_ROUNDS)
-                assert guarantees.keeps_plan(participation, took_place) == (pattern in allowed)
-                # The schema of what took place allows it, and no distance or count beyond it.
-                own = set(brute_force.patterns(took_place.schema(), _SIX_ROUNDS))
+                observed = guarantees.observed_participation(record, _SIX_ROUNDS)
+                assert guarantees.keeps_plan(participation, observed) == (pattern in allowed)
+                # The observed schema allows it, and no distance or count beyond it.
+                own = set(brute_force.patterns(observed.schema(), _SIX_ROUNDS))
                 assert own >= {each for each in record if each}
                 assert max(map(len, own)) == max(map(len, record))
 
 
 def test_equal_distances_make_fixed_epochs() -> None:
-    measured = guarantees.realised_participation([[0, 4, 8], [3, 7], [2]], 12)
+    measured = guarantees.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
     assert measured.schema() == FixedEpochOrder(3, 4)
     # One larger distance, and they are only a smallest one.
-    assert guarantees.realised_participation([[0, 4, 8], [3, 8]], 12).schema() == MinSeparation(
+    assert guarantees.observed_participation([[0, 4, 8], [3, 8]], 12).schema() == MinSeparation(
         4, 3
     )
     # Without the largest distance nothing shows that all are equal.
-    by_hand = RealisedParticipation(12, 3, 4, 3)
+    by_hand = ObservedParticipation(12, 3, 4, 3)
     assert by_hand.schema() == MinSeparation(4, 3)
     assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), by_hand)
 
@@ -197,17 +197,17 @@ def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factor
     """With more bands than rounds between, only these patterns tell their sensitivity exactly."""
     schema = FixedEpochOrder(3, 4)
     plan = guarantees.planned(factorization, schema, 1.3, _DELTA)
-    took_place = guarantees.realised_participation([[0, 4, 8], [3, 7], [2]], 12)
-    assert guarantees.keeps_plan(schema, took_place)
-    realised = guarantees.realised(plan, factorization, took_place)
-    assert realised.participation == schema
-    assert realised.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
+    observed = guarantees.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
+    assert guarantees.keeps_plan(schema, observed)
+    guarantee = guarantees.observed(plan, factorization, observed)
+    assert guarantee.participation == schema
+    assert guarantee.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
     wider = guarantees.planned(factorization, MinSeparation(4, 3), 1.3, _DELTA)
     stddev = plan.noise_multiplier * plan.sensitivity
-    assert realised.noise_multiplier >= stddev / wider.sensitivity * (1 - 1e-12)
+    assert guarantee.noise_multiplier >= stddev / wider.sensitivity * (1 - 1e-12)
     # The noise against the true change by each client, its contributions all alike.
     truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
-    assert realised.noise_multiplier <= stddev / truth * (1 + 1e-9)
+    assert guarantee.noise_multiplier <= stddev / truth * (1 + 1e-9)
 
 
 def test_a_sampled_run_has_the_amplified_guarantee() -> None:
@@ -220,9 +220,9 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     assert plan.zcdp_rho == pytest.approx(4 * 0.5 / 1.2**2)
     assert plan.event() == scheme.event(1.2)
     assert plan.to_dict()["sampling"] == scheme.to_dict()
-    kept = RealisedParticipation(12, 40, 3, 4, keeps_sampling=True)
+    kept = ObservedParticipation(12, 40, 3, 4, keeps_sampling=True)
     assert guarantees.keeps_plan(scheme, kept)
-    assert guarantees.realised(plan, factorization, kept).epsilon == pytest.approx(plan.epsilon)
+    assert guarantees.observed(plan, factorization, kept).epsilon == pytest.approx(plan.epsilon)
 
 
 def test_noise_whose_roundings_reach_beyond_the_bands_is_not_amplified() -> None:
@@ -238,28 +238,28 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     for keeps in (False, None):
-        broken = RealisedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
+        broken = ObservedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
         assert not guarantees.keeps_plan(plan.sampling or SingleParticipation(), broken)
-        realised = guarantees.realised(plan, factorization, broken)
-        assert realised.sampling is None
-        assert realised.epsilon == pytest.approx(
+        guarantee = guarantees.observed(plan, factorization, broken)
+        assert guarantee.sampling is None
+        assert guarantee.epsilon == pytest.approx(
             accounting.epsilon(1.2 / math.sqrt(3), _DELTA), rel=1e-6
         )
-        assert realised.epsilon > plan.epsilon
+        assert guarantee.epsilon > plan.epsilon
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7])
 def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
-    kept = RealisedParticipation(rounds, 9, None, 1, keeps_sampling=True)
-    realised = guarantees.realised(plan, factorization, kept)
-    assert realised.num_rounds == rounds
-    assert realised.sampling is not None
-    assert isinstance(realised.sampling, PoissonSampling)
-    assert realised.sampling.sampling_probability == pytest.approx(0.1)
-    assert realised.sampling.most_participations() == math.ceil(rounds / 3)
-    assert realised.epsilon <= plan.epsilon
+    kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
+    guarantee = guarantees.observed(plan, factorization, kept)
+    assert guarantee.num_rounds == rounds
+    assert guarantee.sampling is not None
+    assert isinstance(guarantee.sampling, PoissonSampling)
+    assert guarantee.sampling.sampling_probability == pytest.approx(0.1)
+    assert guarantee.sampling.most_participations() == math.ceil(rounds / 3)
+    assert guarantee.epsilon <= plan.epsilon
 
 
 @pytest.mark.parametrize(
@@ -291,12 +291,12 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert plan.to_dict()["certificate"]["seed"] == 0
     assert plan.to_dict()["sampling"] == scheme.to_dict()
     # What was drawn is kept: the same guarantee, and one for the rounds that there were.
-    kept = RealisedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
-    realised = guarantees.realised(plan, factorization, kept)
-    assert realised.epsilon == pytest.approx(plan.epsilon)
+    kept = ObservedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
+    guarantee = guarantees.observed(plan, factorization, kept)
+    assert guarantee.epsilon == pytest.approx(plan.epsilon)
     for rounds in (1, 2, 7):
-        kept = RealisedParticipation(rounds, 9, None, 1, keeps_sampling=True)
-        stopped = guarantees.realised(plan, factorization, kept)
+        kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
+        stopped = guarantees.observed(plan, factorization, kept)
         assert stopped.num_rounds == rounds
         # The rounds that there were are a part of all rounds, whose certificate holds for them.
         assert stopped.sampling == plan.sampling
@@ -368,7 +368,7 @@ def test_guarantees_compose() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 2.0, _DELTA)
     both = accounting.composed_epsilon([plan.event(), plan.event()], _DELTA)
     assert both == pytest.approx(accounting.epsilon(2.0 / math.sqrt(2), _DELTA), abs=1e-3)
-    nothing = guarantees.realised(plan, identity(4), RealisedParticipation(0, 0, None, 0))
+    nothing = guarantees.observed(plan, identity(4), ObservedParticipation(0, 0, None, 0))
     assert accounting.composed_epsilon([plan.event(), nothing.event()], _DELTA) == pytest.approx(
         plan.epsilon, abs=1e-3
     )
@@ -389,18 +389,18 @@ def test_a_widened_guarantee_is_never_the_better_one(
     for participation in schemas:
         plan = guarantees.planned(factorization, participation, 1.0, _DELTA)
         kept = [i for i in rounds if i < released]
-        took_place = guarantees.realised_participation([kept], released)
-        worst_case = guarantees.worst_case(plan, factorization, took_place)
+        observed = guarantees.observed_participation([kept], released)
+        worst_case = guarantees.worst_case(plan, factorization, observed)
         assert worst_case.epsilon >= plan.epsilon * (1 - 1e-9)
-        realised = guarantees.realised(plan, factorization, took_place)
-        assert worst_case.epsilon >= realised.epsilon * (1 - 1e-9)
+        guarantee = guarantees.observed(plan, factorization, observed)
+        assert worst_case.epsilon >= guarantee.epsilon * (1 - 1e-9)
 
 
 def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
-    took_place = RealisedParticipation(2, 5, None, 1, keeps_sampling=False)
-    worst_case = guarantees.worst_case(plan, factorization, took_place)
+    observed = ObservedParticipation(2, 5, None, 1, keeps_sampling=False)
+    worst_case = guarantees.worst_case(plan, factorization, observed)
     assert worst_case.sampling is None
     assert worst_case.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)
 

@@ -11,7 +11,7 @@ from mf_aggregators.factorizations import Factorization, banded, identity
 from mf_aggregators.participation import MinSeparation, sampling_scheme, sampling_schemes
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation, WorstClient
+from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.refusals import refuses
@@ -28,23 +28,23 @@ def _statement(
     facts = RunFacts("Identity matrix factorization for 10 rounds", 7, 2, 0.5, fixed_seed)
     if rounds_of_client is None:
         return PrivacyStatement(facts, plan)
-    took_place = guarantees.realised_participation([rounds_of_client], num_rounds)
-    return _ended(facts, plan, factorization, took_place)
+    observed = guarantees.observed_participation([rounds_of_client], num_rounds)
+    return _ended(facts, plan, factorization, observed)
 
 
 def _ended(
     facts: RunFacts,
     plan: guarantees.Guarantee,
     factorization: Factorization,
-    took_place: RealisedParticipation,
+    observed: ObservedParticipation,
 ) -> PrivacyStatement:
-    keeps_plan = guarantees.keeps_plan(plan.sampling or plan.participation, took_place)
+    keeps_plan = guarantees.keeps_plan(plan.sampling or plan.participation, observed)
     return PrivacyStatement(
         facts,
         plan,
-        took_place,
-        guarantees.realised(plan, factorization, took_place),
-        worst_case=None if keeps_plan else guarantees.worst_case(plan, factorization, took_place),
+        observed,
+        guarantees.observed(plan, factorization, observed),
+        worst_case=None if keeps_plan else guarantees.worst_case(plan, factorization, observed),
     )
 
 
@@ -111,7 +111,7 @@ def test_every_point_of_the_form_is_there() -> None:
         "Type of accounting",
         "Assumption",
         "Formal statement, planned",
-        "Formal statement, realised",
+        "Formal statement, observed",
         "Public data",
         "well-behaved clients",
         "Verifiability",
@@ -129,8 +129,8 @@ def test_a_run_under_way_promises_only_the_plan() -> None:
 def test_an_interrupted_run() -> None:
     statement = _statement([0], num_rounds=4)
     assert statement.to_dict()["status"] == "interrupted"
-    assert statement.realised is not None
-    assert statement.realised.epsilon < statement.plan.epsilon
+    assert statement.observed_guarantee is not None
+    assert statement.observed_guarantee.epsilon < statement.plan.epsilon
     assert statement.stated == statement.plan
     assert f"({rounded_up(statement.plan.epsilon)}, 0.0001)-differential" in statement.to_markdown()
     assert "decision to stop" in statement.to_markdown()
@@ -142,9 +142,9 @@ def test_a_broken_plan_is_the_first_thing_said() -> None:
     assert statement.keeps_plan is False
     text = statement.to_markdown()
     assert text.index("break the planned schema") < text.index("DP setting")
-    assert statement.realised is not None
-    assert f"({rounded_up(statement.realised.epsilon)}, " in text
-    assert statement.stated == statement.realised
+    assert statement.observed_guarantee is not None
+    assert f"({rounded_up(statement.observed_guarantee.epsilon)}, " in text
+    assert statement.stated == statement.observed_guarantee
 
 
 @pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
@@ -153,14 +153,14 @@ def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> Non
     for num_rounds in (4, 10):
         statement = _statement(rounds, num_rounds=num_rounds)
         assert statement.keeps_plan is False
-        realised = statement.realised
-        assert realised is not None
+        guarantee = statement.observed_guarantee
+        assert guarantee is not None
         worst_case = statement.worst_case
         assert worst_case is not None
         # Three participations were planned: the square root of three for independent noise.
         assert worst_case.sensitivity == pytest.approx(3**0.5)
         assert statement.stated.epsilon >= statement.plan.epsilon * (1 - 1e-9)
-        assert statement.stated.epsilon >= realised.epsilon * (1 - 1e-9)
+        assert statement.stated.epsilon >= guarantee.epsilon * (1 - 1e-9)
         if num_rounds == 4:
             assert any("decision to stop" in warning for warning in statement.warnings)
         with refuses("worst_case"):
@@ -183,8 +183,8 @@ def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyState
     facts = RunFacts(
         "Banded matrix factorization for 12 rounds", 300, 10, 0.5, False, has_run_directory=True
     )
-    took_place = RealisedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
-    return _ended(facts, plan, factorization, took_place)
+    observed = ObservedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
+    return _ended(facts, plan, factorization, observed)
 
 
 @pytest.mark.parametrize("name", sampling_schemes())
@@ -261,10 +261,10 @@ def _under_a_rule(
     return dataclasses.replace(statement, stopping_rule=rule, stopped_by_rule=stopped_by_rule)
 
 
-def test_a_run_that_its_rule_ended_has_its_realised_guarantee() -> None:
+def test_a_run_that_its_rule_ended_has_its_observed_guarantee() -> None:
     statement = _under_a_rule([0], 3, stopped_by_rule=True)
-    assert statement.realised is not None
-    assert statement.stated == statement.realised
+    assert statement.observed_guarantee is not None
+    assert statement.stated == statement.observed_guarantee
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
     assert contents["status"] == "stopped_at_epsilon"
     assert contents["earned"] == contents["realised"]
@@ -280,10 +280,10 @@ def test_a_run_that_its_rule_ended_has_its_realised_guarantee() -> None:
 def test_a_run_that_somebody_ended_has_what_its_rule_promised() -> None:
     statement = _under_a_rule([0], 3, stopped_by_rule=False)
     assert statement.status == "interrupted"
-    assert statement.realised is not None
+    assert statement.observed_guarantee is not None
     assert statement.stopping_rule is not None
     assert statement.stated == statement.stopping_rule.guarantee
-    assert statement.realised.epsilon < statement.stated.epsilon < statement.plan.epsilon
+    assert statement.observed_guarantee.epsilon < statement.stated.epsilon < statement.plan.epsilon
     assert any("decision to stop" in warning for warning in statement.warnings)
     # The plan's own guarantee, where the limit is above it.
     assert _under_a_rule([0], 3, False, share=1.2).stated == statement.plan
@@ -296,8 +296,8 @@ def test_a_rule_bounds_a_run_that_broke_its_plan() -> None:
     assert statement.stopping_rule is not None
     assert statement.stated.epsilon <= 1.1 * statement.plan.epsilon
     ended = dataclasses.replace(statement, stopped_by_rule=True)
-    assert ended.realised is not None
-    assert ended.stated.epsilon == pytest.approx(ended.realised.epsilon)
+    assert ended.observed_guarantee is not None
+    assert ended.stated.epsilon == pytest.approx(ended.observed_guarantee.epsilon)
 
 
 def test_no_rule_says_nothing_and_ends_nothing() -> None:

@@ -12,7 +12,7 @@ import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization, banded, identity
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import RealisedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.examples import examples
 from tests.mf_aggregators.small_mechanisms import factorizations
@@ -37,10 +37,10 @@ def _rounds_of_clients(cohorts: list[list[int]], num_clients: int) -> list[list[
 def _rounds_released(rule: StoppingRule, cohorts: list[list[int]], num_clients: int) -> int:
     """How many rounds take place, of those with these cohorts."""
     for number in range(1, len(cohorts) + 1):
-        took_place = guarantees.realised_participation(
+        observed = guarantees.observed_participation(
             _rounds_of_clients(cohorts[:number], num_clients), number
         )
-        if not rule.allows(took_place):
+        if not rule.allows(observed):
             return number - 1
     return len(cohorts)
 
@@ -130,11 +130,11 @@ def test_a_sampled_run_ends_after_the_most_rounds_that_are_within_the_limit() ->
     most = max(rounds for rounds, each in enumerate(epsilons, start=2) if each <= limit)
     assert 2 < most < 12
     rule = StoppingRule(plan, factorization, limit)
-    drawn = [RealisedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 13)]
+    drawn = [ObservedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 13)]
     assert [rule.allows(each) for each in drawn] == [True] * most + [False] * (12 - most)
     assert rule.guarantee.epsilon == pytest.approx(epsilons[most - 2], rel=1e-9)
     # Batches that were drawn in another way are not what the limit was found for.
-    assert not rule.allows(RealisedParticipation(1, 1, None, 1, False))
+    assert not rule.allows(ObservedParticipation(1, 1, None, 1, False))
 
 
 def test_limits_that_allow_no_round_are_refused() -> None:
@@ -162,6 +162,6 @@ def test_where_clients_draw_for_themselves_a_limit_is_for_all_rounds(sampling: s
     with refuses("limit", "clients"):
         StoppingRule(plan, factorization, 0.99 * plan.epsilon)
     rule = StoppingRule(plan, factorization, 1.01 * plan.epsilon)
-    drawn = [RealisedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 7)]
+    drawn = [ObservedParticipation(rounds, 0, None, 0, True) for rounds in range(1, 7)]
     assert all(rule.allows(each) for each in drawn)
     assert rule.guarantee.epsilon == plan.epsilon

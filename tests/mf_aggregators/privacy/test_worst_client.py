@@ -1,4 +1,4 @@
-"""Sensitivities of patterns that took place, against direct sums over the rounds of a client."""
+"""Sensitivities of observed patterns, against direct sums over the rounds of a client."""
 
 import itertools
 from collections.abc import Sequence
@@ -92,19 +92,19 @@ def test_negative_correlations_count_as_much() -> None:
 
 @given(rounds_of_clients=_patterns, index=st.integers(0, 16))
 @settings(max_examples=100, deadline=None)
-def test_no_client_is_worse_off_than_the_realised_guarantee_says(
+def test_no_client_is_worse_off_than_the_observed_guarantee_says(
     mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int
 ) -> None:
     factorization = mechanisms[index]
     plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
-    took_place = guarantees.realised_participation(rounds_of_clients, _NUM_ROUNDS)
-    realised = guarantees.realised(plan, factorization, took_place)
+    observed = guarantees.observed_participation(rounds_of_clients, _NUM_ROUNDS)
+    guarantee = guarantees.observed(plan, factorization, observed)
     record = _ledger(rounds_of_clients, _NUM_ROUNDS)
     worst = guarantees.worst_client(plan, factorization, record)
     if worst is None:
-        assert took_place.max_participations == 0
+        assert observed.max_participations == 0
     else:
-        assert worst.epsilon <= realised.epsilon * (1 + 1e-9) + 1e-9
+        assert worst.epsilon <= guarantee.epsilon * (1 + 1e-9) + 1e-9
         assert worst.client_id in record.client_ids
 
 
@@ -135,10 +135,10 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
     found = _worst(factorization, clients, 7)
     assert found is not None
     assert found.client_id == "1"
-    took_place = guarantees.realised_participation(clients, 7)
+    observed = guarantees.observed_participation(clients, 7)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
-    realised = guarantees.realised(plan, factorization, took_place)
-    assert found.sensitivity <= realised.sensitivity * (1.0 + 1e-9)
+    guarantee = guarantees.observed(plan, factorization, observed)
+    assert found.sensitivity <= guarantee.sensitivity * (1.0 + 1e-9)
 
 
 def test_too_many_rounds_have_no_answer() -> None:

@@ -158,9 +158,9 @@ def test_every_round_is_computed_where_it_is_asked_for() -> None:
     assert budget.every == 3
     exact = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=1)
     found = exact.spent(100)
-    took_place = guarantees.RealisedParticipation(100, 1, 10, 10)
-    realised = guarantees.realised(budget.planned, factorization, took_place)
-    assert found == pytest.approx(realised.epsilon, rel=1e-9)
+    observed = guarantees.ObservedParticipation(100, 1, 10, 10)
+    guarantee = guarantees.observed(budget.planned, factorization, observed)
+    assert found == pytest.approx(guarantee.epsilon, rel=1e-9)
     assert found < budget.spent(100) == exact.spent(102)
 
 

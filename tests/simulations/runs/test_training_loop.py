@@ -71,10 +71,10 @@ def _cohorts(ledger: ParticipationLedger) -> list[list[int]]:
 def test_all_rounds_run_under_the_timers(process: Any, tmp_path: pathlib.Path) -> None:
     models, ledger = linear_run.finish(_run(process), tmp_path)
     assert len(models) == ledger.num_rounds == _NUM_ROUNDS
-    took_place = mfa.privacy.guarantees.realised_participation(
+    observed = mfa.privacy.guarantees.observed_participation(
         ledger.rounds_of_clients(), _NUM_ROUNDS
     )
-    assert mfa.privacy.guarantees.keeps_plan(linear_run.PARTICIPATION, took_place)
+    assert mfa.privacy.guarantees.keeps_plan(linear_run.PARTICIPATION, observed)
     assert all(len(cohort) == 3 for cohort in ledger.cohorts)
     on_disk = ParticipationLedger.load(tmp_path / "ledger.npz")
     assert _cohorts(on_disk) == _cohorts(ledger)
