@@ -30,7 +30,7 @@ _SETTINGS = ((1, 0.2), (10, 1.0), (10, 0.5))
 def fraction_noise(factorization: Factorization, schema: mfa.participation.Participation) -> float:
     """Returns sigma_b sens(C) / clients, the factor of a row of C^-1 Z in the fraction."""
     clip = mfa.AdaptiveClip()
-    stddev = clip.count_stddev_for(1.0, _CLIENTS)
+    stddev = clip.clipped_count_stddev_for(1.0, _CLIENTS)
     return stddev * factorization.sensitivity(schema).value / _CLIENTS
 
 

@@ -1,27 +1,28 @@
 """Clip norms that adapt: what is released of norms, what noise it takes, and the next norm.
 
 In round t, a client clips its update x to the norm c_t and reports x / c_t, of norm at most 1, and
-a bit: 1/2 if its norm was at most c_t, and -1/2 otherwise. Both together are one vector with one
-coordinate more than the model has, and one run of the matrix mechanism over these vectors releases
-them all. The released sum of updates is multiplied by c_t. The released sum of bits estimates the
-fraction of clients whose norm was at most c_t, and c_(t+1) follows from such fractions alone:
+a *clipped-count indicator*: 1/2 if its norm was at most c_t, and -1/2 otherwise. Both together are
+one vector with one coordinate more than the model has, and one run of the matrix mechanism over
+these vectors releases them all. The released sum of updates is multiplied by c_t. The released sum
+of indicators estimates the fraction of clients whose norm was at most c_t, and c_(t+1) follows from
+such fractions alone:
 
-    c_(t+1) = c_t exp(-learning_rate (fraction - target_quantile))
+    c_(t+1) = c_t exp(-learning_rate (fraction - target_unclipped_quantile))
 
 (Andrew, Thakkar, McMahan and Ramaswamy, 2021, "Differentially Private Learning with Adaptive
 Clipping", Algorithm 1 with its geometric update; there for independent noise).
 
-*Noise.* Let the noise of the updates be z_delta, in clip norms, and that of the sum of bits
+*Noise.* Let the noise of the updates be z_delta, in clip norms, and that of the sum of indicators
 sigma_b, both over the sensitivity of C. In units of its noise, a participation has a norm of at
 most sqrt(z_delta^-2 + (2 sigma_b)^-2). So the noise multiplier is z with z^-2 equal to the square
 of that, and
 
     z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
 
-(there, Theorem 1; the same numbers as TFF's ``adaptive_clip_noise_params``). A bit that is
-multiplied by w = z_delta / sigma_b has the noise of the updates. The vectors then have a norm of at
-most R = sqrt(1 + (w / 2)^2) = z_delta / z, and the mechanism is that of clip norm R and noise
-multiplier z, for any C.
+(there, Theorem 1; the same numbers as TFF's ``adaptive_clip_noise_params``). An indicator
+that is multiplied by w = z_delta / sigma_b has the noise of the updates. The vectors then have a
+norm of at most R = sqrt(1 + (w / 2)^2) = z_delta / z, and the mechanism is that of clip norm R and
+noise multiplier z, for any C.
 
 *Correlated noise in the fraction.* The logarithm of the norm is a running sum of fractions, so
 its noise is row t of A C^-1 Z with A of prefix sums (of a leaky sum, in closed loop): what C makes
@@ -47,7 +48,7 @@ _STDDEV_OF_FRACTION = 0.05
 _LEAST_STDDEV_OVER_MULTIPLIER = 2.0
 # Of the initial norm, either way.
 _DEFAULT_RANGE = 1000.0
-# The shift that makes a bit one of two opposite numbers, and an absent client one of neither.
+# The indicator of a client within the norm. Above it is the opposite, and an absent client adds 0.
 HALF = 0.5
 
 
@@ -57,13 +58,15 @@ class AdaptiveClip:
 
     Attributes:
       initial_norm: The clip norm of the first round.
-      target_quantile: The fraction of clients whose updates are to be within the norm, 0 to 1.
+      target_unclipped_quantile: The fraction of clients whose updates are to be within the norm,
+        0 to 1.
       learning_rate: Of the logarithm of the norm: how far a change moves it for each unit that
         the fraction is off the target. Zero keeps the norm.
       smallest_norm: The norm is never below it; None for a thousandth of ``initial_norm``.
       largest_norm: The norm is never above it; None for a thousand times ``initial_norm``.
-      count_stddev: sigma_b: the standard deviation of the noise in the number of clients within
-        the norm, over the sensitivity of C. None for :meth:`count_stddev_for`'s default.
+      clipped_count_stddev: sigma_b: the standard deviation of the noise in the number of clients
+        within the norm, over the sensitivity of C. None for the default of
+        :meth:`clipped_count_stddev_for`.
       update_period: The norm changes after every so many rounds, by the mean of their fractions.
 
     Raises:
@@ -71,21 +74,23 @@ class AdaptiveClip:
     """
 
     initial_norm: float = 0.1
-    target_quantile: float = 0.5
+    target_unclipped_quantile: float = 0.5
     learning_rate: float = 1.0
     smallest_norm: float | None = None
     largest_norm: float | None = None
-    count_stddev: float | None = None
+    clipped_count_stddev: float | None = None
     update_period: int = 10
 
     def __post_init__(self) -> None:
         initial = validation.positive_number(self.initial_norm, "initial_norm")
         numbers = {
             "initial_norm": initial,
-            "target_quantile": validation.fraction(self.target_quantile, "target_quantile"),
+            "target_unclipped_quantile": validation.fraction(
+                self.target_unclipped_quantile, "target_unclipped_quantile"
+            ),
             "learning_rate": validation.non_negative_number(self.learning_rate, "learning_rate"),
         }
-        for name in ("smallest_norm", "largest_norm", "count_stddev"):
+        for name in ("smallest_norm", "largest_norm", "clipped_count_stddev"):
             value = getattr(self, name)
             if value is not None:
                 numbers[name] = validation.positive_number(value, name)
@@ -108,7 +113,7 @@ class AdaptiveClip:
             self.initial_norm * _DEFAULT_RANGE if largest is None else largest,
         )
 
-    def count_stddev_for(self, noise_multiplier: float, clients_per_round: float) -> float:
+    def clipped_count_stddev_for(self, noise_multiplier: float, clients_per_round: float) -> float:
         """Returns sigma_b: the one that was asked for, or the default for a cohort.
 
         The default is a twentieth of the cohort, as in TFF's ``dp_aggregator``, and at least
@@ -118,8 +123,8 @@ class AdaptiveClip:
           noise_multiplier: That of the whole mechanism.
           clients_per_round: The expected number of clients in a round.
         """
-        if self.count_stddev is not None:
-            return self.count_stddev
+        if self.clipped_count_stddev is not None:
+            return self.clipped_count_stddev
         of_cohort = _STDDEV_OF_FRACTION * clients_per_round
         return max(of_cohort, _LEAST_STDDEV_OVER_MULTIPLIER * noise_multiplier)
 
@@ -132,54 +137,55 @@ class AdaptiveClip:
         """
         smallest, largest = self.bounds
         with np.errstate(over="ignore", under="ignore"):
-            step = np.exp(-self.learning_rate * (fraction - self.target_quantile))
+            step = np.exp(-self.learning_rate * (fraction - self.target_unclipped_quantile))
             return float(np.minimum(np.maximum(norm * step, smallest), largest))
 
 
 @dataclasses.dataclass(frozen=True)
-class NoiseShares:
-    """How the noise of a mechanism is shared between updates and bits.
+class NoiseSplit:
+    """How the noise of a mechanism is split between updates and clipped-count indicators.
 
     Attributes:
       update_noise_multiplier: z_delta: the standard deviation of the noise in a sum of updates
         over (clip norm times sensitivity of C).
-      count_stddev: sigma_b, over the sensitivity of C.
-      bit_weight: w: what a bit is multiplied by to have the noise of an update.
-      vector_norm: R: a bound on the norm of an update over its clip norm with its weighted bit.
+      clipped_count_stddev: sigma_b, over the sensitivity of C.
+      indicator_weight: w: what an indicator is multiplied by to have the noise of an update.
+      vector_norm: R: a bound on the norm of an update over its clip norm with its weighted
+        indicator.
     """
 
     update_noise_multiplier: float
-    count_stddev: float
-    bit_weight: float
+    clipped_count_stddev: float
+    indicator_weight: float
     vector_norm: float
 
 
-def noise_shares(noise_multiplier: float, count_stddev: float) -> NoiseShares:
-    """Returns the shares for which updates and bits together have a noise multiplier.
+def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSplit:
+    """Returns the split for which updates and indicators together have a noise multiplier.
 
     Args:
-      noise_multiplier: z; zero for no noise, neither in the updates nor in the bits.
-      count_stddev: sigma_b, above z / 2.
+      noise_multiplier: z; zero for no noise, neither in the updates nor in the indicators.
+      clipped_count_stddev: sigma_b, above z / 2.
 
     Returns:
-      The shares. ``vector_norm`` bounds the norm of the floats of a vector.
+      The split. ``vector_norm`` bounds the norm of the floats of a vector.
 
     Raises:
-      ValueError: If a number is out of its range, or the count has so little noise that the bits
-        alone would break the guarantee.
+      ValueError: If a number is out of its range, or the count has so little noise that the
+        indicators alone would break the guarantee.
     """
     z = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    sigma = validation.positive_number(count_stddev, "count_stddev")
+    sigma = validation.positive_number(clipped_count_stddev, "clipped_count_stddev")
     if z == 0.0:
-        return NoiseShares(0.0, 0.0, 1.0, math.hypot(1.0, HALF))
+        return NoiseSplit(0.0, 0.0, 1.0, math.hypot(1.0, HALF))
     left = 1.0 - (z / (2.0 * sigma)) ** 2
     # With less left, floats would lose what the updates' noise follows from.
     if left < 1e-6:
         raise ValueError(
-            f"count_stddev must be above half the noise multiplier, {z / 2.0:g}, found {sigma:g}: "
-            "the bits alone would take all of the guarantee. Use a larger count_stddev."
+            f"clipped_count_stddev must be above half the noise multiplier, {z / 2.0:g}, found "
+            f"{sigma:g}: the indicators alone would take all of the guarantee. Use a larger one."
         )
     of_updates = z / math.sqrt(left)
     weight = of_updates / sigma
     # Of the weight as it is, so that no rounding of it counts.
-    return NoiseShares(of_updates, sigma, weight, math.hypot(1.0, HALF * weight))
+    return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, HALF * weight))

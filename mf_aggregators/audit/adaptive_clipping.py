@@ -1,11 +1,12 @@
-"""An attack on clip norms that adapt: by a client's update and by its bit, together.
+"""An attack on clip norms that adapt: by a client's update and its indicator, together.
 
-The bits of all clients are one coordinate, so that audited clients cannot share a run as they do
-in ``auditing``. Each has a run of its own here, with a model of two coordinates, one of which it
-owns. In each of its rounds it moves that coordinate by the whole clip norm, and the sum of bits in
-the same direction: an update as long as the clip norm moves both up, and a longer one of the
-opposite sign both down. The observer knows the other client, and every norm, because norms follow
-from what was released; it decides by the likelihood ratio of both coordinates over the whole run.
+The clipped-count indicators of all clients are one coordinate, so that audited clients cannot share
+a run as they do in ``auditing``. Each has a run of its own here, with a model of two coordinates,
+one of which it owns. In each of its rounds it moves that coordinate by the whole clip norm, and the
+sum of indicators in the same direction: an update as long as the clip norm moves both up, and a
+longer one of the opposite sign both down. The observer knows the other client, and every norm,
+because norms follow from what was released; it decides by the likelihood ratio of both coordinates
+over the whole run.
 
 Runs are many and small, so that TensorFlow runs the aggregator's query, many runs in one graph,
 without TensorFlow Federated in between.
@@ -74,7 +75,8 @@ def audit_clipping(
     Args:
       build_query: From tensor specs to a query with unseeded noise:
         ``mf_dp_aggregator(...).query``, with ``clip_norm=AdaptiveClip(...)``. The smaller its
-        ``count_stddev``, the larger is the bit's part of the guarantee, and of this attack.
+        ``clipped_count_stddev``, the larger is the indicator's part of the guarantee, and of this
+        attack.
       claim: What it promises; ``clip_norm`` is the initial norm.
       trials: Runs with the client, and runs without it.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.

@@ -65,8 +65,8 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.boolean(
         "adaptive_clip",
-        "Whether the clip norm adapts: then the clients' bits are attacked as well, in runs of the "
-        "aggregator's query by TensorFlow alone.",
+        "Whether the clip norm adapts: then clipped-count indicators are attacked as well, in runs "
+        "of the aggregator's query by TensorFlow alone.",
         False,
     )
     mechanism_flags.define_privacy(values)
@@ -130,7 +130,7 @@ def main(values: flags.FlagValues) -> int:
         clip = AdaptiveClip(
             claim.clip_norm,
             update_period=1,
-            count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier,
+            clipped_count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier,
         )
         clipping = audit.audit_clipping(
             build_aggregator(clip).query,
@@ -200,9 +200,9 @@ def _verdict(
         false_alarm_rate += clipping.false_alarm_rate
         if clipping.exceeded:
             return (
-                "VIOLATED: updates and their bits together, which the clip norm follows from, tell "
-                f"more than noise multiplier {multiplier!r} allows: mu is at "
-                f"least {clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is claimed (an "
+                "VIOLATED: updates together with their clipped-count indicators tell more than "
+                f"noise multiplier {multiplier!r} allows: mu is at least "
+                f"{clipping.mu_lower_bound!r}, and {clipping.claim.mu!r} is claimed (an "
                 "intact mechanism is said to be violated with probability "
                 f"{rounded_up(false_alarm_rate, '.6g')} at most)."
             )

@@ -36,12 +36,23 @@ class AdaptiveClipping:
     Attributes:
       clip: How.
       update_noise_multiplier: z_delta of ``adaptive_clip``, of the updates.
-      count_stddev: sigma_b, of the sum of clipped-count indicators.
+      clipped_count_stddev: sigma_b, of the sum of clipped-count indicators.
     """
 
     clip: AdaptiveClip
     update_noise_multiplier: float
-    count_stddev: float
+    clipped_count_stddev: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping, which keeps the shorter names of ``privacy.json``."""
+        clip = dataclasses.asdict(self.clip)
+        clip["target_quantile"] = clip.pop("target_unclipped_quantile")
+        clip["count_stddev"] = clip.pop("clipped_count_stddev")
+        return {
+            "clip": clip,
+            "update_noise_multiplier": self.update_noise_multiplier,
+            "count_stddev": self.clipped_count_stddev,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +284,7 @@ class PrivacyStatement:
             which tell it from all others as well.
         """
         observed, guarantee = self.observed_participation, self.observed_guarantee
-        worst = self.worst_client
+        worst, adaptive = self.worst_client, self.facts.adaptive_clip
         return {
             "library_version": version.__version__,
             "status": self.status,
@@ -283,6 +294,7 @@ class PrivacyStatement:
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
+            "adaptive_clip": None if adaptive is None else adaptive.to_dict(),
             "enforcement": " ".join(self.facts.enforcement.split()),
             "represents": (
                 None
@@ -336,12 +348,12 @@ class PrivacyStatement:
                 texts.clipping(facts.clip_norm)
                 if adaptive is None
                 else texts.adaptive_clipping(
-                    adaptive.clip, adaptive.update_noise_multiplier, adaptive.count_stddev
+                    adaptive.clip, adaptive.update_noise_multiplier, adaptive.clipped_count_stddev
                 )
             ),
             released=texts.RELEASED if adaptive is None else texts.RELEASED_WITH_NORMS,
             but_for="" if adaptive is None else texts.BUT_FOR,
-            left_out=texts.LEFT_OUT if adaptive is None else texts.LEFT_OUT_WITH_BITS,
+            left_out=texts.LEFT_OUT if adaptive is None else texts.LEFT_OUT_WITH_INDICATORS,
             mechanism=facts.mechanism,
             public_data=facts.public_data,
             metrics=(

@@ -31,26 +31,28 @@ def clipping(clip_norm: float) -> str:
 
 
 def adaptive_clipping(
-    clip: AdaptiveClip, update_noise_multiplier: float, count_stddev: float
+    clip: AdaptiveClip, update_noise_multiplier: float, clipped_count_stddev: float
 ) -> str:
     """Returns how updates are clipped to a norm that adapts.
 
     Args:
       clip: How it adapts.
       update_noise_multiplier: That of the updates.
-      count_stddev: The standard deviation of the sum of bits, over the sensitivity of C.
+      clipped_count_stddev: The standard deviation of the sum of clipped-count indicators, over the
+        sensitivity of C.
     """
     smallest, largest = clip.bounds
     return (
         "\n     Each client's update is clipped to an L2 norm that is\n"
         f"     {clip.initial_norm:g} in the first round and then follows from what earlier rounds\n"
         f"     released, between {smallest:g} and {largest:g}, towards the norm that\n"
-        f"     {100.0 * clip.target_quantile:g} % of the updates are within. Beside its update, a "
-        "client reports a bit,\n"
-        "     plus or minus one half, that tells whether it was within the norm. A round's sum of\n"
-        "     updates, over the round's clip norm, and its sum of bits get the round's row of\n"
+        f"     {100.0 * clip.target_unclipped_quantile:g} % of the updates are within. Beside its "
+        "update, a client reports a\n"
+        "     clipped-count indicator: plus one half if the update was within the norm, and\n"
+        "     minus one half if not. A round's sum of updates, over the round's clip norm, and\n"
+        "     its sum of indicators get the round's row of\n"
         f"     C^-1 Z, with Gaussian Z: {update_noise_multiplier:.6g} and "
-        f"{count_stddev:.6g} times the sensitivity\n"
+        f"{clipped_count_stddev:.6g} times the sensitivity\n"
         "     of C. Both together have the noise multiplier that is stated below.\n    "
     )
 
@@ -252,10 +254,10 @@ whose updates are
      replaced by zero in every round that it takes part in. A special form of adding or removing
      a client."""
 
-LEFT_OUT_WITH_BITS = """\
+LEFT_OUT_WITH_INDICATORS = """\
 whose updates
-     and bits are replaced by zero in every round that it takes part in: as if it were not there.
-     A special form of adding or removing a client."""
+     and indicators are replaced by zero in every round that it takes part in: as if it were not
+     there. A special form of adding or removing a client."""
 
 MARKDOWN = """\
 # Privacy statement

@@ -1,9 +1,10 @@
 """A DPQuery whose clip norm follows the norms of the records, inside one matrix mechanism.
 
 It adds two steps to ``dp_query``, and no noise of its own. Before the sum, each client turns its
-record into a vector: the record over the round's clip norm, clipped to norm 1, and a weighted bit
-that tells whether it had to be (``adaptive_clip``). After it, the noisy sum of records is
-multiplied by the clip norm, and the noisy sum of bits moves the clip norm of later rounds.
+record into a vector: the record over the round's clip norm, clipped to norm 1, and a weighted
+clipped-count indicator, which tells whether it had to be (``adaptive_clip``). After it, the noisy
+sum of records is multiplied by the clip norm, and the noisy sum of indicators moves the clip norm
+of later rounds.
 
 *Why it is private.* The first step is a function of one record and of what was released before;
 the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors with
@@ -76,8 +77,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
 
     In round t the result is the sum of the clipped records plus row t of
     ``z_delta * c_t * sens(C) * C^-1 Z``, up to roundings. A record with a NaN or infinite entry
-    counts as zero, and its bit as well. The query is pure, as MatrixFactorizationSumQuery is: a
-    round that is run again from the same state has the same clip norm and the same noise.
+    counts as zero, and its indicator as well. The query is pure, as MatrixFactorizationSumQuery is:
+    a round that is run again from the same state has the same clip norm and the same noise.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
             shapes.
           clip: How the clip norm adapts.
-          noise_multiplier: z, of records and bits together; zero adds no noise.
-          clients_per_round: What the sum of bits is divided by: fixed in advance.
+          noise_multiplier: z, of records and indicators together; zero adds no noise.
+          clients_per_round: What the sum of indicators is divided by: fixed in advance.
           seed: As of MatrixFactorizationSumQuery.
           noise: As there, for the tensors of :func:`vector_specs`.
           participation: As there.
@@ -114,20 +115,20 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
         self._clip = clip
         self._clients = validation.positive_number(clients_per_round, "clients_per_round")
-        self._shares = adaptive_clip.noise_shares(
-            multiplier, clip.count_stddev_for(multiplier, self._clients)
+        self._split = adaptive_clip.split_noise(
+            multiplier, clip.clipped_count_stddev_for(multiplier, self._clients)
         )
         for bound, name in zip(clip.bounds, ("smallest_norm", "largest_norm"), strict=True):
             dp_query.of_float32(bound, name)
             if multiplier > 0.0:
-                noise_stddev = bound * self._shares.update_noise_multiplier
+                noise_stddev = bound * self._split.update_noise_multiplier
                 dp_query.of_float32(noise_stddev, f"the noise at {name}")
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
         self._mechanism = MatrixFactorizationSumQuery(
             recursion,
             vector_specs(specs),
-            l2_norm_clip=self._shares.vector_norm,
-            noise_stddev=multiplier * self._shares.vector_norm,
+            l2_norm_clip=self._split.vector_norm,
+            noise_stddev=multiplier * self._split.vector_norm,
             seed=seed,
             noise=noise,
             participation=participation,
@@ -159,10 +160,10 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         return self._mechanism.initial_sample_state((template, tf.TensorSpec([], tf.float64)))
 
     def preprocess_record(self, params: AdaptiveParams, record: Any) -> SampleState:
-        """Returns a client's vector, in steps: its clipped record and its weighted bit."""
+        """Returns a client's vector, in steps: its clipped record and its weighted indicator."""
         tensors = dp_query.tensors_of(record, self._specs)
-        clipped, bit = grid.clip_with_bit(tensors, params.clip_norm)
-        vector = (clipped, bit * self._shares.bit_weight)
+        clipped, indicator = grid.clip_with_indicator(tensors, params.clip_norm)
+        vector = (clipped, indicator * self._split.indicator_weight)
         return self._mechanism.preprocess_record(params.vector_norm, vector)
 
     def get_noised_result(
@@ -175,7 +176,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         released, mechanism, event = self._mechanism.get_noised_result(
             sample_state, global_state.mechanism
         )
-        *records, bits = tf.nest.flatten(released)
+        *records, indicators = tf.nest.flatten(released)
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
         scaled = [
@@ -183,7 +184,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             for record, spec in zip(records, self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], scaled)
-        fraction = adaptive_clip.HALF + bits / (self._shares.bit_weight * self._clients)
+        fraction = adaptive_clip.HALF + indicators / (self._split.indicator_weight * self._clients)
         return result, AdaptiveState(self._next(global_state.clip, fraction), mechanism), event
 
     def _next(self, clip: ClipState, fraction: tf.Tensor) -> ClipState:
@@ -191,7 +192,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         period = self._clip.update_period
         total, number = clip.fraction_sum + fraction, clip.num_fractions + 1
         is_due = tf.equal(number, period)
-        error = total / period - self._clip.target_quantile
+        error = total / period - self._clip.target_unclipped_quantile
         smallest, largest = self._clip.bounds
         moved = clip.norm * tf.exp(-self._clip.learning_rate * error)
         moved = tf.minimum(tf.maximum(moved, smallest), largest)

@@ -281,7 +281,7 @@ def mf_dp_aggregator(
     released, and so does the scale of the round's noise. The measurements then have, below
     ``dp_query_metrics``, the round's ``clip_norm``, the ``unclipped_fraction`` of its clients and
     the ``next_clip_norm``: all of them are released with noise, and part of the guarantee. It is
-    one for clients of whom nothing remains when they are left out: neither update nor bit.
+    one for clients of whom nothing remains when they are left out: neither update nor indicator.
 
     Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
     or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to

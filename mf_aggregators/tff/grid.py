@@ -168,8 +168,8 @@ def to_floats(steps: tf.Tensor, clip_norm: tf.Tensor, steps_per_clip_norm: int) 
     return tf.cast(steps, tf.float64) * (clip_norm / steps_per_clip_norm)
 
 
-def clip_with_bit(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
-    """Returns a clipped record over its clip norm, and on which side of that its norm was.
+def clip_with_indicator(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    """Returns a clipped record over its clip norm, and its clipped-count indicator.
 
     Args:
       record: A structure of floating-point tensors.
@@ -178,12 +178,12 @@ def clip_with_bit(record: Any, clip_norm: tf.Tensor) -> tuple[Any, tf.Tensor]:
     Returns:
       The structure as float64 tensors, of an L2 norm of at most 1 but for errors of floats, and a
       float64 scalar: 1/2 if the record's norm was at most ``clip_norm``, and -1/2 otherwise. All
-      zeros, the bit as well, if any entry is NaN or infinite.
+      zeros, the indicator as well, if any entry is NaN or infinite.
     """
     scaled, is_within, is_finite = _clipped(record, clip_norm, tf.ones([], tf.float64))
     side = tf.where(is_within, tf.constant(0.5, tf.float64), tf.constant(-0.5, tf.float64))
-    bit = tf.where(is_finite, side, tf.zeros([], tf.float64))
-    return tf.nest.pack_sequence_as(record, scaled), bit
+    indicator = tf.where(is_finite, side, tf.zeros([], tf.float64))
+    return tf.nest.pack_sequence_as(record, scaled), indicator
 
 
 def _clipped(

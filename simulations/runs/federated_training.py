@@ -369,7 +369,7 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
         f"{mechanism.factorization.mechanism if mechanism.noise_multiplier else 'no noise'}, "
         f"{run.config.num_rounds} rounds of {run.config.cohort} clients",
         clip_norm=None if clip is not None else float(run.config.clip_norm),
-        target_quantile=None if clip is None else clip.target_quantile,
+        target_unclipped_quantile=None if clip is None else clip.target_unclipped_quantile,
         planned_epsilon=planned_epsilon,
         delta=run.config.delta,
         clients_per_round=run.config.cohort,
@@ -419,12 +419,12 @@ class _Rows:
         self._task = task
         self._process = process
         self._statements = statements
-        shares, mechanism = run.noise_shares, run.mechanism
+        split, mechanism = run.noise_split, run.mechanism
         # Where the clip norm adapts, in clip norms.
         self._noise_norms = private_aggregation.expected_noise_norm(
             mechanism.factorization,
             mechanism.schema,
-            mechanism.noise_multiplier if shares is None else shares.update_noise_multiplier,
+            mechanism.noise_multiplier if split is None else split.update_noise_multiplier,
             float(run.config.clip_norm) if run.config.adaptive_clip is None else 1.0,
             run.config.cohort,
             _num_parameters(task),

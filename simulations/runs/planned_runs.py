@@ -25,7 +25,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators import participation as participations
-from mf_aggregators.adaptive_clip import NoiseShares
+from mf_aggregators.adaptive_clip import NoiseSplit
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
@@ -126,27 +126,27 @@ class Run:
         return asked
 
     @property
-    def noise_shares(self) -> NoiseShares | None:
-        """How the noise is shared between updates and bits; None for a constant clip norm.
+    def noise_split(self) -> NoiseSplit | None:
+        """How updates and indicators split the noise; None for a constant clip norm.
 
         Raises:
-          ValueError: If the bits have too little noise.
+          ValueError: If the clipped count has too little noise.
         """
         clip = self.config.adaptive_clip
         if clip is None:
             return None
         multiplier = self.mechanism.noise_multiplier
         began_with = self.mechanism.horizons[0].noise_multiplier
-        stddev = clip.count_stddev_for(began_with, self.config.cohort)
-        shares = adaptive_clip.noise_shares(began_with, stddev)
+        stddev = clip.clipped_count_stddev_for(began_with, self.config.cohort)
+        split = adaptive_clip.split_noise(began_with, stddev)
         if multiplier == began_with:
-            return shares
+            return split
         # The same noise, relative to the sensitivity of the whole.
         ratio = multiplier / began_with
         return dataclasses.replace(
-            shares,
-            update_noise_multiplier=shares.update_noise_multiplier * ratio,
-            count_stddev=shares.count_stddev * ratio,
+            split,
+            update_noise_multiplier=split.update_noise_multiplier * ratio,
+            clipped_count_stddev=split.clipped_count_stddev * ratio,
         )
 
     @property
@@ -211,7 +211,7 @@ def plan(
     behaviour = DeviceBehaviour() if behaviour is None else behaviour
     run = Run(config, data, mechanism, directory, seed, behaviour, horizons=horizons)
     try:
-        _ = run.noise_shares
+        _ = run.noise_split
     except ValueError as error:
         raise CommandError(f"--clip_count_stddev: {error}") from None
     try:
@@ -427,7 +427,7 @@ def _extended(
                     if is_known
                     else workloads.describe(_workload(config, horizons), num_rounds)
                 ),
-                # The bits of an adaptive clip norm are one number more.
+                # The indicators of an adaptive clip norm are one number more.
                 num_parameters=size + int(config.adaptive_clip is not None),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
                 storage=begun.get("noise_storage", config.noise_storage),

@@ -45,11 +45,11 @@ _SAMPLING = (
 OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
     {
         "clip_initial_norm": "initial_norm",
-        "clip_quantile": "target_quantile",
+        "clip_quantile": "target_unclipped_quantile",
         "clip_learning_rate": "learning_rate",
         "clip_smallest_norm": "smallest_norm",
         "clip_largest_norm": "largest_norm",
-        "clip_count_stddev": "count_stddev",
+        "clip_count_stddev": "clipped_count_stddev",
         "clip_update_period": "update_period",
     }
 )
@@ -210,7 +210,9 @@ class RunConfig(Mapping[str, Any]):
     )
     clip_quantile: float | None = _flag(
         "Privacy",
-        _of_adaptive("the fraction of updates that are to be within the norm.", "target_quantile"),
+        _of_adaptive(
+            "the fraction of updates that are to be within the norm.", "target_unclipped_quantile"
+        ),
         default=None,
     )
     clip_learning_rate: float | None = _flag(
@@ -374,9 +376,9 @@ class RunConfig(Mapping[str, Any]):
         if self.clip_norm != ADAPTIVE:
             return None
         given = {name: self[flag] for flag, name in OF_ADAPTIVE.items() if self[flag] is not None}
-        if "count_stddev" in given:
+        if "clipped_count_stddev" in given:
             # In a fraction of fewer clients, the same noise.
-            given["count_stddev"] *= self.simulated_share
+            given["clipped_count_stddev"] *= self.simulated_share
         return AdaptiveClip(**given)
 
     @property

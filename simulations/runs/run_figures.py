@@ -71,7 +71,7 @@ def draw(
     title: str,
     *,
     clip_norm: float | None = None,
-    target_quantile: float | None = None,
+    target_unclipped_quantile: float | None = None,
     planned_epsilon: float | None = None,
     delta: float | None = None,
     clients_per_round: int | None = None,
@@ -94,7 +94,7 @@ def draw(
         there is replaced. None for none.
       title: What stands above.
       clip_norm: Drawn as a level beside the norms of updates. One that adapts is a column.
-      target_quantile: Of a clip norm that adapts: a level beside the fraction within it.
+      target_unclipped_quantile: Of a clip norm that adapts: a level beside the fraction within it.
       planned_epsilon: Drawn as a level beside the budget that was spent; None or infinity
         for none.
       delta: The delta of both the planned and the spent epsilon, for the label.
@@ -107,6 +107,8 @@ def draw(
       OSError: If the file cannot be written.
       ValueError: If the suffix is another.
     """
+    quantile = target_unclipped_quantile
+    target = None if quantile is None else 100.0 * quantile
     at_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
     panels = (
         _Panel(
@@ -137,7 +139,7 @@ def draw(
         _Panel(
             "within the clip norm, %",
             (_Line("unclipped_fraction", "a private release", 100.0),),
-            (("target", None if target_quantile is None else 100.0 * target_quantile),),
+            (("target", target),),
         ),
         _Panel(
             "L2 norm of a round",

@@ -175,14 +175,17 @@ def _represented(run: Run) -> Represented | None:
 
 
 def _adaptive_clipping(run: Run) -> AdaptiveClipping | None:
-    clip, shares = run.config.adaptive_clip, run.noise_shares
-    if clip is None or shares is None:
+    clip, split = run.config.adaptive_clip, run.noise_split
+    if clip is None or split is None:
         return None
     smallest, largest = clip.bounds
     whole = dataclasses.replace(
-        clip, smallest_norm=smallest, largest_norm=largest, count_stddev=shares.count_stddev
+        clip,
+        smallest_norm=smallest,
+        largest_norm=largest,
+        clipped_count_stddev=split.clipped_count_stddev,
     )
-    return AdaptiveClipping(whole, shares.update_noise_multiplier, shares.count_stddev)
+    return AdaptiveClipping(whole, split.update_noise_multiplier, split.clipped_count_stddev)
 
 
 def _enforcement(run: Run) -> str:

@@ -15,7 +15,7 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
         """As the intact query, but for what is broken."""
         result, state, event = super().get_noised_result(sample_state, global_state)
         exact = [
-            grid.to_floats(steps, self._shares.vector_norm, grid.STEPS_PER_CLIP_NORM)
+            grid.to_floats(steps, self._split.vector_norm, grid.STEPS_PER_CLIP_NORM)
             * global_state.clip.norm
             for steps in sample_state.steps[0]
         ]
@@ -27,15 +27,15 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
         return wrong, state, event
 
 
-class BitLeftOut(AdaptiveClipSumQuery):
-    """Noise as for updates alone: the bit is not in the sensitivity."""
+class IndicatorLeftOut(AdaptiveClipSumQuery):
+    """Noise as for updates alone: the indicator is not in the sensitivity."""
 
     def __init__(self, recursion: Any, specs: Any, **arguments: Any) -> None:
         super().__init__(recursion, specs, **arguments)
-        self._mechanism._noise_stddev /= self._shares.vector_norm
+        self._mechanism._noise_stddev /= self._split.vector_norm
 
 
-class BitWithoutNoise(AdaptiveClipSumQuery):
+class IndicatorWithoutNoise(AdaptiveClipSumQuery):
     """The fraction is released as it is."""
 
     def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:
@@ -46,12 +46,12 @@ class BitWithoutNoise(AdaptiveClipSumQuery):
 
     def _exact(self, sample_state: Any) -> tf.Tensor:
         weighted = grid.to_floats(
-            sample_state.steps[1], self._shares.vector_norm, grid.STEPS_PER_CLIP_NORM
+            sample_state.steps[1], self._split.vector_norm, grid.STEPS_PER_CLIP_NORM
         )
-        return 0.5 + weighted / (self._shares.bit_weight * self._clients)
+        return 0.5 + weighted / (self._split.indicator_weight * self._clients)
 
 
-class NormOfWhatIsNotReleased(BitWithoutNoise):
+class NormOfWhatIsNotReleased(IndicatorWithoutNoise):
     """A noisy fraction is shown, and the norm follows the exact one."""
 
     def get_noised_result(self, sample_state: Any, global_state: AdaptiveState) -> Any:

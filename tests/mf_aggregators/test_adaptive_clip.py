@@ -20,10 +20,10 @@ from tests.refusals import refuses
 @pytest.mark.parametrize(
     ("noise_multiplier", "known"), [(1.0, 1.0050378), (2.0, 2.0412415), (0.0, 0.0)]
 )
-def test_the_noise_of_updates_beside_bits(noise_multiplier: float, known: float) -> None:
-    """Numbers that TensorFlow Federated has for a count_stddev of 5."""
-    shares = adaptive_clip.noise_shares(noise_multiplier, 5.0)
-    assert shares.update_noise_multiplier == pytest.approx(known, abs=5e-8)
+def test_the_noise_of_updates_beside_indicators(noise_multiplier: float, known: float) -> None:
+    """Numbers that TensorFlow Federated has for a clipped_count_stddev of 5."""
+    split = adaptive_clip.split_noise(noise_multiplier, 5.0)
+    assert split.update_noise_multiplier == pytest.approx(known, abs=5e-8)
 
 
 @given(
@@ -33,36 +33,38 @@ def test_the_noise_of_updates_beside_bits(noise_multiplier: float, known: float)
 def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says(
     z: float, ratio: float, update: float, sign: int
 ) -> None:
-    """Of an update's norm and a bit of one half, each over the standard deviation of its noise."""
-    shares = adaptive_clip.noise_shares(z, ratio * z)
+    """An update's norm and an indicator of 1/2, each over the standard deviation of its noise."""
+    split = adaptive_clip.split_noise(z, ratio * z)
     moved = math.hypot(
-        update / shares.update_noise_multiplier,
-        sign * 0.5 / shares.count_stddev,
+        update / split.update_noise_multiplier,
+        sign * 0.5 / split.clipped_count_stddev,
     )
     assert moved <= 1.0 / z * (1.0 + 1e-9)
     if abs(update) == 1.0:
         assert moved == pytest.approx(1.0 / z, rel=1e-9)
     # The same in vectors, whose coordinates all have one noise.
-    assert shares.bit_weight * shares.count_stddev == pytest.approx(shares.update_noise_multiplier)
-    assert z * shares.vector_norm == pytest.approx(shares.update_noise_multiplier, rel=1e-9)
-    assert math.hypot(update, 0.5 * shares.bit_weight) <= shares.vector_norm
+    assert split.indicator_weight * split.clipped_count_stddev == pytest.approx(
+        split.update_noise_multiplier
+    )
+    assert z * split.vector_norm == pytest.approx(split.update_noise_multiplier, rel=1e-9)
+    assert math.hypot(update, 0.5 * split.indicator_weight) <= split.vector_norm
 
 
-@pytest.mark.parametrize("count_stddev", [0.1, 0.5])
-def test_bits_that_take_the_whole_guarantee_are_refused(count_stddev: float) -> None:
-    with refuses("count_stddev"):
-        adaptive_clip.noise_shares(1.0, count_stddev)
+@pytest.mark.parametrize("clipped_count_stddev", [0.1, 0.5])
+def test_indicators_that_take_the_whole_guarantee_are_refused(clipped_count_stddev: float) -> None:
+    with refuses("clipped_count_stddev"):
+        adaptive_clip.split_noise(1.0, clipped_count_stddev)
 
 
 def test_the_default_noise_of_the_count() -> None:
     clip = AdaptiveClip()
     # As TensorFlow Federated has it, and more where that would take much of the guarantee.
-    assert clip.count_stddev_for(1.0, 100) == 5.0
-    assert clip.count_stddev_for(4.0, 100) == 8.0
-    assert AdaptiveClip(count_stddev=3.0).count_stddev_for(4.0, 100) == 3.0
+    assert clip.clipped_count_stddev_for(1.0, 100) == 5.0
+    assert clip.clipped_count_stddev_for(4.0, 100) == 8.0
+    assert AdaptiveClip(clipped_count_stddev=3.0).clipped_count_stddev_for(4.0, 100) == 3.0
     for z in (0.1, 1.0, 10.0, 100.0):
-        shares = adaptive_clip.noise_shares(z, clip.count_stddev_for(z, 100))
-        assert shares.update_noise_multiplier <= 1.033 * z
+        split = adaptive_clip.split_noise(z, clip.clipped_count_stddev_for(z, 100))
+        assert split.update_noise_multiplier <= 1.033 * z
 
 
 def test_the_norm_finds_the_quantile() -> None:
@@ -90,7 +92,7 @@ def test_the_table_of_the_documents(mechanism: str) -> None:
         "`blt`, 4 buffers": lambda: blt(num_rounds, 4, participation=schema),
         "`toeplitz`, 64 bands": lambda: toeplitz(num_rounds, 64, participation=schema),
     }[mechanism]()
-    stddev = AdaptiveClip().count_stddev_for(1.0, 100) / 100
+    stddev = AdaptiveClip().clipped_count_stddev_for(1.0, 100) / 100
     rows = factorization.noise_rows(np.eye(num_rounds))
     rows *= stddev * factorization.sensitivity(schema).value
 
@@ -126,10 +128,10 @@ def test_the_norm_stays_within_its_bounds() -> None:
     [
         ({"initial_norm": 0.0}, "initial_norm"),
         ({"initial_norm": math.nan}, "initial_norm"),
-        ({"target_quantile": 1.5}, "target_quantile"),
+        ({"target_unclipped_quantile": 1.5}, "target_unclipped_quantile"),
         ({"learning_rate": -0.1}, "learning_rate"),
         ({"update_period": 0}, "update_period"),
-        ({"count_stddev": 0.0}, "count_stddev"),
+        ({"clipped_count_stddev": 0.0}, "clipped_count_stddev"),
         ({"smallest_norm": 1.0}, "initial_norm must be between"),
         ({"largest_norm": 0.05}, "initial_norm must be between"),
     ],

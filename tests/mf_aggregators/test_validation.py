@@ -174,7 +174,7 @@ def _refused(function: Callable[[Any], Any], value: Any, name: str) -> None:
 def test_what_is_no_number_is_refused_by_name(name: str, function: Callable[[Any], Any]) -> None:
     for value in [*_NO_NUMBERS, math.nan, np.float32("nan"), -math.inf, 10**400]:
         # None stands for a default there.
-        if value is None and name in ("smallest_norm", "largest_norm", "count_stddev"):
+        if value is None and name in ("smallest_norm", "largest_norm", "clipped_count_stddev"):
             continue
         _refused(function, value, name)
 
@@ -208,7 +208,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         (_with(mfa.accounting.epsilon, "noise_multiplier", delta=2.0**-20), 0.5),
         (_with(mfa.accounting.epsilon, "delta", noise_multiplier=1.0), 2.0**-20),
         (_with(mfa.AdaptiveClip, "initial_norm"), 0.5),
-        (_with(mfa.AdaptiveClip, "count_stddev"), 4.0),
+        (_with(mfa.AdaptiveClip, "clipped_count_stddev"), 4.0),
     ):
         plain = function(value)
         for kind in _KINDS:

@@ -19,8 +19,8 @@ FALSE_ALARM = 1e-6
 _NUM_ROUNDS, _CLIENTS = 3, 7
 _SCHEMA = MinSeparation(2)
 _MULTIPLIER = 1.0 / 3.0
-# The bits have 83 % of the squared mu.
-_CLIP = AdaptiveClip(0.3, update_period=1, count_stddev=0.55 * _MULTIPLIER)
+# The indicators have 83 % of the squared mu.
+_CLIP = AdaptiveClip(0.3, update_period=1, clipped_count_stddev=0.55 * _MULTIPLIER)
 
 
 def _audit(kind: type, trials: int) -> ClippingResult:
@@ -49,13 +49,15 @@ def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close() -> Non
     assert not result.exceeded
     # What 500 runs with and without the client can show of mu = 3 at this rate, and no less.
     assert result.mu_lower_bound > 1.6
-    # The observer needs the bit for that: updates alone have sqrt(0.17) of mu.
+    # The observer needs the indicator for that: updates alone have sqrt(0.17) of mu.
     assert result.power == pytest.approx(3.0, rel=0.2)
 
 
 # The short test breaks the query in ``tff/test_adaptive_query.py``.
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "trials"), [("BitLeftOut", 2000), ("BitWithoutNoise", 300)])
+@pytest.mark.parametrize(
+    ("name", "trials"), [("IndicatorLeftOut", 2000), ("IndicatorWithoutNoise", 300)]
+)
 def test_broken_mechanisms_are_found(name: str, trials: int) -> None:
     result = _audit(getattr(broken_adaptive_queries, name), trials)
     assert result.exceeded

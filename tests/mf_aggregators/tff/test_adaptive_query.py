@@ -29,7 +29,9 @@ from tests.refusals import refuses
 _NUM_ROUNDS = 4
 _SPECS = [tf.TensorSpec((2, 2), tf.float32), tf.TensorSpec((), tf.float64)]
 _MULTIPLIER, _COUNT_STDDEV, _CLIENTS = 1.5, 1.25, 4
-_CLIP = AdaptiveClip(0.5, 0.5, learning_rate=2.0, count_stddev=_COUNT_STDDEV, update_period=1)
+_CLIP = AdaptiveClip(
+    0.5, 0.5, learning_rate=2.0, clipped_count_stddev=_COUNT_STDDEV, update_period=1
+)
 
 
 def _factorization() -> Any:
@@ -71,14 +73,14 @@ def _step(query: Any, state: Any, records: list[Any]) -> tuple[tf.Tensor, Any]:
 
 
 def _clipped(records: list[np.ndarray], norm: float) -> tuple[np.ndarray, float]:
-    """The sum of clipped records, and of the bits, in NumPy."""
-    total, bits = np.zeros(5), 0.0
+    """The sum of clipped records, and of the indicators, in NumPy."""
+    total, indicators = np.zeros(5), 0.0
     for record in records:
         if np.all(np.isfinite(record)):
             length = float(np.linalg.norm(record))
             total += record * min(1.0, norm / length)
-            bits += 0.5 if length <= norm else -0.5
-    return total, bits
+            indicators += 0.5 if length <= norm else -0.5
+    return total, indicators
 
 
 _LENGTHS = (0.1, 0.4, 0.6, 3.0)
@@ -96,13 +98,13 @@ def test_without_noise_the_norm_follows_the_fraction(period: int) -> None:
     data = [*_DATA, np.array([np.nan, 0, 0, 0, 0]), np.array([0, np.inf, 0, 0, 0])]
     for i in range(_NUM_ROUNDS):
         result, state = _step(query, state, [_record(each) for each in data])
-        total, bits = _clipped(data, norm)
+        total, indicators = _clipped(data, norm)
         np.testing.assert_allclose(result, total, rtol=1e-6, atol=1e-7)
         metrics = query.derive_metrics(state)
         assert float(metrics["clip_norm"]) == pytest.approx(norm)
         # What is not finite counts as neither within the norm nor above it.
-        assert float(metrics["unclipped_fraction"]) == pytest.approx(0.5 + bits / _CLIENTS)
-        fractions.append(0.5 + bits / _CLIENTS)
+        assert float(metrics["unclipped_fraction"]) == pytest.approx(0.5 + indicators / _CLIENTS)
+        fractions.append(0.5 + indicators / _CLIENTS)
         if (i + 1) % period == 0:
             norm = clip.next_norm(norm, float(np.mean(fractions[-period:])))
         assert float(metrics["next_clip_norm"]) == pytest.approx(norm)
@@ -121,19 +123,19 @@ def test_no_vector_is_longer_than_the_noise_is_for(
     """In whole steps, and without help of the second clipping but for roundings."""
     query = _query(noise_multiplier=noise_multiplier)
     params = adaptive_query.AdaptiveParams(
-        tf.constant(norm, tf.float64), tf.constant(query._shares.vector_norm, tf.float64)
+        tf.constant(norm, tf.float64), tf.constant(query._split.vector_norm, tf.float64)
     )
     sums = query.preprocess_record(params, _record(entries))
     steps = np.concatenate([np.ravel(each) for each in tf.nest.flatten(sums.steps)])
     assert sum(int(step) ** 2 for step in steps) <= grid.STEPS_PER_CLIP_NORM**2
-    vector = steps * query._shares.vector_norm / grid.STEPS_PER_CLIP_NORM
+    vector = steps * query._split.vector_norm / grid.STEPS_PER_CLIP_NORM
     record = np.array(_flat(_record(entries)))
     if not np.all(np.isfinite(record)):
         assert not np.any(steps)
         return
     with np.errstate(over="ignore"):
         length = float(np.linalg.norm(record))
-    assert abs(vector[-1]) == pytest.approx(0.5 * query._shares.bit_weight, rel=1e-6)
+    assert abs(vector[-1]) == pytest.approx(0.5 * query._split.indicator_weight, rel=1e-6)
     if abs(length - norm) > 1e-9 * norm:
         assert (vector[-1] > 0.0) == (length <= norm)
     if np.isfinite(length) and length > 0.0:
@@ -158,9 +160,9 @@ def _whitened(kind: type, runs: int = 200) -> np.ndarray:
         for _ in range(_NUM_ROUNDS):
             result, state = step(state)
             fraction = float(state.clip.released_fraction)
-            total, bits = _clipped(_DATA, norm)
+            total, indicators = _clipped(_DATA, norm)
             update = (np.array(result) - total) / (norm * of_updates)
-            count = (_CLIENTS * (fraction - 0.5) - bits) / _COUNT_STDDEV
+            count = (_CLIENTS * (fraction - 0.5) - indicators) / _COUNT_STDDEV
             rows.append([*update, count])
             norm = _CLIP.next_norm(norm, fraction)
             assert float(state.clip.norm) == pytest.approx(norm, rel=1e-9)
@@ -169,7 +171,7 @@ def _whitened(kind: type, runs: int = 200) -> np.ndarray:
 
 
 def test_what_is_released_has_the_covariance_of_the_mechanism() -> None:
-    """Updates and bits, whitened by C and by a norm that adapts: false alarm in 1e-7 of runs."""
+    """Updates and indicators, whitened by C and by a norm that adapts: 1e-7 false alarms."""
     check_standard_normal(_whitened(AdaptiveClipSumQuery))
 
 
@@ -177,9 +179,9 @@ def test_what_is_released_has_the_covariance_of_the_mechanism() -> None:
     "name",
     [
         "ScaledByTheNextNorm",
-        "BitLeftOut",
+        "IndicatorLeftOut",
         "NormOfWhatIsNotReleased",
-        pytest.param("BitWithoutNoise", marks=pytest.mark.long),
+        pytest.param("IndicatorWithoutNoise", marks=pytest.mark.long),
     ],
 )
 def test_broken_mechanisms_do_not_have_it(name: str) -> None:
@@ -188,17 +190,17 @@ def test_broken_mechanisms_do_not_have_it(name: str) -> None:
 
 
 def test_a_norm_that_stays_is_the_constant_clip_with_the_noise_of_updates() -> None:
-    """The same rows of noise, for every coordinate but the bit's."""
-    stays = AdaptiveClip(0.5, learning_rate=0.0, count_stddev=_COUNT_STDDEV)
+    """The same rows of noise, for every coordinate but the indicator's."""
+    stays = AdaptiveClip(0.5, learning_rate=0.0, clipped_count_stddev=_COUNT_STDDEV)
     adaptive = _query(clip=stays, seed=7)
-    shares = adaptive_clip.noise_shares(_MULTIPLIER, _COUNT_STDDEV)
+    split = adaptive_clip.split_noise(_MULTIPLIER, _COUNT_STDDEV)
     specs = [tf.TensorSpec(each.shape, tf.float64) for each in _SPECS]
     constant = _query(
         lambda recursion, specs, **arguments: MatrixFactorizationSumQuery(
             recursion,
             specs,
             l2_norm_clip=0.5,
-            noise_stddev=0.5 * shares.update_noise_multiplier,
+            noise_stddev=0.5 * split.update_noise_multiplier,
             seed=arguments["seed"],
         ),
         specs=specs,
@@ -236,8 +238,11 @@ def test_norms_that_floats_lose_are_refused() -> None:
     with refuses("smallest_norm"):
         _query(clip=AdaptiveClip(1.0, smallest_norm=1e-40))
     with refuses("largest_norm"):
-        _query(clip=AdaptiveClip(1.0, largest_norm=1e38, count_stddev=10.0), noise_multiplier=10.0)
-    with refuses("count_stddev"):
+        _query(
+            clip=AdaptiveClip(1.0, largest_norm=1e38, clipped_count_stddev=10.0),
+            noise_multiplier=10.0,
+        )
+    with refuses("clipped_count_stddev"):
         _query(noise_multiplier=2.6)
 
 

@@ -153,7 +153,7 @@ def test_a_constant_clip_norm_is_the_query_of_before_bit_for_bit() -> None:
 def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> None:
     """On disk, as the query in TensorFlow alone; and a round's noise is for its own data."""
     chosen: dict[str, Any] = {
-        "clip_norm": mfa.AdaptiveClip(0.5, update_period=1, count_stddev=2.0),
+        "clip_norm": mfa.AdaptiveClip(0.5, update_period=1, clipped_count_stddev=2.0),
         "noise_multiplier": 0.5,
         "seed": 11,
         "noise_storage": "disk",
@@ -192,7 +192,7 @@ def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> Non
 
 @pytest.mark.usefixtures("_simulated_secure_sums")
 def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
-    """Updates and bits alike are integers of a secure sum, and no other sum of clients is made."""
+    """Updates and indicators are integers of a secure sum, and no other sum of clients is made."""
     clip = mfa.AdaptiveClip(0.5, update_period=1)
     process = _process(tff.TensorType(np.float32, [2]), clip_norm=clip, secure_aggregation_bits=28)
     tff.test.assert_not_contains_unsecure_aggregation(process.next)

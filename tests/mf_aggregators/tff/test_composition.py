@@ -205,7 +205,9 @@ def test_empty_sums_follow_from_a_template_or_from_nothing_and_sums_merge(clip_n
 
 def test_a_clip_norm_that_adapts_to_python_numbers_under_a_normalized_query() -> None:
     """Down by halves while nothing is clipped, by the root of two while half of the records are."""
-    clip = mfa.AdaptiveClip(16.0, target_quantile=0.0, learning_rate=np.log(2.0), update_period=1)
+    clip = mfa.AdaptiveClip(
+        16.0, target_unclipped_quantile=0.0, learning_rate=np.log(2.0), update_period=1
+    )
     adaptive = _query_of(
         [_SCALAR], noise_multiplier=0.0, allow_no_noise=True, clip_norm=clip, clients_per_round=2
     )

@@ -118,7 +118,7 @@ def test_a_clip_norm_that_adapts_is_a_curve_and_said_to_be_a_private_release() -
         {**row, "clip_norm": str(0.1 * i), "unclipped_fraction": str(0.2 * i)}
         for i, row in enumerate(_rows(3), start=1)
     ]
-    axes = _axes(run_figures.draw(rows, None, "banded", target_quantile=0.5))
+    axes = _axes(run_figures.draw(rows, None, "banded", target_unclipped_quantile=0.5))
     norm = _lines(axes["L2 norm of updates"])["clip norm (a private release)"]
     assert norm == ([1, 2, 3], pytest.approx([0.1, 0.2, 0.3]))
     within = _lines(axes["within the clip norm, %"])

@@ -67,7 +67,7 @@ def test_few_clients_that_stand_for_many_earn_the_weaker_guarantee() -> None:
     assert warning in statement.to_markdown()
 
 
-def test_a_clip_norm_that_adapts_has_its_noise_and_its_bits_in_the_statement() -> None:
+def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_statement() -> None:
     values = _values(
         "--clip_norm=adaptive",
         "--clip_initial_norm=0.3",
@@ -93,12 +93,12 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_bits_in_the_statement() -
     assert "an L2 norm that is 0.3 in the first round" in text
     assert "the norm that 80 % of the updates are within" in text
     assert "1.0328 and 2 times the sensitivity of C" in text
-    assert "whose updates and bits are replaced by zero" in text
+    assert "whose updates and indicators are replaced by zero" in text
     assert "its clip norm and the noisy fraction of clients within that" in text
     assert "own use; the clip norm and the fraction of clients within it are covered" in text
 
 
-def test_a_constant_clip_norm_says_nothing_of_bits() -> None:
+def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
     values = _values("--clip_norm=0.7")
     plan = _plan(values)
     assert plan.config.clip == 0.7
@@ -106,7 +106,7 @@ def test_a_constant_clip_norm_says_nothing_of_bits() -> None:
     statement = run_statements.planned(plan)
     assert statement.to_dict()["adaptive_clip"] is None
     assert "clipped to an L2 norm of 0.7;" in statement.to_markdown()
-    assert "bit" not in statement.to_markdown()
+    assert "indicator" not in statement.to_markdown()
     assert "the simulation's own use)." in statement.to_markdown()
 
 
