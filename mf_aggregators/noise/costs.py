@@ -22,7 +22,7 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 
 # A state up to this size crosses between TFF's processes in a fraction of a second.
 CHEAP_STATE_IN_BYTES = 20_000_000
@@ -238,34 +238,34 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
         size * (rows + before + vectors)
         for size, rows, before in zip(sizes, rows_of_z, earlier, strict=True)
     )
-    chunks = math.ceil(num_parameters / CHUNK)
+    tiles = math.ceil(num_parameters / TILE)
     seconds = (
         _SECONDS_PER_ROUND_WITH_FILES
         + drawn * num_parameters * _SECONDS_PER_NORMAL
         + read * row * _SECONDS_PER_BYTE_READ
         + written * row * _SECONDS_PER_BYTE_WRITTEN
         + products / rounds * num_parameters * _SECONDS_PER_PRODUCT
-        + (read + written) * chunks * _SECONDS_PER_FILE_OPERATION
+        + (read + written) * tiles * _SECONDS_PER_FILE_OPERATION
     )
-    # Rows of a chunk in memory: what is read, what is made, and what is drawn at once.
-    chunk_rows = 2 * recursion.num_earlier_rows + 3 * blocks.largest_block + 4 * vectors
-    width = min(num_parameters, CHUNK)
+    # Rows of a tile in memory: what is read, what is made, and what is drawn at once.
+    tile_rows = 2 * recursion.num_earlier_rows + 3 * blocks.largest_block + 4 * vectors
+    width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)
-    rows = blocks.rows_kept * (filled_up * _BYTES_OF_ROW + chunks * _BYTES_OF_HEADERS)
+    rows = blocks.rows_kept * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)
     # State vectors are float64, and kept for as many blocks as tff.rows_on_disk says.
-    states = 4 * (8 * vectors * filled_up + chunks * _BYTES_OF_HEADERS)
+    states = 4 * (8 * vectors * filled_up + tiles * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,
         disk_bytes=rows + states + _transition_bytes(blocks),
-        memory_bytes=8 * row + chunk_rows * width * _BYTES_OF_FLOAT,
+        memory_bytes=8 * row + tile_rows * width * _BYTES_OF_FLOAT,
         seconds_per_round=seconds,
     )
 
 
 def _filled_up(num_parameters: int) -> int:
-    """The coordinates of all chunks, the last of several being filled up."""
-    return math.ceil(num_parameters / CHUNK) * min(num_parameters, CHUNK)
+    """The coordinates of all tiles, the last of several being filled up."""
+    return math.ceil(num_parameters / TILE) * min(num_parameters, TILE)
 
 
 def _transition_bytes(blocks: Blocks) -> int:

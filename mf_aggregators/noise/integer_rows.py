@@ -1,9 +1,9 @@
 """Rows of noise: the tensors in them, and their integers, which no rounding of floats changes.
 
-**Tensors** of one dtype form a segment of a row's coordinates, in which they follow one another
+**Tensors** of one dtype form a *segment* of a row's coordinates, in which they follow one another
 without a gap: first the float32 tensors from coordinate 0, then the float64 tensors from the next
-chunk. Segments that start at chunks never share one, and each can be drawn and combined as one
-flat vector.
+*tile*, which is a range of TILE coordinates. Segments that start at tiles never share one, and
+each can be drawn and combined as one flat vector.
 
 With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of D^-1 N Z, and D^-1 N is
 the *normalised* noising matrix. In units of Z's own step, Z is integer (``rows_of_z``), and so are
@@ -87,7 +87,7 @@ from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
-from mf_aggregators.noise.rows_of_z import CHUNK, STEP, NoiseSource
+from mf_aggregators.noise.rows_of_z import STEP, TILE, NoiseSource
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
@@ -121,26 +121,26 @@ class Segment:
 
     Attributes:
       dtype: "float32" or "float64".
-      first_chunk: The chunk at whose first coordinate the segment starts.
+      first_tile: The tile at whose first coordinate the segment starts.
       size: How many coordinates, at least 1.
       positions: Which tensors of the row these are, in order; tensors without entries
         included.
     """
 
     dtype: str
-    first_chunk: int
+    first_tile: int
     size: int
     positions: tuple[int, ...]
 
     @property
     def first_coordinate(self) -> int:
         """The coordinate of the segment's first entry within the row."""
-        return self.first_chunk * CHUNK
+        return self.first_tile * TILE
 
     @property
-    def num_chunks(self) -> int:
-        """The number of chunks, the last of which may be shorter."""
-        return -(-self.size // CHUNK)
+    def num_tiles(self) -> int:
+        """The number of tiles, the last of which may be shorter."""
+        return -(-self.size // TILE)
 
     def row_of_z(self, source: NoiseSource, seed: IntArray, row: int) -> IntArray:
         """Returns the (size,) entries of a row of Z, see ``rows_of_z.integers``."""
@@ -148,8 +148,8 @@ class Segment:
 
     @property
     def width(self) -> int:
-        """The coordinates of any chunk where all are treated alike: the last one is filled up."""
-        return min(self.size, CHUNK)
+        """The coordinates of any tile where all are treated alike: the last one is filled up."""
+        return min(self.size, TILE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,13 +178,13 @@ class RowLayout:
     def segments(self) -> tuple[Segment, ...]:
         """The row's segments, at most one for each dtype; those without entries are left out."""
         found: list[Segment] = []
-        first_chunk = 0
+        first_tile = 0
         for dtype in NOISE_DTYPES:
             positions = tuple(i for i, name in enumerate(self.dtypes) if name == dtype)
             size = sum(math.prod(self.shapes[position]) for position in positions)
             if size:
-                found.append(Segment(dtype, first_chunk, size, positions))
-                first_chunk += found[-1].num_chunks
+                found.append(Segment(dtype, first_tile, size, positions))
+                first_tile += found[-1].num_tiles
         return tuple(found)
 
     def tensors(self, flats: Sequence[FloatArray]) -> list[FloatArray]:
@@ -364,11 +364,11 @@ class IntegerRows:
         self.recursion.check_has_round(i)
         row = np.empty(len(z), np.int64)
         for start in range(0, len(z), _COORDINATES_AT_ONCE):
-            tile = slice(start, start + _COORDINATES_AT_ONCE)
-            before = history[:, tile]
+            part = slice(start, start + _COORDINATES_AT_ONCE)
+            before = history[:, part]
             earlier = np.rint(self.normalised.earlier(i, before) * self.row_to_z).astype(np.int64)
-            row[tile] = (z[tile] + earlier + (1 << (self.shift - 1))) >> self.shift
-            history[:, tile] = self.normalised.following(i, before, z[tile], row[tile])
+            row[part] = (z[part] + earlier + (1 << (self.shift - 1))) >> self.shift
+            history[:, part] = self.normalised.following(i, before, z[part], row[part])
         return row, NoiseState(i + 1, history)
 
 

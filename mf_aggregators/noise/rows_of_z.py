@@ -15,10 +15,10 @@ need not be kept where it can be drawn again. A block has 16 words of 32 bits. T
   TensorFlow computes it. It is several times as fast and passes tests of randomness, but it is
   no cipher: nobody claims that it withstands an attack on its key.
 
-**Rows** are made in chunks of coordinates. Sixteen coordinates have three blocks of the
-row's random bits, one each for X1, X2 and X3: coordinate c has word c modulo 16 of the blocks
-3 floor(c / 16), and so on. Each chunk has a stream of further words for its ties, in a range of
-blocks of its own, and the j-th tie of the chunk has the j-th group of words in it.
+**Rows** are made in tiles of coordinates, of 65,536 each. Sixteen coordinates have three blocks of
+the row's random bits, one each for X1, X2 and X3: coordinate c has word c modulo 16 of the blocks
+3 floor(c / 16), and so on. Each tile has a stream of further words for its ties, in a range of
+blocks of its own, and the j-th tie of the tile has the j-th group of words in it.
 
 ``tff.tensor_rows`` draws the same rows in a graph.
 """
@@ -41,16 +41,16 @@ NOISE_FORMAT = 4
 STEP = math.nextafter(1.0 / discrete_gaussian.STANDARD_DEVIATION, 1.0)
 # X1, X2 and X3.
 WORDS_PER_COORDINATE = 3
-# Where the words for ties of chunk 0 begin, and how many blocks each chunk has for them, which is
+# Where the words for ties of tile 0 begin, and how many blocks each tile has for them, which is
 # enough if everything ties.
 FIRST_TIE_BLOCK = 2**60
-TIE_BLOCKS_PER_CHUNK = 2**17
+TIE_BLOCKS_PER_TILE = 2**17
 _COORDINATE_LIMIT = 2**56
 # Coordinates whose temporaries stay in a processor's cache.
 _COORDINATES_AT_ONCE = 2**13
 
-# Coordinates of a chunk: a power of two, since a chunk's halves start at even integers.
-CHUNK = 2**16
+# Coordinates of a tile: a power of two, since a tile's halves start at even integers.
+TILE = 2**16
 
 WORDS_PER_BLOCK = 16
 
@@ -205,8 +205,8 @@ def integers(
 ) -> IntArray:
     """Returns ``count`` coordinates of a row of Z, in steps.
 
-    Which words decide a tie depends on the ties before it in its chunk. So a range that begins
-    within a chunk costs as much as one from the chunk's first coordinate on.
+    Which words decide a tie depends on the ties before it in its tile. So a range that begins
+    within a tile costs as much as one from the tile's first coordinate on.
 
     Args:
       source: Where random bits come from.
@@ -229,20 +229,18 @@ def integers(
             f"coordinates must be below 2^56, found {count} from coordinate {first_coordinate}."
         )
     seed, row = checked_seed(seed), validation.integer_at_least(row, 0, "row")
-    chunks = range(first_coordinate // CHUNK, -(-end // CHUNK)) if count else range(0)
-    entries = [
-        _of_chunk(source, seed, row, chunk, min(CHUNK, end - chunk * CHUNK)) for chunk in chunks
-    ]
+    tiles = range(first_coordinate // TILE, -(-end // TILE)) if count else range(0)
+    entries = [_of_tile(source, seed, row, tile, min(TILE, end - tile * TILE)) for tile in tiles]
     if not entries:
         return np.empty(0, np.int64)
-    return np.concatenate(entries)[first_coordinate % CHUNK :]
+    return np.concatenate(entries)[first_coordinate % TILE :]
 
 
-def _of_chunk(source: NoiseSource, seed: IntArray, row: int, chunk: int, count: int) -> IntArray:
-    """(count,) int64: the discrete Gaussian of the first coordinates of a chunk."""
+def _of_tile(source: NoiseSource, seed: IntArray, row: int, tile: int, count: int) -> IntArray:
+    """(count,) int64: the discrete Gaussian of the first coordinates of a tile."""
     entries = np.empty(count, np.int64)
     num_ties = 0
-    first_tie_block = FIRST_TIE_BLOCK + chunk * TIE_BLOCKS_PER_CHUNK
+    first_tie_block = FIRST_TIE_BLOCK + tile * TIE_BLOCKS_PER_TILE
 
     def tie_words(ties: int) -> IntArray:
         nonlocal num_ties
@@ -256,7 +254,7 @@ def _of_chunk(source: NoiseSource, seed: IntArray, row: int, chunk: int, count: 
     for start in range(0, count, _COORDINATES_AT_ONCE):
         part = entries[start : start + _COORDINATES_AT_ONCE]
         groups = -(-len(part) // WORDS_PER_BLOCK)
-        first_block = WORDS_PER_COORDINATE * (chunk * CHUNK + start) // WORDS_PER_BLOCK
+        first_block = WORDS_PER_COORDINATE * (tile * TILE + start) // WORDS_PER_BLOCK
         blocks = random_blocks(source, seed, row, first_block, WORDS_PER_COORDINATE * groups)
         words = blocks.reshape(groups, WORDS_PER_COORDINATE, WORDS_PER_BLOCK).swapaxes(1, 2)
         words = words.reshape(-1, WORDS_PER_COORDINATE)[: len(part)]

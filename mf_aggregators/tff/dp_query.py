@@ -16,7 +16,7 @@ from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
     compatibility,
@@ -429,13 +429,13 @@ def _map_tiles(
     shape = tensors[0].shape
     flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
     size = shape.num_elements()
-    if size <= CHUNK:
+    if size <= TILE:
         return tf.reshape(function(*flat), shape)
-    count = -(-size // CHUNK)
+    count = -(-size // TILE)
 
     def add_tile(number: tf.Tensor, tiles: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        start = number * CHUNK
-        tile = function(*(tensor[start : start + CHUNK] for tensor in flat))
+        start = number * TILE
+        tile = function(*(tensor[start : start + TILE] for tensor in flat))
         return number + 1, tiles.write(number, tile)
 
     _, tiles = tf.while_loop(

@@ -29,7 +29,7 @@ import pathlib
 
 import tensorflow as tf
 
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.tff import processes
 
 # Decimal digits of a checksum or number.
@@ -206,7 +206,7 @@ def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:
         flat = tf.reshape(tensor, [-1])
         size = int(flat.shape[0])
         length = -(-size // _NUMBERS)
-        if size <= CHUNK:
+        if size <= TILE:
             padded = tf.pad(_weighted(flat, 0), [[0, _NUMBERS * length - size]])
             total += tf.reduce_sum(tf.reshape(padded, [_NUMBERS, length]), axis=1)
         else:

@@ -1,13 +1,13 @@
 """Noise rows made in blocks and kept in files, as TensorFlow graphs for TFF's worker.
 
 The state that TFF passes between its processes holds the round and the seed alone. Rows
-are made a block at a time (``noise.costs.Blocks``), one chunk of coordinates after another,
-and each row of each chunk is a file in a directory. A round reads its row, and makes its share
+are made a block at a time (``noise.costs.Blocks``), one tile of coordinates after another,
+and each row of each tile is a file in a directory. A round reads its row, and makes its share
 of the next block, so that no round has to make a whole block of a large model.
 
 The files are a cache of a function of (noising matrix, seed, round): any of them may be missing,
 damaged or old, and is then made again. What a block is made from is in files as well; if
-that is gone, the chunk is made again from the first round on. Transitions alone are not made by
+that is gone, the tile is made again from the first round on. Transitions alone are not made by
 the graph, which refuses any but its own. The directory may be deleted while no process uses
 it, which costs time and never changes a row.
 """
@@ -31,7 +31,7 @@ from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import noise_files, processes, tensor_rows
-from mf_aggregators.tff.tensor_rows import GraphTable, chunk_rows, integer_row
+from mf_aggregators.tff.tensor_rows import GraphTable, integer_row, tile_rows
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
@@ -43,8 +43,8 @@ _GROUP = 64
 _ROWS_AT_ONCE = 8
 _PARALLEL_FILES = 4
 
-# Takes a block and a chunk, and returns the block's rows of the chunk, made and written.
-_MakeChunk: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# Takes a block and a tile, and returns the block's rows of the tile, made and written.
+_MakeTile: TypeAlias = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,21 +110,21 @@ class RowsOnDisk:
         # function of its own for what is used in several places makes the graph smaller.
         @tf.function(autograph=False)
         def make(
-            block: tf.Tensor, chunk: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
+            block: tf.Tensor, tile: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor
         ) -> tf.Tensor:
-            return _StreamFiles(self, segment, seed, stream, table).make(block, chunk)
+            return _StreamFiles(self, segment, seed, stream, table).make(block, tile)
 
         @tf.function(autograph=False)
         def row_and_share(i: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor) -> tf.Tensor:
             files = _StreamFiles(self, segment, seed, stream, table)
             block = files.block_of(i)
 
-            def make_chunk(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
-                rows = make(block, chunk, seed, stream)
+            def make_tile(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
+                rows = make(block, tile, seed, stream)
                 return tf.ensure_shape(rows, [None, segment.width])
 
-            row = files.read_row(block, i, make_chunk)
-            files.make_share_of_next(block, i, make_chunk)
+            row = files.read_row(block, i, make_tile)
+            files.make_share_of_next(block, i, make_tile)
             return row
 
         return tf.reshape(row_and_share(i, seed, stream), [-1])[: segment.size], None
@@ -157,7 +157,8 @@ def prepare(
     contents = {
         block: blocks.transition(block).tobytes() for block in map(int, np.unique(distinct))
     }
-    description = (_FORMAT, NOISE_FORMAT, rows.shift, source.value, segments)
+    layout = [dataclasses.astuple(segment) for segment in segments]
+    description = (_FORMAT, NOISE_FORMAT, rows.shift, source.value, layout)
     identity = hashlib.sha256(repr(description).encode())
     for part in (blocks.starts, distinct):
         identity.update(part.tobytes())
@@ -214,76 +215,76 @@ class _StreamFiles:
         position = tf.searchsorted(self._starts, i[tf.newaxis], side="right", out_type=tf.int64)
         return position[0] - 1
 
-    def read_row(self, block: tf.Tensor, i: tf.Tensor, make_chunk: _MakeChunk) -> tf.Tensor:
-        """Row i of all chunks, (chunks, width); what is not there is made."""
-        number = self._segment.num_chunks
+    def read_row(self, block: tf.Tensor, i: tf.Tensor, make_tile: _MakeTile) -> tf.Tensor:
+        """Row i of all tiles, (tiles, width); what is not there is made."""
+        number = self._segment.num_tiles
         position = tf.cast(i - self._starts[block], tf.int32)
 
-        def of_chunk(chunk: tf.Tensor) -> tf.Tensor:
-            row, is_there = self._read(chunk, i)
-            return tf.cond(is_there, lambda: row, lambda: make_chunk(block, chunk)[position])
+        def of_tile(tile: tf.Tensor) -> tf.Tensor:
+            row, is_there = self._read(tile, i)
+            return tf.cond(is_there, lambda: row, lambda: make_tile(block, tile)[position])
 
         rows = tf.TensorArray(tf.int32, number, element_shape=[self._segment.width])
         _, rows = tf.while_loop(
-            lambda chunk, _: chunk < number,
-            lambda chunk, rows: (chunk + 1, rows.write(tf.cast(chunk, tf.int32), of_chunk(chunk))),
+            lambda tile, _: tile < number,
+            lambda tile, rows: (tile + 1, rows.write(tf.cast(tile, tf.int32), of_tile(tile))),
             (tf.zeros([], tf.int64), rows),
-            # Chunks that have to be made take much memory each.
+            # Tiles that have to be made take much memory each.
             parallel_iterations=1,
         )
         return rows.stack()
 
-    def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_chunk: _MakeChunk) -> None:
-        """Makes the next block's rows for this round's share of the chunks."""
+    def make_share_of_next(self, block: tf.Tensor, i: tf.Tensor, make_tile: _MakeTile) -> None:
+        """Makes the next block's rows for this round's share of the tiles."""
         size = self._starts[block + 1] - self._starts[block]
         position = i - self._starts[block]
-        number = self._segment.num_chunks
+        number = self._segment.num_tiles
 
-        def make_if_missing(chunk: tf.Tensor) -> tf.Tensor:
+        def make_if_missing(tile: tf.Tensor) -> tf.Tensor:
             # Its last row is written about last; what is missing all the same is made when it
             # is read.
-            _, is_there = self._read(chunk, self._starts[block + 2] - 1)
+            _, is_there = self._read(tile, self._starts[block + 2] - 1)
 
             def make() -> tf.Tensor:
-                with tf.control_dependencies([make_chunk(block + 1, chunk)]):
-                    return chunk + 1
+                with tf.control_dependencies([make_tile(block + 1, tile)]):
+                    return tile + 1
 
-            return tf.cond(is_there, lambda: chunk + 1, make)
+            return tf.cond(is_there, lambda: tile + 1, make)
 
         def make_all() -> tf.Tensor:
             first, last = position * number // size, (position + 1) * number // size
-            (chunk,) = tf.while_loop(
-                lambda chunk: chunk < last,
-                lambda chunk: (make_if_missing(chunk),),
+            (tile,) = tf.while_loop(
+                lambda tile: tile < last,
+                lambda tile: (make_if_missing(tile),),
                 (first,),
                 parallel_iterations=1,
             )
-            return chunk
+            return tile
 
         is_last = tf.equal(block, self._blocks.num_blocks - 1)
         tf.cond(is_last, lambda: tf.zeros([], tf.int64), make_all)
 
-    def make(self, block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
-        """Makes and writes a block's rows of one chunk, (rows, width)."""
+    def make(self, block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
+        """Makes and writes a block's rows of one tile, (rows, width)."""
         if not self._recursion.num_earlier_rows and not self._recursion.num_state_vectors:
             nothing = tf.zeros([0, self._segment.width], tf.int32)
-            return self._advance(block, chunk, nothing, tf.cast(nothing, tf.float64))[0]
-        earlier, has_earlier = self._read_earlier(block, chunk)
-        vectors, has_vectors = self._read_vectors(block, chunk)
+            return self._advance(block, tile, nothing, tf.cast(nothing, tf.float64))[0]
+        earlier, has_earlier = self._read_earlier(block, tile)
+        vectors, has_vectors = self._read_vectors(block, tile)
         return tf.cond(
             has_earlier & has_vectors,
-            lambda: self._advance(block, chunk, earlier, vectors)[0],
-            lambda: self._replay(block, chunk),
+            lambda: self._advance(block, tile, earlier, vectors)[0],
+            lambda: self._replay(block, tile),
         )
 
-    def _replay(self, target: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
+    def _replay(self, target: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
         """Makes a block's rows from the first round on, because what it follows from is gone."""
         width, most = self._segment.width, self._recursion.num_earlier_rows
 
         def advance(
             block: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor, _: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            rows, vectors = self._advance(block, chunk, earlier, vectors)
+            rows, vectors = self._advance(block, tile, earlier, vectors)
             kept = tf.concat([earlier, rows], axis=0)
             return block + 1, kept[tf.maximum(tf.shape(kept)[0] - most, 0) :], vectors, rows
 
@@ -307,7 +308,7 @@ class _StreamFiles:
         )[3]
 
     def _advance(
-        self, block: tf.Tensor, chunk: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
+        self, block: tf.Tensor, tile: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
@@ -321,26 +322,26 @@ class _StreamFiles:
         total = (of_known[:size] * self._rows.row_to_z) @ known
         following = tf.zeros([0, self._segment.width], tf.float64)
         if self._recursion.draws_earlier_rows_of_z:
-            driven, z = self._combined_rows_of_z(block, chunk, of_driving, size)
+            driven, z = self._combined_rows_of_z(block, tile, of_driving, size)
             rows = integer_row(self._rows, z, total + driven[:size])
             if num_vectors:
                 following = of_known[size:] @ known + driven[size:]
         else:
-            rows = self._substituted(block, chunk, total, of_driving[:size], size)
+            rows = self._substituted(block, tile, total, of_driving[:size], size)
             if num_vectors:
                 driven = of_driving[size:] @ tf.cast(rows, tf.float64)
                 following = of_known[size:] @ known + driven
         # With one state vector, TensorFlow does not see that there is one.
         following = tf.ensure_shape(following, [num_vectors, self._segment.width])
-        with tf.control_dependencies(self._write_vectors(block + 1, chunk, following)):
-            are_written = self._write_rows(block, chunk, size, rows)
+        with tf.control_dependencies(self._write_vectors(block + 1, tile, following)):
+            are_written = self._write_rows(block, tile, size, rows)
         with tf.control_dependencies([are_written]):
             return tf.identity(rows), following
 
     def _substituted(
         self,
         block: tf.Tensor,
-        chunk: tf.Tensor,
+        tile: tf.Tensor,
         total: tf.Tensor,
         weights: tf.Tensor,
         size: tf.Tensor,
@@ -352,13 +353,13 @@ class _StreamFiles:
 
         Args:
           block: The block.
-          chunk: The chunk.
+          tile: The tile.
           total: (size, width) float64: what all but the block's rows add, in steps of Z.
           weights: (size, size) of the block's rows.
           size: The number of rows.
         """
         width, first = self._segment.width, self._first_rows_of_z[block]
-        z = self._chunk_rows(first, size, chunk)
+        z = self._tile_rows(first, size, tile)
         missing = tf.math.floormod(-size, _ROWS_AT_ONCE)
         z, total = (tf.pad(each, [[0, missing], [0, 0]]) for each in (z, total))
         weights = tf.pad(weights * self._rows.row_to_z, [[0, missing], [0, missing]])
@@ -386,20 +387,20 @@ class _StreamFiles:
         )
         return rows[:size]
 
-    def _chunk_rows(self, first: tf.Tensor, count: tf.Tensor | int, chunk: tf.Tensor) -> tf.Tensor:
-        """Consecutive rows of Z in a chunk, (count, width) int64."""
-        return chunk_rows(
+    def _tile_rows(self, first: tf.Tensor, count: tf.Tensor | int, tile: tf.Tensor) -> tf.Tensor:
+        """Consecutive rows of Z in a tile, (count, width) int64."""
+        return tile_rows(
             self._source,
             self._seed,
             first,
             count,
-            self._segment.first_chunk + chunk,
+            self._segment.first_tile + tile,
             self._segment.width,
             self._table,
         )
 
     def _combined_rows_of_z(
-        self, block: tf.Tensor, chunk: tf.Tensor, weights: tf.Tensor, size: tf.Tensor
+        self, block: tf.Tensor, tile: tf.Tensor, weights: tf.Tensor, size: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The product of weights with the rows of Z of a block, and its last ``size`` rows of Z.
 
@@ -410,7 +411,7 @@ class _StreamFiles:
         num_outputs, num_rows_of_z = tf.unstack(tf.shape(weights))
 
         def of_group(done: tf.Tensor | int, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            z = self._chunk_rows(first + tf.cast(done, tf.int64), count, chunk)
+            z = self._tile_rows(first + tf.cast(done, tf.int64), count, tile)
             return weights[:, done : done + count] @ tf.cast(z, tf.float64), z
 
         def add_group(done: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -428,16 +429,16 @@ class _StreamFiles:
         return total + own, z
 
     def _write_vectors(
-        self, block: tf.Tensor, chunk: tf.Tensor, vectors: tf.Tensor
+        self, block: tf.Tensor, tile: tf.Tensor, vectors: tf.Tensor
     ) -> list[tf.Operation]:
         """Writes the state vectors at a block's start, if the noising matrix has any."""
         if not self._recursion.num_state_vectors:
             return []
-        label = self._label("state", chunk, block)
-        return [noise_files.write(self._vectors_path(chunk, block), label, vectors)]
+        label = self._label("state", tile, block)
+        return [noise_files.write(self._vectors_path(tile, block), label, vectors)]
 
     def _write_rows(
-        self, block: tf.Tensor, chunk: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
+        self, block: tf.Tensor, tile: tf.Tensor, size: tf.Tensor, rows: tf.Tensor
     ) -> tf.Tensor:
         """Writes a block's rows; returns a vector of True once all are written."""
 
@@ -446,7 +447,7 @@ class _StreamFiles:
         ) -> tuple[tf.Tensor, tf.TensorArray]:
             i = self._starts[block] + tf.cast(position, tf.int64)
             written = noise_files.write(
-                self._row_path(chunk, i), self._label("row", chunk, i), rows[position]
+                self._row_path(tile, i), self._label("row", tile, i), rows[position]
             )
             with tf.control_dependencies([written]):
                 is_written = tf.constant(True)
@@ -461,15 +462,15 @@ class _StreamFiles:
         )
         return are_written.stack()
 
-    def _read(self, chunk: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read(self, tile: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return noise_files.read(
-            self._row_path(chunk, i),
-            self._label("row", chunk, i),
+            self._row_path(tile, i),
+            self._label("row", tile, i),
             [self._segment.width],
             tf.int32,
         )
 
-    def _read_earlier(self, block: tf.Tensor, chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read_earlier(self, block: tf.Tensor, tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows before a block that it needs, oldest first, and whether all are there."""
         start = self._starts[block]
         number = tf.minimum(tf.constant(self._recursion.num_earlier_rows, tf.int64), start)
@@ -480,7 +481,7 @@ class _StreamFiles:
         def read(
             position: tf.Tensor, rows: tf.TensorArray, are_there: tf.Tensor
         ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
-            row, is_there = self._read(chunk, start - number + position)
+            row, is_there = self._read(tile, start - number + position)
             return position + 1, rows.write(tf.cast(position, tf.int32), row), are_there & is_there
 
         _, rows, are_there = tf.while_loop(
@@ -497,7 +498,7 @@ class _StreamFiles:
         )
         return stacked, are_there
 
-    def _read_vectors(self, block: tf.Tensor, chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read_vectors(self, block: tf.Tensor, tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The state vectors at a block's start, and whether they are there."""
         shape = [self._recursion.num_state_vectors, self._segment.width]
         zeros = tf.zeros(shape, tf.float64)
@@ -507,8 +508,8 @@ class _StreamFiles:
             tf.equal(block, 0),
             lambda: (zeros, tf.constant(True)),
             lambda: noise_files.read(
-                self._vectors_path(chunk, block),
-                self._label("state", chunk, block),
+                self._vectors_path(tile, block),
+                self._label("state", tile, block),
                 shape,
                 tf.float64,
             ),
@@ -529,23 +530,23 @@ class _StreamFiles:
             numbers = tf.io.decode_raw(contents, tf.float64)
         return tf.reshape(numbers, [size + self._recursion.num_state_vectors, -1])
 
-    def _row_path(self, chunk: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+    def _row_path(self, tile: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         slot = tf.math.floormod(i, self._blocks.rows_kept)
-        return self._path(chunk, "/row", slot)
+        return self._path(tile, "/row", slot)
 
-    def _vectors_path(self, chunk: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
-        return self._path(chunk, "/state", tf.math.floormod(block, _STATES_KEPT))
+    def _vectors_path(self, tile: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        return self._path(tile, "/state", tf.math.floormod(block, _STATES_KEPT))
 
-    def _label(self, kind: str, chunk: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    def _label(self, kind: str, tile: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """The number of a file's contents: nothing else has it, wherever a file is moved to."""
-        chunk_name = _number(self._segment.first_chunk + chunk)
+        tile_name = _number(self._segment.first_tile + tile)
         return noise_files.checksum(
-            tf.strings.join([self._stream, kind, chunk_name, _number(index)])
+            tf.strings.join([self._stream, kind, tile_name, _number(index)])
         )
 
-    def _path(self, chunk: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
-        chunk_name = _number(self._segment.first_chunk + chunk)
-        return tf.strings.join([self._directory, "/panel", chunk_name, name, _number(slot)])
+    def _path(self, tile: tf.Tensor, name: str, slot: tf.Tensor) -> tf.Tensor:
+        tile_name = _number(self._segment.first_tile + tile)
+        return tf.strings.join([self._directory, "/tile", tile_name, name, _number(slot)])
 
 
 def _number(value: tf.Tensor) -> tf.Tensor:

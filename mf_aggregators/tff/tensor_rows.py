@@ -3,7 +3,7 @@
 Random bits become integers of a wide discrete Gaussian, and these the rows of Z that
 ``noise.rows_of_z`` defines. A row of noise follows from a row of Z and from earlier rounds, as
 ``noise.integer_rows.IntegerRows`` says: earlier rows of Z are drawn again from their seeds, and
-everything else is the history, int32 rows or float64 state vectors. A step works on one chunk of
+everything else is the history, int32 rows or float64 state vectors. A step works on one tile of
 coordinates, whose tensors fit into a processor's cache.
 """
 
@@ -29,10 +29,10 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.rows_of_z import (
-    CHUNK,
     DEFAULT_SOURCE,
     FIRST_TIE_BLOCK,
-    TIE_BLOCKS_PER_CHUNK,
+    TIE_BLOCKS_PER_TILE,
+    TILE,
     WORDS_PER_BLOCK,
     WORDS_PER_COORDINATE,
     NoiseSource,
@@ -46,11 +46,11 @@ _FEW_BLOCKS = 2**10
 _COLUMN_MASK = 2**discrete_gaussian.COLUMN_BITS - 1
 # Rows that are drawn at the same time, each with some megabytes of temporary memory.
 _PARALLEL_ROWS = 4
-_PARALLEL_CHUNKS = 4
-# Blocks of words for ties that are drawn with a chunk: enough for 14 ties, where a chunk has three
+_PARALLEL_TILES = 4
+# Blocks of words for ties that are drawn with a tile: enough for 14 ties, where a tile has three
 # on average. More are drawn where more are needed.
 _TIE_BLOCKS = 8
-_BLOCKS_PER_CHUNK = WORDS_PER_COORDINATE * CHUNK // WORDS_PER_BLOCK
+_BLOCKS_PER_TILE = WORDS_PER_COORDINATE * TILE // WORDS_PER_BLOCK
 
 # Takes a row's index (int64 scalar) and returns that row of Z, (width,) int64, in steps.
 _DrawRow: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
@@ -267,24 +267,24 @@ def _decided(
     )
 
 
-def chunk_rows(
+def tile_rows(
     source: NoiseSource,
     seed: tf.Tensor,
     first_row: tf.Tensor,
     num_rows: tf.Tensor | int,
-    chunk: tf.Tensor,
+    tile: tf.Tensor,
     width: int,
     table: GraphTable,
 ) -> tf.Tensor:
-    """Returns the entries of consecutive rows of Z in one chunk of coordinates.
+    """Returns the entries of consecutive rows of Z in one tile of coordinates.
 
     Args:
       source: Where random bits come from.
       seed: (2,) int64.
       first_row: int64 scalar: the first row's index.
       num_rows: How many rows; a Python integer or an int32 scalar.
-      chunk: int64 scalar: the chunk's number in the row.
-      width: How many coordinates, at most CHUNK.
+      tile: int64 scalar: the tile's number in the row.
+      width: How many coordinates, at most TILE.
       table: The sampler's table, which the graph should hold once.
 
     Returns:
@@ -292,8 +292,8 @@ def chunk_rows(
     """
     blocks = of_source(source)
     groups = -(-width // WORDS_PER_BLOCK)
-    first_block = _BLOCKS_PER_CHUNK * chunk
-    first_tie_block = FIRST_TIE_BLOCK + TIE_BLOCKS_PER_CHUNK * chunk
+    first_block = _BLOCKS_PER_TILE * tile
+    first_tie_block = FIRST_TIE_BLOCK + TIE_BLOCKS_PER_TILE * tile
 
     def one_row(row: tf.Tensor | int) -> tf.Tensor:
         i = first_row + tf.cast(row, tf.int64)
@@ -352,9 +352,9 @@ class RowsInState:
         return contextlib.nullcontext(self)
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
-        """Returns (chunks, floats_per_parameter, width) zeros; None if nothing is kept."""
+        """Returns (tiles, floats_per_parameter, width) zeros; None if nothing is kept."""
         kept = self.rows.recursion.floats_per_parameter
-        shape = [segment.num_chunks, kept, segment.width]
+        shape = [segment.num_tiles, kept, segment.width]
         return tf.zeros(shape, _history_dtype(self.rows.normalised)) if kept else None
 
     def next_row(
@@ -378,39 +378,39 @@ class RowsInState:
           (segment.size,) int32, and the history for the next round.
         """
         del stream
-        width, chunks = segment.width, segment.num_chunks
+        width, tiles = segment.width, segment.num_tiles
         table = graph_table()
         recursion, dtype = self.rows.normalised, _history_dtype(self.rows.normalised)
 
-        def step(chunk: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def step(tile: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def draw(row: tf.Tensor) -> tf.Tensor:
-                number = segment.first_chunk + chunk
-                return chunk_rows(self.source, seed, row, 1, number, width, table)[0]
+                number = segment.first_tile + tile
+                return tile_rows(self.source, seed, row, 1, number, width, table)[0]
 
-            of_chunk = tf.zeros([0, width], dtype) if history is None else history[chunk]
-            return _step(recursion, self.rows, i, draw, of_chunk)
+            of_tile = tf.zeros([0, width], dtype) if history is None else history[tile]
+            return _step(recursion, self.rows, i, draw, of_tile)
 
-        if chunks == 1:
+        if tiles == 1:
             row, kept = step(tf.zeros([], tf.int64))
             return row, None if history is None else kept[tf.newaxis]
 
-        def add_chunk(
-            chunk: tf.Tensor, rows: tf.TensorArray, histories: tf.TensorArray
+        def add_tile(
+            tile: tf.Tensor, rows: tf.TensorArray, histories: tf.TensorArray
         ) -> tuple[tf.Tensor, tf.TensorArray, tf.TensorArray]:
-            row, kept = step(chunk)
-            position = tf.cast(chunk, tf.int32)
-            return chunk + 1, rows.write(position, row), histories.write(position, kept)
+            row, kept = step(tile)
+            position = tf.cast(tile, tf.int32)
+            return tile + 1, rows.write(position, row), histories.write(position, kept)
 
         kept_rows = recursion.floats_per_parameter
         _, rows, histories = tf.while_loop(
-            lambda chunk, *_: chunk < chunks,
-            add_chunk,
+            lambda tile, *_: tile < tiles,
+            add_tile,
             (
                 tf.zeros([], tf.int64),
-                tf.TensorArray(tf.int32, chunks, element_shape=[width]),
-                tf.TensorArray(dtype, chunks, element_shape=[kept_rows, width]),
+                tf.TensorArray(tf.int32, tiles, element_shape=[width]),
+                tf.TensorArray(dtype, tiles, element_shape=[kept_rows, width]),
             ),
-            parallel_iterations=_PARALLEL_CHUNKS,
+            parallel_iterations=_PARALLEL_TILES,
         )
         row = tf.reshape(rows.concat(), [-1])[: segment.size]
         return row, None if history is None else histories.stack()
@@ -438,7 +438,7 @@ def _history_dtype(recursion: NoiseRecursion) -> tf.DType:
 def _step(
     recursion: NoiseRecursion, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """A row of C^-1 Z in one chunk, (width,) int32, and the next history.
+    """A row of C^-1 Z in one tile, (width,) int32, and the next history.
 
     Args:
       recursion: The normalised noising matrix.

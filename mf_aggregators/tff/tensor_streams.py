@@ -47,7 +47,7 @@ class NoiseState(NamedTuple):
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
       history: For each segment of a row, what the noising matrix needs of earlier rounds and
-        cannot draw again: (chunks, floats_per_parameter of it, width) int32 rows or float64
+        cannot draw again: (tiles, floats_per_parameter of it, width) int32 rows or float64
         state vectors; an empty tuple if nothing is needed or it is kept in files.
     """
 

@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import atomic_files
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import training_loop
@@ -32,8 +32,8 @@ from simulations.workers.quiet import StopRequest
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
-# The features of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two chunks.
-PROGRAM_FEATURES = CHUNK + 1000
+# The features of the program: with three bands, blocks of 1, 1, 2, 4, 4, ... rounds, of two tiles.
+PROGRAM_FEATURES = TILE + 1000
 
 
 def learning_process(

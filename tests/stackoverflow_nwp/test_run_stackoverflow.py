@@ -513,7 +513,7 @@ def test_noise_is_kept_where_the_flags_say(
     # What each round's noise was added to is there, and no requests for random bits, which end with
     # the process. A finished run needs its rows no more: those in its own directory are deleted.
     assert len(list(noise.glob("released/stream-*/round-*"))) == 6
-    assert any(noise.rglob("panel-*/row-*")) == (place == "other")
+    assert any(noise.rglob("tile-*/row-*")) == (place == "other")
     assert not any(noise.glob("words-*"))
     assert (output / "noise").exists() == (place == "run/noise")
     kept = json.loads((output / "config.json").read_text())["flags"]

@@ -32,7 +32,7 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
-from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
+from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import TensorNoise
@@ -66,7 +66,7 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 
 @_EVERY_MECHANISM
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("size", [1, 1000, CHUNK, CHUNK + 5000, 2 * CHUNK])
+@pytest.mark.parametrize("size", [1, 1000, TILE, TILE + 5000, 2 * TILE])
 def test_the_bytes_of_the_state_are_those_of_its_tensors(
     factorization: Factorization, dtype: tf.DType, size: int
 ) -> None:
@@ -91,13 +91,13 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     )
 
     @tf.function(autograph=False)
-    def make(block: tf.Tensor, chunk: tf.Tensor) -> tf.Tensor:
+    def make(block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
         nothing, table = tf.zeros([2], tf.int64), tensor_rows.graph_table()
-        return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, chunk)
+        return rows_on_disk._StreamFiles(files, segment, nothing, nothing, table).make(block, tile)
 
     for block in range(blocks.num_blocks):
-        for chunk in range(segment.num_chunks):
-            make(tf.constant(block, tf.int64), tf.constant(chunk, tf.int64))
+        for tile in range(segment.num_tiles):
+            make(tf.constant(block, tf.int64), tf.constant(tile, tf.int64))
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -114,7 +114,7 @@ def test_files_of_small_models_take_no_more_than_said(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [CHUNK, CHUNK + 5000])
+@pytest.mark.parametrize("size", [TILE, TILE + 5000])
 @pytest.mark.parametrize(
     "recursion",
     [
@@ -126,7 +126,7 @@ def test_files_of_small_models_take_no_more_than_said(
 def test_files_of_large_models_take_about_what_is_said(
     recursion: NoiseRecursion, size: int, tmp_path: pathlib.Path
 ) -> None:
-    """Rows and state vectors; the last of several chunks takes as much as the others."""
+    """Rows and state vectors; the last of several tiles takes as much as the others."""
     cost = costs.cost(recursion, size, NoiseStorage.DISK)
     found = _files_bytes(recursion, size, tmp_path)
     assert found <= cost.disk_bytes < 1.5 * found

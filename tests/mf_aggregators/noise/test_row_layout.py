@@ -1,4 +1,4 @@
-"""Layouts of rows: every entry has one coordinate, and segments start at chunks."""
+"""Layouts of rows: every entry has one coordinate, and segments start at tiles."""
 
 import math
 
@@ -9,33 +9,33 @@ from hypothesis import strategies as st
 
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.integer_rows import RowLayout, Segment
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from tests.refusals import refuses
 
 _SHAPES = st.one_of(
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
-    st.sampled_from([(CHUNK,), (CHUNK - 1,), (2, CHUNK + 1)]),
+    st.sampled_from([(TILE,), (TILE - 1,), (2, TILE + 1)]),
 )
 _TENSORS = st.lists(st.tuples(_SHAPES, st.sampled_from(["float32", "float64"])), max_size=6)
 
 
-def test_float64_tensors_start_at_the_next_chunk() -> None:
-    shapes = ((3,), (CHUNK - 2,), (), (0,), (2, 2))
+def test_float64_tensors_start_at_the_next_tile() -> None:
+    shapes = ((3,), (TILE - 2,), (), (0,), (2, 2))
     dtypes = ("float32", "float32", "float64", "float64", "float32")
     found = RowLayout(shapes, dtypes).segments
     assert found == (
-        Segment("float32", 0, CHUNK + 5, (0, 1, 4)),
+        Segment("float32", 0, TILE + 5, (0, 1, 4)),
         Segment("float64", 2, 1, (2, 3)),
     )
-    assert [segment.first_coordinate for segment in found] == [0, 2 * CHUNK]
-    assert [segment.num_chunks for segment in found] == [2, 1]
-    assert integer_rows.total_size(found) == CHUNK + 6
+    assert [segment.first_coordinate for segment in found] == [0, 2 * TILE]
+    assert [segment.num_tiles for segment in found] == [2, 1]
+    assert integer_rows.total_size(found) == TILE + 6
 
 
-def test_full_chunks_leave_no_gap() -> None:
-    found = RowLayout(((2, CHUNK), (5,)), ("float32", "float64")).segments
-    assert [segment.first_chunk for segment in found] == [0, 2]
-    assert found[0].num_chunks == 2
+def test_full_tiles_leave_no_gap() -> None:
+    found = RowLayout(((2, TILE), (5,)), ("float32", "float64")).segments
+    assert [segment.first_tile for segment in found] == [0, 2]
+    assert found[0].num_tiles == 2
 
 
 @pytest.mark.parametrize("shapes", [(), ((0,),), ((2, 0), (0,))])
@@ -54,7 +54,7 @@ def test_every_entry_has_a_coordinate_of_its_own(
     flats = []
     end = 0
     for segment in layout.segments:
-        assert segment.first_chunk == math.ceil(end / CHUNK)
+        assert segment.first_tile == math.ceil(end / TILE)
         end = segment.first_coordinate + segment.size
         flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
         pieces = integer_rows.split(segment, flats[-1], layout.shapes)

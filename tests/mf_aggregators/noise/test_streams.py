@@ -73,7 +73,7 @@ def _z(source: NoiseSource, seed: np.ndarray) -> list[np.ndarray]:
     rows = []
     for i in range(_NUM_ROUNDS):
         single = rows_of_z.integers(source, seed, i, 0, singles) * rows_of_z.STEP
-        double = rows_of_z.integers(source, seed, i, rows_of_z.CHUNK, 5) * rows_of_z.STEP
+        double = rows_of_z.integers(source, seed, i, rows_of_z.TILE, 5) * rows_of_z.STEP
         rows.append(
             [
                 double[0].reshape(()),

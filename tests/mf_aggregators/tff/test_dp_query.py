@@ -25,7 +25,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query, grid, tensor_streams
 from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
@@ -334,7 +334,7 @@ def _combined(steps: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (0,), (5, 0), (7,), (CHUNK,), (CHUNK + 1,), (3, CHUNK), (5, CHUNK // 2 + 3)]
+    "shape", [(), (0,), (5, 0), (7,), (TILE,), (TILE + 1,), (3, TILE), (5, TILE // 2 + 3)]
 )
 def test_tiles_together_are_the_whole(shape: tuple[int, ...]) -> None:
     generator = np.random.default_rng(len(shape))
@@ -355,6 +355,6 @@ def test_no_temporary_has_the_size_of_the_whole() -> None:
         return -tile
 
     graph = tf.function(lambda tensor: dp_query._map_tiles(function, tf.float32, tensor))
-    large = tf.ones([40 * CHUNK])
+    large = tf.ones([40 * TILE])
     np.testing.assert_array_equal(graph(large), -large)
-    assert all(count is None or count <= CHUNK for count in seen)
+    assert all(count is None or count <= TILE for count in seen)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import NoiseStorage
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -116,7 +116,7 @@ def _saved(state: Any) -> Any:
             else pytest.param(name, "state", marks=pytest.mark.long)
             for name in _MADE
         ),
-        # Rows of several chunks go on in files in the short run, below.
+        # Rows of several tiles go on in files in the short run, below.
         *(
             pytest.param(name, "disk", marks=pytest.mark.long)
             for name in _MADE
@@ -188,9 +188,9 @@ def test_a_clip_norm_that_adapts_goes_on(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("tree", marks=pytest.mark.long), "banded"])
-def test_rows_of_several_chunks_go_on(name: str, tmp_path: pathlib.Path) -> None:
+def test_rows_of_several_tiles_go_on(name: str, tmp_path: pathlib.Path) -> None:
     """Files of a longer plan are others, and their rows the same."""
-    specs = tf.TensorSpec((CHUNK + 100,), tf.float32)
+    specs = tf.TensorSpec((TILE + 100,), tf.float32)
     noise: dict[str, Any] = {"noise_storage": "disk", "noise_directory": tmp_path / "noise"}
     before = _MADE[name]
     whole = before.extended(_WHOLE, participation=_SCHEMA)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise.rows_of_z import CHUNK
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.tff import noise_files
 from mf_aggregators.tff.noise_files import ReleaseRecord
 from tests.refusals import refuses
@@ -137,7 +137,7 @@ def test_a_damaged_record_is_written_again(tmp_path: pathlib.Path) -> None:
 
 def test_large_tensors_have_the_numbers_of_small_ones() -> None:
     """Each share is the weighted sum of consecutive entries, however it is added up."""
-    for size in (1, 63, 64, 65, CHUNK, CHUNK + 1, 3 * CHUNK + 17):
+    for size in (1, 63, 64, 65, TILE, TILE + 1, 3 * TILE + 17):
         sums = np.random.default_rng(size).integers(-(2**40), 2**40, size)
         multiples = np.arange(size) * ((5.0**0.5 - 1.0) / 2.0)
         weighted = sums * (0.5 + multiples - np.floor(multiples))

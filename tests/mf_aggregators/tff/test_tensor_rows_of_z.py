@@ -14,11 +14,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
-from mf_aggregators.noise.rows_of_z import CHUNK, NoiseSource
+from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
 from mf_aggregators.tff import tensor_rows
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
-_HALF = CHUNK // 2
+_HALF = TILE // 2
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 _INT64 = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)])
@@ -29,15 +29,15 @@ _INT64 = st.one_of(
 def _drawer(
     width: int, num_rows: int | None, source: NoiseSource = NoiseSource.CHACHA20
 ) -> Callable[..., tf.Tensor]:
-    """A graph of :func:`chunk_rows`; ``num_rows`` is None for a number that is a tensor."""
+    """A graph of :func:`tile_rows`; ``num_rows`` is None for a number that is a tensor."""
 
-    def draw(seed: tf.Tensor, first_row: tf.Tensor, chunk: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        return tensor_rows.chunk_rows(
+    def draw(seed: tf.Tensor, first_row: tf.Tensor, tile: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        return tensor_rows.tile_rows(
             source,
             seed,
             first_row,
             rows if num_rows is None else num_rows,
-            chunk,
+            tile,
             width,
             tensor_rows.graph_table(),
         )
@@ -56,7 +56,7 @@ def _drawn(
     seed: np.ndarray,
     first_row: int,
     num_rows: int,
-    chunk: int,
+    tile: int,
     width: int,
     is_dynamic: bool = True,
     source: NoiseSource = NoiseSource.CHACHA20,
@@ -65,19 +65,19 @@ def _drawn(
     rows = draw(
         tf.constant(seed, tf.int64),
         tf.constant(first_row, tf.int64),
-        tf.constant(chunk, tf.int64),
+        tf.constant(tile, tf.int64),
         tf.constant(num_rows, tf.int32),
     ).numpy()
     assert (rows.shape, rows.dtype) == ((num_rows, width), np.int64)
     return np.asarray(rows)
 
 
-@pytest.mark.parametrize("width", [1, 17, CHUNK - 1, CHUNK])
+@pytest.mark.parametrize("width", [1, 17, TILE - 1, TILE])
 def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
     for is_dynamic, num_rows in ((False, 1), (True, 2)):
         rows = _drawn(_SEED, 5, num_rows, 3, width, is_dynamic)
         expected = [
-            rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 5 + row, 3 * CHUNK, width)
+            rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 5 + row, 3 * TILE, width)
             for row in range(num_rows)
         ]
         np.testing.assert_array_equal(rows, expected)
@@ -88,16 +88,16 @@ def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
     seed=st.tuples(_INT64, _INT64),
     first_row=st.one_of(st.integers(0, 20), st.integers(0, 2**63 - 20)),
     num_rows=st.integers(0, 5),
-    chunk=st.one_of(st.integers(0, 20), st.integers(0, 2**39)),
+    tile=st.one_of(st.integers(0, 20), st.integers(0, 2**39)),
 )
 @settings(max_examples=60, deadline=None)
-def test_rows_are_those_of_numpy_for_every_seed_row_and_chunk(
-    source: NoiseSource, seed: tuple[int, int], first_row: int, num_rows: int, chunk: int
+def test_rows_are_those_of_numpy_for_every_seed_row_and_tile(
+    source: NoiseSource, seed: tuple[int, int], first_row: int, num_rows: int, tile: int
 ) -> None:
     array = np.array(seed, np.int64)
-    rows = _drawn(array, first_row, num_rows, chunk, 7, source=source)
+    rows = _drawn(array, first_row, num_rows, tile, 7, source=source)
     for row in range(num_rows):
-        expected = rows_of_z.integers(source, array, first_row + row, chunk * CHUNK, 7)
+        expected = rows_of_z.integers(source, array, first_row + row, tile * TILE, 7)
         np.testing.assert_array_equal(rows[row], expected)
 
 
@@ -131,7 +131,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     rows = _drawn(_SEED, 4, 2, 3, width)
     _drawer.cache_clear()
     expected = [
-        rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 4 + row, 3 * CHUNK, width)
+        rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 4 + row, 3 * TILE, width)
         for row in range(2)
     ]
     np.testing.assert_array_equal(rows, expected)
@@ -139,30 +139,30 @@ def test_ties_have_the_words_that_numpy_gives_them(
 
 
 def test_rows_are_independent_standard_normals_across_seeds() -> None:
-    """Over rows and chunks; false alarm once in ten million runs."""
+    """Over rows and tiles; false alarm once in ten million runs."""
     samples = []
     for _ in range(200):
         seed = np.frombuffer(os.urandom(16), np.int64)
-        parts = [_drawn(seed, 0, 3, chunk, 5) for chunk in (0, 1)]
+        parts = [_drawn(seed, 0, 3, tile, 5) for tile in (0, 1)]
         samples.append(np.concatenate(parts, axis=None) * rows_of_z.STEP)
     check_standard_normal(np.array(samples))
 
 
 def test_coordinates_of_a_row_are_independent_standard_normals() -> None:
-    """Halves, rows and chunks against each other; 1e-7 false alarms each."""
+    """Halves, rows and tiles against each other; 1e-7 false alarms each."""
     seed = np.frombuffer(os.urandom(16), np.int64)
-    rows = np.concatenate([_drawn(seed, 7, 3, chunk, CHUNK) for chunk in (0, 1)])
+    rows = np.concatenate([_drawn(seed, 7, 3, tile, TILE) for tile in (0, 1)])
     rows = rows * rows_of_z.STEP
     check_standard_normal(rows.reshape(-1, 64))
     check_standard_normal(rows.reshape(12, _HALF).T)
 
 
 def test_no_two_entries_of_z_occur_twice() -> None:
-    """Over rows, chunks and seeds: a chance repeat of two neighbours has probability 2^-30."""
+    """Over rows, tiles and seeds: a chance repeat of two neighbours has probability 2^-30."""
     parts = [
-        _drawn(np.frombuffer(os.urandom(16), np.int64), first_row, 5, chunk, 1001)
+        _drawn(np.frombuffer(os.urandom(16), np.int64), first_row, 5, tile, 1001)
         for first_row in (0, 5, 2**62)
-        for chunk in (0, 1, 2**39)
+        for tile in (0, 1, 2**39)
     ]
     rows = np.concatenate(parts)
     pairs = np.stack([rows[:, :-1], rows[:, 1:]], axis=-1).reshape(-1, 2)

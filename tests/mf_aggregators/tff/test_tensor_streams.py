@@ -37,7 +37,7 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows import RowsInState, chunk_rows
+from mf_aggregators.tff.tensor_rows import RowsInState, tile_rows
 from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
@@ -237,7 +237,7 @@ def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, st
     ids=lambda i: _FACTORIZATIONS[i].mechanism,
 )
 @_BOTH_STORAGES
-def test_rows_of_more_than_one_chunk(index: int, storage: str) -> None:
+def test_rows_of_more_than_one_tile(index: int, storage: str) -> None:
     recursion = _FACTORIZATIONS[index].noise_recursion()
     specs = (
         tf.TensorSpec((70_000,), tf.float32),
@@ -457,8 +457,8 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     state = stream.start()
     for _ in range(_NUM_ROUNDS):
         _, state = stream.next_row(state)
-        (chunk,) = stream.directory(state).iterdir()
-        names = [path.name for path in chunk.iterdir()]
+        (tile,) = stream.directory(state).iterdir()
+        names = [path.name for path in tile.iterdir()]
         assert sum(name.startswith("row") for name in names) <= blocks.rows_kept
         assert sum(name.startswith("state") for name in names) <= 4
         assert all(name.startswith(("row", "state")) for name in names)
@@ -570,9 +570,9 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 
 
 def test_every_round_makes_its_share_of_the_next_block() -> None:
-    """The row has five chunks, and no round has to wait for a whole block of a large model."""
+    """The row has five tiles, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
-    specs = (tf.TensorSpec((4 * rows_of_z.CHUNK + 1,), tf.float32),)
+    specs = (tf.TensorSpec((4 * rows_of_z.TILE + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
     assert blocks.rows_kept == 16
@@ -680,7 +680,7 @@ def _drift_recursion(name: str, num_rounds: int) -> NoiseRecursion:
 @functools.cache
 def _drift_z(num_rounds: int) -> np.ndarray:
     rows = tf.function(
-        lambda seed: chunk_rows(
+        lambda seed: tile_rows(
             NoiseSource.CHACHA20,
             seed,
             tf.zeros([], tf.int64),
