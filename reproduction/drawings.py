@@ -317,7 +317,7 @@ def _mechanisms(data: Data) -> matplotlib.figure.Figure:
 
 
 def _trained(data: Data) -> matplotlib.figure.Figure:
-    configurations = data["arms"]
+    configurations = data["configurations"]
     targets = sorted({each["epsilon"] for each in configurations})
     chosen = _styles_of_configurations([each["label"] for each in configurations])
     of_targets = {
@@ -470,7 +470,7 @@ _KINDS: Mapping[str, Callable[[Data], matplotlib.figure.Figure]] = types.Mapping
         "noise multipliers": _noise_multipliers,
         "epsilons of rho": _epsilons_of_rho,
         "mechanisms": _mechanisms,
-        "trained arms": _trained,
+        "trained configurations": _trained,
         "learning rates": _learning_rates,
     }
 )

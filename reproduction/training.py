@@ -305,7 +305,7 @@ def _drawing(trained: Trained) -> Drawing:
                 "held_out": for_drawing(100.0 * curve.mean),
             }
         )
-    return Drawing("trained arms", {"arms": found})
+    return Drawing("trained configurations", {"configurations": found})
 
 
 def targets_of(

@@ -83,18 +83,18 @@ def test_there_is_a_result_for_every_kind_of_figure() -> None:
 # Experiments with other results.
 
 
-def _arms(
+def _configurations(
     names: list[str], epsilons: list[float], with_curves: bool, half_width: float | None
 ) -> Drawing:
     rng = np.random.default_rng(len(names))
-    arms = []
+    found: list[dict[str, Any]] = []
     for epsilon, (place, name) in itertools.product(epsilons, enumerate(names)):
         curve = np.cumsum(rng.uniform(0.0, 2.0, 10)) + place
-        arm = {"label": name, "epsilon": epsilon, "mean": curve[-1], "half_width": half_width}
+        each = {"label": name, "epsilon": epsilon, "mean": curve[-1], "half_width": half_width}
         if with_curves:
-            arm.update(rounds=list(range(10, 101, 10)), held_out=curve.tolist())
-        arms.append(arm)
-    return Drawing("trained arms", {"arms": arms})
+            each.update(rounds=list(range(10, 101, 10)), held_out=curve.tolist())
+        found.append(each)
+    return Drawing("trained configurations", {"configurations": found})
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def _arms(
     ],
     ids=["two", "twelve", "long"],
 )
-def test_figures_of_trained_arms(
+def test_figures_of_trained_configurations(
     names: list[str], epsilons: list[float], half_width: float | None
 ) -> None:
     for with_curves in (True, False):
-        figure = drawings.draw(_arms(names, epsilons, with_curves, half_width))
+        figure = drawings.draw(_configurations(names, epsilons, with_curves, half_width))
         assert figure_checks.faults(figure) == []
         shown = {label.get_text() for label in figure.axes[0].get_yticklabels()}
         assert {re.sub(r"\s+", " ", text) for text in shown} == set(names)

@@ -627,7 +627,7 @@ def _panels(
         configurations.SINGLE_PASS,
     )
     # The stand-ins for runs are all alike, and curves that are the same are drawn as one.
-    for offset, configuration in enumerate(outcome.drawing.data["arms"]):
+    for offset, configuration in enumerate(outcome.drawing.data["configurations"]):
         configuration["held_out"] = [value + offset for value in configuration["held_out"]]
     return drawings.draw(outcome.drawing).axes
 
