@@ -44,7 +44,7 @@ class Draw(enum.IntEnum):
       ROUND: The batch of a round: the round.
       PASS: The shuffle of a pass over a group: the group, the pass.
       FIRST_WAITS: When timers first run out.
-      COINS: Who joins in a round: the round.
+      JOINS: Who joins in a round: the round.
       BINS: The bin of each client.
     """
 
@@ -52,7 +52,7 @@ class Draw(enum.IntEnum):
     ROUND = 1
     PASS = 2
     FIRST_WAITS = 3
-    COINS = 4
+    JOINS = 4
     BINS = 5
 
 

@@ -26,8 +26,8 @@ from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.progress_bars import ProgressBar
 
-# Runs without the client that the observer learns the noise from.
-_FEWEST_PILOTS, _PILOTS_PER_DIMENSION = 600, 60
+# Runs without the client, from which the observer learns the noise.
+_FEWEST_TUNING_RUNS, _TUNING_RUNS_PER_DIMENSION = 600, 60
 # The norms of a client's updates over the clip norm: just within it, and far above it.
 _WITHIN, _ABOVE = 1.0 - 1e-6, 10.0
 # The other client's update, over the clip norm.
@@ -90,7 +90,7 @@ def audit_clipping(
     """
     trials = validation.positive_integer(trials, "trials")
     rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
-    pilots = max(_FEWEST_PILOTS, 2 * _PILOTS_PER_DIMENSION * claim.num_rounds)
+    tuning_runs = max(_FEWEST_TUNING_RUNS, 2 * _TUNING_RUNS_PER_DIMENSION * claim.num_rounds)
     with ProgressBar(
         total=3 * claim.num_rounds,
         desc="audit of norms",
@@ -98,7 +98,7 @@ def audit_clipping(
         disable=not show_progress,
     ) as progress:
         runs = _Runs(build_query, claim, lambda: progress.update())
-        noise, _ = runs.run(pilots, None, False)
+        noise, _ = runs.run(tuning_runs, None, False)
         model = statistics.fit_noise(noise, 1.0)
         of_update = statistics.fit_noise(noise[: claim.num_rounds], 1.0)
         contribution = statistics.choose_contribution(of_update, claim.mechanism.participation, 1.0)

@@ -33,8 +33,8 @@ _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
 # With fewer coordinates, the estimated covariance costs the adversary power: about the rounds
 # over the coordinates, relative to the squared power.
-_PILOT_COORDINATES_PER_ROUND = 50
-_FEWEST_PILOT_COORDINATES = 20_000
+_TUNING_COORDINATES_PER_ROUND = 50
+_FEWEST_TUNING_COORDINATES = 20_000
 # Residuals are kept in memory, a row for each round.
 MOST_ROUNDS = 1024
 
@@ -212,17 +212,18 @@ def audit(
         )
     numbers = _canaries_of_runs(canaries)
     dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)
-    pilots = math.ceil(
-        max(_FEWEST_PILOT_COORDINATES, _PILOT_COORDINATES_PER_ROUND * claim.num_rounds) / dimension
+    tuning_runs = math.ceil(
+        max(_FEWEST_TUNING_COORDINATES, _TUNING_COORDINATES_PER_ROUND * claim.num_rounds)
+        / dimension
     )
     with ProgressBar(
-        total=(pilots + len(numbers)) * claim.num_rounds,
+        total=(tuning_runs + len(numbers)) * claim.num_rounds,
         desc="audit",
         unit="round",
         disable=not show_progress,
     ) as progress:
         runner = _Runner(build_aggregator(), claim, dimension, progress.update)
-        noise = [runner.run(None, 0)[0] for _ in range(pilots)]
+        noise = [runner.run(None, 0)[0] for _ in range(tuning_runs)]
         model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
         del noise
         contribution = statistics.choose_contribution(

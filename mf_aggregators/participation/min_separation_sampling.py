@@ -71,9 +71,9 @@ class MinSeparationSampling(SeparatedScheme):
         """Returns the distribution of a client's rounds."""
         return MinSeparationRounds(self.joining_probability, self.separation)
 
-    def sampler(self, seed: int) -> "CoinSampler":
+    def sampler(self, seed: int) -> "MinSeparationSampler":
         """Creates the sampler of a run: 8 bytes for each participation of the whole run."""
-        return CoinSampler(self, seed)
+        return MinSeparationSampler(self, seed)
 
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         if self.joining_probability == 1.0:
@@ -160,8 +160,8 @@ class MinSeparationSampling(SeparatedScheme):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CoinSampler(Sampler):
-    """Who joins by a coin under a timer: all timers and coins are played from round 0 on.
+class MinSeparationSampler(Sampler):
+    """Draws by min-separation sampling: all timers and coins are played from round 0 on.
 
     Attributes:
       scheme: How clients join.
@@ -183,7 +183,7 @@ class CoinSampler(Sampler):
         cohorts, num_free = [], []
         for index in range(scheme.num_rounds):
             free = np.flatnonzero(free_from <= index)
-            generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.COINS, index)
+            generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.JOINS, index)
             # A random number has 53 bits: the probability is p to within 2^-53.
             joined = free[generator.random(len(free)) < scheme.joining_probability]
             free_from[joined] = index + scheme.separation

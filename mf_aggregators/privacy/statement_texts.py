@@ -167,14 +167,14 @@ def part_of_client(guarantee: Guarantee) -> str:
 
 
 def _certificate(guarantee: Guarantee) -> str:
-    claim = guarantee.certificate
-    if claim is None:
+    certificate = guarantee.certificate
+    if certificate is None:
         return ""
-    samples = claim.num_samples + claim.num_untilted
+    samples = certificate.num_samples + certificate.num_untilted
     return (
-        f"Its certificate is a test with seed {claim.seed} and {samples} random samples, which "
-        f"anybody can repeat. It would be passed by a false claim with a probability of at most "
-        f"{rounded_up(claim.failure_probability, '.2g')}, which delta covers. "
+        f"Its certificate is a test with seed {certificate.seed} and {samples} random samples, "
+        f"which anybody can repeat. A false one would pass it with a probability of at most "
+        f"{rounded_up(certificate.failure_probability, '.2g')}, which delta covers. "
     )
 
 

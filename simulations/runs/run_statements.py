@@ -217,9 +217,9 @@ class PrivacyBudget:
     the later one. So it is never below the epsilon of the exact sensitivity, for the
     releases of fewer rounds are part of those of more. It never falls, and it is the planned
     epsilon at the last round and never above: where the sensitivity is known as an
-    upper bound only, which need not grow with the rounds, the largest so far holds. Under secret
-    coins and with balls in bins it is the epsilon without amplification, or the planned one where
-    that is smaller.
+    upper bound only, which need not grow with the rounds, the largest so far holds. With
+    min-separation sampling and balls in bins it is the epsilon without amplification, or the
+    planned one where that is smaller.
 
     Attributes:
       planned: The guarantee of all rounds.

@@ -362,6 +362,7 @@ def _key(pair: DominatingPair, certificate: Certificate | None, purpose: str) ->
     digest.update(np.ascontiguousarray(pair.columns, dtype="<f8").tobytes())
     described = {
         **pair.description(),
+        # Random numbers follow from this name: it never changes.
         "claim": None if certificate is None else certificate.to_dict(),
     }
     digest.update(json.dumps(described, sort_keys=True).encode())

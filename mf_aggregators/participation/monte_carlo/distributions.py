@@ -210,10 +210,11 @@ class DominatingPair:
         return self.rounds.log_ratios(exponents)
 
     def description(self) -> dict[str, Any]:
-        """Returns what tells pairs of the same columns apart, as random numbers follow from it."""
+        """Returns what tells pairs of the same columns apart."""
         return {
             "shape": list(self.columns.shape),
             "sigma": self.sigma,
+            # Random numbers and kept certificates follow from this name: it never changes.
             "law": [self.rounds.stream_name, dataclasses.asdict(self.rounds)],
         }
 

@@ -153,8 +153,8 @@ def _kept_or_computed(
     described = {**description, "accounting": ACCOUNTING_VERSION, "numpy": np.__version__}
     name = caches.digest(described)[:32]
 
-    def from_json(claim: Mapping[str, Any] | None) -> Certificate | None:
-        kept = None if claim is None else certificates.from_dict(claim)
+    def from_json(kept_as: Mapping[str, Any] | None) -> Certificate | None:
+        kept = None if kept_as is None else certificates.from_dict(kept_as)
         if kept is not None and (name, kept) not in _proved and not is_proved(kept):
             raise ValueError("its certificate is not proved")
         return kept
@@ -565,5 +565,6 @@ class _Without:
 
 
 def _tuning_key(seed: int, order: int, num_rounds: int) -> int:
+    # Random numbers follow from this text: it never changes.
     digest = hashlib.sha256(f"pilot {seed} {order} {num_rounds}".encode()).digest()
     return int.from_bytes(digest, "big")

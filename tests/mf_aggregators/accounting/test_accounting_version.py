@@ -36,7 +36,7 @@ _COLUMNS = distributions.normalised(
     distributions.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, distributions.MinSeparationRounds(0.05, 3))
-_COINS = MinSeparationSampling(8, 2, 400, 10, 2)
+_MIN_SEPARATION = MinSeparationSampling(8, 2, 400, 10, 2)
 
 
 def _deltas(loss_distribution: Callable[..., Any]) -> tuple[float, ...]:
@@ -103,13 +103,17 @@ def _values() -> dict[str, Callable[[], Any]]:
             1e20 * discrete_gaussian.failure_probability(2**40),
         ),
         "separated": lambda: (
-            *(moment for order, moment in _COINS.log_moments(1.5, _COLUMNS, 2**40) if order <= 4),
-            float(_COINS.dominating_pair(1e6, _COLUMNS, 2**60).columns[0, 1]),
+            *(
+                moment
+                for order, moment in _MIN_SEPARATION.log_moments(1.5, _COLUMNS, 2**40)
+                if order <= 4
+            ),
+            float(_MIN_SEPARATION.dominating_pair(1e6, _COLUMNS, 2**60).columns[0, 1]),
         ),
         "poisson": lambda: _deltas(PoissonSampling.loss_distribution),
         "participation": lambda: (
-            _COINS.joining_probability,
-            _COINS.most_participations(),
+            _MIN_SEPARATION.joining_probability,
+            _MIN_SEPARATION.most_participations(),
         ),
         "shuffling": lambda: shuffling._clones(0.5, 1e-9, 1000, 1e-6) or (),
         "importance_sampling": lambda: (

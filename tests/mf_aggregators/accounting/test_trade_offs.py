@@ -1,4 +1,4 @@
-"""Bounds on attackers against printed values, exact tests of small laws, and best attacks."""
+"""Bounds on attackers: printed values, exact tests of small distributions, and best attacks."""
 
 import itertools
 import math
@@ -85,10 +85,10 @@ def _laws(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 @given(_laws())
 @settings(max_examples=examples(200), deadline=None)
 def test_no_test_between_two_laws_beats_the_bound(
-    laws: tuple[np.ndarray, np.ndarray],
+    distributions: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """All decisions between two laws on a few outputs, and the pairs that hold both ways."""
-    with_client, without = laws
+    """All decisions between two distributions of a few outputs, and pairs that hold both ways."""
+    with_client, without = distributions
     symmetric = _both_ways(with_client, without)
     shown = np.array(list(itertools.product((0.0, 1.0), repeat=len(with_client))))
     false_positives, true_positives = shown @ without, shown @ with_client
@@ -123,7 +123,7 @@ def _both_ways(one: np.ndarray, other: np.ndarray) -> list[tuple[float, float]]:
 def test_one_pair_is_met_by_randomised_response(
     epsilon: float, delta: float, false_positives: float
 ) -> None:
-    """The bound of a pair is the best attack on the law that has exactly this pair.
+    """The bound of a pair is the best attack on the distributions with exactly this pair.
 
     With probability delta the secret is shown, else it is shown wrongly with e^-epsilon the
     probability of rightly (Kairouz, Oh and Viswanath, 2015).
@@ -236,7 +236,7 @@ def _exact_laws(
 
 
 @pytest.mark.parametrize("sigma", [0.7, 1.5])
-def test_the_best_attack_on_coins_under_timers_is_below_the_bound(sigma: float) -> None:
+def test_the_best_attack_on_min_separation_sampling_is_below_the_bound(sigma: float) -> None:
     """The likelihood ratio test of 200,000 outputs; false alarms are rarer than 1e-6.
 
     The bound is for the line above the best attacks that is nearest to this one, so it is not
@@ -287,7 +287,7 @@ def test_public_names_agree_with_the_schemes() -> None:
     )
 
 
-def _rate_with_coins(sigma: float, separation: int, **arguments: Any) -> float:
+def _rate_with_min_separation(sigma: float, separation: int, **arguments: Any) -> float:
     """At a false positive rate of 1 %."""
     scheme = MinSeparationSampling(12, 1, 100, 5, separation)
     found = scheme.true_positive_rate(sigma, 0.01, **arguments)
@@ -298,7 +298,7 @@ def _rate_with_coins(sigma: float, separation: int, **arguments: Any) -> float:
 def test_rounding_of_more_numbers_helps_the_attacker() -> None:
     """Rows of noise are rounded, and a client may move as many numbers as there are."""
     few, usual, many = (
-        _rate_with_coins(1.0, separation=3, num_coordinates=2**exponent)
+        _rate_with_min_separation(1.0, separation=3, num_coordinates=2**exponent)
         for exponent in (20, 40, 56)
     )
     assert few <= usual < 0.98 * many
@@ -306,7 +306,7 @@ def test_rounding_of_more_numbers_helps_the_attacker() -> None:
 
 @pytest.mark.parametrize("sigma", [1e9, 1e200])
 def test_much_noise_leaves_guessing(sigma: float) -> None:
-    assert 0.01 <= _rate_with_coins(sigma, separation=3) < 0.01001
+    assert 0.01 <= _rate_with_min_separation(sigma, separation=3) < 0.01001
 
 
 def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:

@@ -372,10 +372,10 @@ def test_audited_clients_exceed_the_clip_norm_in_their_rounds_alone(
 ) -> None:
     recorder, result = recorded
     rounds = result.contribution.rounds
-    pilots = [run for run in recorder.runs if len(run[rounds[0]][0]) == 1]
-    runs = recorder.runs[len(pilots) :]
-    assert recorder.runs[: len(pilots)] == pilots
-    assert all(len(clients) == 1 for pilot in pilots for clients, _ in pilot)
+    tuning_runs = [run for run in recorder.runs if len(run[rounds[0]][0]) == 1]
+    runs = recorder.runs[len(tuning_runs) :]
+    assert recorder.runs[: len(tuning_runs)] == tuning_runs
+    assert all(len(clients) == 1 for run in tuning_runs for clients, _ in run)
     assert sum(len(run[rounds[0]][0]) - 1 for run in runs) == 600
     for run in runs:
         owners = []

@@ -44,16 +44,16 @@ def _thresholds(table: AliasTable) -> list[int]:
     return thresholds
 
 
-def _law(table: AliasTable) -> list[int]:
+def _distribution(table: AliasTable) -> list[int]:
     """What is drawn with which probability, in the table's units."""
     word_bits = table.column_bits + table.fraction_bits
     room = 2 ** (table.fraction_bits + word_bits * table.further.shape[1])
     aliases = (table.packed & np.uint32(2**table.column_bits - 1)).tolist()
-    law = [0] * len(aliases)
+    distribution = [0] * len(aliases)
     for column, (threshold, alias) in enumerate(zip(_thresholds(table), aliases, strict=True)):
-        law[column] += threshold
-        law[alias] += room - threshold
-    return law
+        distribution[column] += threshold
+        distribution[alias] += room - threshold
+    return distribution
 
 
 def _units(sigma: Fraction, column_bits: int, total_bits: int) -> list[Decimal]:
@@ -70,16 +70,18 @@ def _units(sigma: Fraction, column_bits: int, total_bits: int) -> list[Decimal]:
 
 @functools.cache
 def _real() -> tuple[AliasTable, list[int]]:
-    """The table that is used, and its law."""
+    """The table that is used, and its distribution."""
     table = discrete_gaussian.table()
-    return table, _law(table)
+    return table, _distribution(table)
 
 
-def _check_within_one_unit(law: list[int], units: list[Decimal], total_bits: int) -> None:
-    assert sum(law) == 2**total_bits
+def _check_within_one_unit(distribution: list[int], units: list[Decimal], total_bits: int) -> None:
+    assert sum(distribution) == 2**total_bits
     with decimal.localcontext() as context:
         context.prec = 250
-        assert max(abs(found - exact) for found, exact in zip(law, units, strict=True)) <= 1
+        assert (
+            max(abs(found - exact) for found, exact in zip(distribution, units, strict=True)) <= 1
+        )
 
 
 @pytest.mark.parametrize(("sigma", "column_bits", "fraction_bits", "tie_words"), _SMALL)
@@ -106,28 +108,31 @@ def test_all_words_of_small_tables_draw_the_weights(
     drawn = table.draw(words[:, 0], further)
     counts = np.bincount(drawn + 2 ** (column_bits - 1), minlength=2**column_bits).tolist()
     assert counts == discrete_gaussian.integer_weights(sigma, column_bits, total_bits)
-    assert counts == _law(table)
+    assert counts == _distribution(table)
     _check_within_one_unit(counts, _units(sigma, column_bits, total_bits), total_bits)
 
 
-def test_the_table_that_is_used_has_the_exact_law() -> None:
-    table, law = _real()
+def test_the_table_that_is_used_has_the_exact_distribution() -> None:
+    table, distribution = _real()
     sigma = discrete_gaussian.SIGMA_OF_TABLE
     total_bits = 32 * (1 + table.further.shape[1])
     units = _units(sigma, 16, total_bits)
-    assert law == discrete_gaussian.integer_weights(sigma, 16, total_bits)
-    _check_within_one_unit(law, units, total_bits)
-    # Relative errors matter where the law is smallest.
+    assert distribution == discrete_gaussian.integer_weights(sigma, 16, total_bits)
+    _check_within_one_unit(distribution, units, total_bits)
+    # Relative errors matter where the distribution is smallest.
     claimed = discrete_gaussian._unit_share(sigma, table.further.shape[1])
     assert claimed < 2.0**-100
     with decimal.localcontext() as context:
         context.prec = 60
-        assert max(1 - found / exact for found, exact in zip(law, units, strict=True)) <= claimed
+        assert (
+            max(1 - found / exact for found, exact in zip(distribution, units, strict=True))
+            <= claimed
+        )
     assert float(1 / min(units)) > 0.9 * claimed
 
 
-def test_one_wrong_entry_changes_the_law() -> None:
-    table, law = _real()
+def test_one_wrong_entry_changes_the_distribution() -> None:
+    table, distribution = _real()
     random = np.random.default_rng(5)
     column = int(random.integers(2**16))
     for name, index, change in (
@@ -138,7 +143,7 @@ def test_one_wrong_entry_changes_the_law() -> None:
     ):
         array = getattr(table, name).copy()
         array[index] ^= np.uint32(change)
-        assert _law(dataclasses.replace(table, **{name: array})) != law
+        assert _distribution(dataclasses.replace(table, **{name: array})) != distribution
 
 
 @pytest.mark.parametrize(
@@ -160,9 +165,9 @@ def test_sums_of_discrete_gaussians_are_within_the_bound(
     rest = sums[:, np.newaxis] - step * summands
     terms = np.exp(-(rest**2) / (2 * first**2)) * weights_b
     weights_a = np.exp(-(summands**2) / (2 * first**2))
-    law = terms.sum(axis=1) / (weights_a.sum() * weights_b.sum())
+    distribution = terms.sum(axis=1) / (weights_a.sum() * weights_b.sum())
     gaussian = np.exp(-(summands**2) / (2 * variance))
-    ratio = law / (np.exp(-(sums**2) / (2 * variance)) / gaussian.sum())
+    ratio = distribution / (np.exp(-(sums**2) / (2 * variance)) / gaussian.sum())
     assert np.all(ratio >= (1 - ripple) / (1 + ripple) - 1e-12)
     assert np.all(ratio <= (1 + ripple) / (1 - ripple) + 1e-12)
     # The bound says no more than is needed.
@@ -195,8 +200,8 @@ def test_rounded_normals_are_below_the_claimed_multiple(sigma: float) -> None:
 
 
 def _probability(z: int) -> Fraction:
-    """The probability of Z = z from the law of the table: at most 65^2 ways."""
-    law = _real()[1]
+    """The probability of Z = z from the distribution of the table: at most 65^2 ways."""
+    distribution = _real()[1]
     ways = 0
     for x1 in range(-_END + (z + _END) % _STEP, _END, _STEP):
         w = (z - x1) // _STEP
@@ -204,8 +209,8 @@ def _probability(z: int) -> Fraction:
         for x2 in range(-_END + (w + _END) % _STEP, _END, _STEP):
             x3 = (w - x2) // _STEP
             if -_END <= x3 < _END:
-                ways += law[x1 + _END] * law[x2 + _END] * law[x3 + _END]
-    return Fraction(ways, sum(law) ** 3)
+                ways += distribution[x1 + _END] * distribution[x2 + _END] * distribution[x3 + _END]
+    return Fraction(ways, sum(distribution) ** 3)
 
 
 def _rounded_normal(z: int) -> Fraction:
@@ -236,7 +241,7 @@ def test_probabilities_of_z_are_at_least_what_the_bound_says() -> None:
     points = [*spread, *likely, *steps, -covered, covered, covered - 1, 5, -77, _STEP, -_STEP]
     deficits = [1 - _probability(z) / _rounded_normal(z) for z in points]
     assert max(deficits) <= eta
-    # Nor are they larger by much more than that: it is the law of a rounded normal number.
+    # Nor are they larger by much more than that: it is the distribution of a rounded normal number.
     assert min(deficits) >= -4 * eta
     assert discrete_gaussian.failure_probability(1) >= 2 * max(deficits)
 
@@ -271,12 +276,12 @@ def _random_ties(ties: int) -> np.ndarray:
 
 
 def test_drawn_integers_have_the_exact_frequencies() -> None:
-    table, law = _real()
+    table, distribution = _real()
     count = 2**20
     words = np.random.default_rng(3).integers(0, 2**32, count, dtype=np.uint32)
     found = np.bincount(table.draw(words, _random_ties) + _END, minlength=2 * _END)
-    total = sum(law)
-    expected = np.array([weight * count / total for weight in law])
+    total = sum(distribution)
+    expected = np.array([weight * count / total for weight in distribution])
     # Neighbouring values together, until twenty or more are expected.
     bins = np.floor(np.cumsum(expected) / 20.0).astype(int)
     bins = np.minimum(bins, bins[-1] - 1)
@@ -436,9 +441,9 @@ def test_delta_of_approximate_zcdp_covers_the_cut_and_the_table() -> None:
 
 def test_no_pure_zcdp_holds_of_what_is_drawn() -> None:
     """The least number that can be drawn, moved by one, is none that can be drawn unmoved."""
-    table, law = _real()
+    table, distribution = _real()
     least = -(2 ** (table.column_bits - 1))
-    assert law[0] > 0
+    assert distribution[0] > 0
     assert least * (1 + _STEP + _STEP**2) == -discrete_gaussian.LARGEST
     # Column 0 of each, below its threshold.
     drawn = discrete_gaussian.from_words(

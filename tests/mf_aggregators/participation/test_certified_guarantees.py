@@ -1,4 +1,4 @@
-"""Epsilon and noise of coins under timers and of balls in bins."""
+"""Epsilon and noise of min-separation sampling and of balls in bins."""
 
 import dataclasses
 import itertools
@@ -88,13 +88,13 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    law = scheme.rounds_of_client()
-    assert isinstance(law, distributions.MinSeparationRounds)
-    assert law.rate == pytest.approx(10 / 200)
-    assert law.probability == pytest.approx(10 / (200 - 10 * 4))
-    assert law.probability > 1.2 * law.rate
+    distribution = scheme.rounds_of_client()
+    assert isinstance(distribution, distributions.MinSeparationRounds)
+    assert distribution.rate == pytest.approx(10 / 200)
+    assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
+    assert distribution.probability > 1.2 * distribution.rate
     np.testing.assert_allclose(
-        law.first_free_probabilities(),
+        distribution.first_free_probabilities(),
         [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
     )
     bins = BallsInBins(12, 3, 200, 10, 20).rounds_of_client()
@@ -174,7 +174,9 @@ def test_what_is_hardly_noise_or_hardly_private(monkeypatch: pytest.MonkeyPatch)
     assert found.epsilon == accounting.epsilon(3.0 / 2.0, _DELTA, disjoint_participations=4)
 
 
-def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proved_certificates_are_kept(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheme = _SCHEMES[0]
     kept = dataclasses.replace(_QUICK, directory=tmp_path / "certificates")
     found = scheme.amplified(1.2, _DELTA, _columns(), kept)
@@ -215,19 +217,19 @@ def test_proved_claims_are_kept(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
                 scheme.amplified(1.2, _DELTA, _columns(), kept)
 
 
-def _altered(entry: pathlib.Path, claim: Any, *, has_digest: bool) -> None:
-    """Writes another claim into an entry, with or without a checksum that fits."""
+def _altered(entry: pathlib.Path, certificate: Any, *, has_digest: bool) -> None:
+    """Writes another certificate into an entry, with or without a checksum that fits."""
     contents = json.loads(entry.read_text())
     del contents["sha256"]
     if not has_digest:
         digest = caches.digest(contents)
-    contents["claim"] = claim
+    contents["claim"] = certificate
     if has_digest:
         digest = caches.digest(contents)
     entry.write_text(json.dumps({**contents, "sha256": digest}))
 
 
-def test_a_claim_with_a_checksum_that_fits_is_proved_again(
+def test_a_certificate_with_a_checksum_that_fits_is_proved_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can write an entry can compute its checksum."""
@@ -236,28 +238,28 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
     found = scheme.amplified(1.2, _DELTA, _columns(), kept)
     assert found.certificate is not None
     (entry,) = directory.iterdir()
-    text, claim = entry.read_text(), found.certificate
+    text, certificate = entry.read_text(), found.certificate
     # Another search finds what the first one did.
-    monkeypatch.setattr(search, "proved", lambda *unused, **also_unused: claim)
+    monkeypatch.setattr(search, "proved", lambda *unused, **also_unused: certificate)
     alterations: list[dict[str, Any]] = [
         {"epsilon": 0.01},
         {"epsilon": -1.0},
         {"epsilon": 0.01, "delta": 0.5},
-        {"delta": 2.0 * claim.delta},
-        # Larger, so that it would be proved; but not below what is known without a claim.
+        {"delta": 2.0 * certificate.delta},
+        # Larger, so that it would be proved; but not below what is known without a certificate.
         {"epsilon": 100.0},
         # Another seed may have been chosen by its result, and another attempt as well.
-        {"epsilon": 1.2 * claim.epsilon, "seed": 1},
-        {"epsilon": 1.2 * claim.epsilon, "attempt": certificates.ATTEMPTS},
-        {"epsilon": 1.2 * claim.epsilon, "num_samples": 2**14},
+        {"epsilon": 1.2 * certificate.epsilon, "seed": 1},
+        {"epsilon": 1.2 * certificate.epsilon, "attempt": certificates.ATTEMPTS},
+        {"epsilon": 1.2 * certificate.epsilon, "num_samples": 2**14},
         {"num_samples": 1},
-        {"epsilon": 1.2 * claim.epsilon, "num_untilted": 2**17},
+        {"epsilon": 1.2 * certificate.epsilon, "num_untilted": 2**17},
         {"order": 40},
         {"order": 0},
         {"bet": 1e9},
         {"thresholds": [-9.0, -8.0]},
         {"thresholds": [-8.0, -9.0]},
-        # What is no number of a claim.
+        # What is no number of a certificate.
         {"epsilon": "0.01"},
         {"epsilon": None},
         {"order": 2.5},
@@ -265,7 +267,7 @@ def test_a_claim_with_a_checksum_that_fits_is_proved_again(
         {"thresholds": [-9.0, float("nan")]},
     ]
     for changes in alterations:
-        _altered(entry, {**claim.to_dict(), **changes}, has_digest=True)
+        _altered(entry, {**certificate.to_dict(), **changes}, has_digest=True)
         with pytest.warns(CacheWarning):
             again = scheme.amplified(1.2, _DELTA, _columns(), kept)
         assert again == found

@@ -18,7 +18,7 @@ _EPSILONS = np.array([0.0, 0.2, 0.7, 1.5, 3.0])
 
 
 def _density(points: np.ndarray, means: np.ndarray, sigma: float) -> np.ndarray:
-    """Of a uniform mixture of normal laws at (k, d) points."""
+    """Of a uniform mixture of normal distributions at (k, d) points."""
     found = np.zeros(len(points))
     for mean in means:
         found += np.prod(scipy.stats.norm.pdf(points, mean, sigma), axis=1)

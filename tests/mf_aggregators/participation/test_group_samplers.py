@@ -1,4 +1,4 @@
-"""Data samplers: each batch from its round's part alone, by exactly the law of the scheme.
+"""Data samplers: each batch from its round's part alone, by exactly the distribution of the scheme.
 
 Statistical tests use fixed seeds. Each refuses a correct sampler with a probability of at
 most 1e-4 over the choice of its seed, so that one that is changed may have to be looked at
@@ -202,8 +202,8 @@ def test_poisson_clients_join_with_the_probability_of_the_scheme() -> None:
     assert total.pvalue > _FALSE_ALARM
     # Batches of 8 and more, which are rare, in one class.
     sizes = np.bincount(np.minimum(inclusions.sum(axis=1), 8), minlength=9)
-    law = scipy.stats.binom(clients, probability)
-    expected = rounds * np.array([*law.pmf(np.arange(8)), law.sf(7)])
+    distribution = scipy.stats.binom(clients, probability)
+    expected = rounds * np.array([*distribution.pmf(np.arange(8)), distribution.sf(7)])
     assert scipy.stats.chisquare(sizes, expected).pvalue > _FALSE_ALARM
 
 
@@ -212,18 +212,18 @@ def test_poisson_clients_join_independently_of_each_other_and_of_other_rounds() 
     inclusions = _inclusions(scheme, seed=4)
     rounds, clients = inclusions.shape
     probability = 0.3
-    law = np.array([1.0 - probability, probability])
+    distribution = np.array([1.0 - probability, probability])
     pairs = list(itertools.combinations(range(clients), 2))
     for first, second in pairs:
         counts = np.zeros((2, 2))
         np.add.at(counts, (inclusions[:, first].astype(int), inclusions[:, second].astype(int)), 1)
-        expected = rounds * np.outer(law, law)
+        expected = rounds * np.outer(distribution, distribution)
         assert _independence(counts, expected) > _FALSE_ALARM / len(pairs)
     # Two rounds that follow each other within the part, which do not overlap with the next two.
     counts = np.zeros((2, 2))
     earlier, later = inclusions[0::2].astype(int), inclusions[1::2].astype(int)
     np.add.at(counts, (earlier.ravel(), later.ravel()), 1)
-    expected = earlier.size * np.outer(law, law)
+    expected = earlier.size * np.outer(distribution, distribution)
     assert _independence(counts, expected) > _FALSE_ALARM
 
 

@@ -110,7 +110,7 @@ def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
         *_groups(3, 1, 4, 2),
         # Here a pass is over, and one client is left out of all batches.
         Shuffling(3, 1, 5, 2),
-        # Coins under timers, with one that always comes up heads, and bins.
+        # Min-separation sampling, once with a coin that always comes up heads, and bins.
         MinSeparationSampling(3, 2, 4, 1, 2),
         MinSeparationSampling(3, 1, 4, 1, 3),
         MinSeparationSampling(3, 2, 4, 2, 2),

@@ -1,4 +1,4 @@
-"""Coins under timers, and balls in bins: draws by exactly the law of the scheme.
+"""Min-separation sampling and balls in bins: draws by exactly the scheme's distribution.
 
 Clients are independent of each other, so that one sampler of many clients is a large sample.
 Statistical tests use fixed seeds. Each refuses a correct sampler with a probability of at most
@@ -27,7 +27,7 @@ from tests.refusals import refuses
 _FALSE_ALARM = 1e-4
 _SEEDS = st.integers(0, 2**128 - 1)
 # p = 1/10, and p0 = 1/13.
-_COINS = MinSeparationSampling(
+_MIN_SEPARATION = MinSeparationSampling(
     num_rounds=40, num_bands=3, population=13_000, clients_per_round=1000, separation=4
 )
 
@@ -84,7 +84,7 @@ def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
         np.testing.assert_array_equal(scheme.sampler(seed).draw(index), batches[index])
 
 
-@pytest.mark.parametrize("scheme", [_COINS, BallsInBins(8, 3, 400, 100, 4)])
+@pytest.mark.parametrize("scheme", [_MIN_SEPARATION, BallsInBins(8, 3, 400, 100, 4)])
 def test_all_128_bits_of_a_seed_change_the_draws(scheme: SeparatedScheme) -> None:
     seeds = [0, *(1 << bit for bit in range(128))]
     drawn = {scheme.sampler(seed).draw(1).tobytes() for seed in seeds}
@@ -92,7 +92,7 @@ def test_all_128_bits_of_a_seed_change_the_draws(scheme: SeparatedScheme) -> Non
 
 
 def _check_rate(scheme: MinSeparationSampling, sampler: Sampler) -> None:
-    """Every round has as many clients, in law, from round 0 on: m draws of probability B / m."""
+    """From round 0 on, the clients of each round are as many as m draws of probability B / m."""
     rate = scheme.clients_per_round / scheme.population
     for index in range(scheme.num_rounds):
         test = scipy.stats.binomtest(len(sampler.draw(index)), scheme.population, rate)
@@ -100,8 +100,8 @@ def _check_rate(scheme: MinSeparationSampling, sampler: Sampler) -> None:
 
 
 def test_the_rate_of_participation_is_stationary_from_round_0_on() -> None:
-    assert _COINS.joining_probability == pytest.approx(0.1)
-    _check_rate(_COINS, _COINS.sampler(1))
+    assert _MIN_SEPARATION.joining_probability == pytest.approx(0.1)
+    _check_rate(_MIN_SEPARATION, _MIN_SEPARATION.sampler(1))
 
 
 class _WrongProbability(MinSeparationSampling):
@@ -113,11 +113,11 @@ class _WrongProbability(MinSeparationSampling):
 
     @property
     def probability_free_at_first(self) -> float:
-        return _COINS.probability_free_at_first
+        return _MIN_SEPARATION.probability_free_at_first
 
     @property
     def probability_of_first_wait(self) -> float:
-        return _COINS.probability_of_first_wait
+        return _MIN_SEPARATION.probability_of_first_wait
 
 
 class _ColdStart(MinSeparationSampling):
@@ -138,31 +138,33 @@ def test_mutants_of_the_coin_and_of_the_start_are_found(
 ) -> None:
     sampler = mutant(40, 3, 13_000, 1000, 4).sampler(1)
     with pytest.raises(AssertionError):
-        _check_rate(_COINS, sampler)
+        _check_rate(_MIN_SEPARATION, sampler)
 
 
 def test_free_clients_join_by_independent_coins_of_one_probability() -> None:
     """How many are free, how many of them join, and how long they wait after they are free."""
-    sampler = _COINS.sampler(2)
+    sampler = _MIN_SEPARATION.sampler(2)
     assert (
         scipy.stats.binomtest(
-            sampler.num_eligible(0), _COINS.population, _COINS.probability_free_at_first
+            sampler.num_eligible(0),
+            _MIN_SEPARATION.population,
+            _MIN_SEPARATION.probability_free_at_first,
         ).pvalue
         > _FALSE_ALARM
     )
-    free = sum(sampler.num_eligible(index) for index in range(_COINS.num_rounds))
-    joined = sum(len(sampler.draw(index)) for index in range(_COINS.num_rounds))
+    free = sum(sampler.num_eligible(index) for index in range(_MIN_SEPARATION.num_rounds))
+    joined = sum(len(sampler.draw(index)) for index in range(_MIN_SEPARATION.num_rounds))
     assert scipy.stats.binomtest(joined, free, 0.1).pvalue > _FALSE_ALARM
     # Waits after a participation in the first 10 rounds, those of 24 and more in one class.
     patterns = _patterns(sampler)
     counts = np.zeros(25, int)
-    for client in range(_COINS.population):
+    for client in range(_MIN_SEPARATION.population):
         rounds = np.flatnonzero(patterns[:, client])
         for earlier, later in itertools.pairwise([*rounds, 10**6]):
             if earlier < 10:
-                counts[min(later - earlier - _COINS.separation, 24)] += 1
-    law = [0.1 * 0.9**wait for wait in range(24)]
-    expected = counts.sum() * np.array([*law, 1.0 - sum(law)])
+                counts[min(later - earlier - _MIN_SEPARATION.separation, 24)] += 1
+    distribution = [0.1 * 0.9**wait for wait in range(24)]
+    expected = counts.sum() * np.array([*distribution, 1.0 - sum(distribution)])
     assert scipy.stats.chisquare(counts, expected).pvalue > _FALSE_ALARM
 
 
@@ -171,7 +173,7 @@ def test_whole_patterns_have_the_law_of_the_scheme() -> None:
     scheme = MinSeparationSampling(5, 2, 30_000, 7_500, 3)
     p = scheme.joining_probability
     assert p == pytest.approx(0.5)
-    law: dict[tuple[bool, ...], float] = collections.defaultdict(float)
+    distribution: dict[tuple[bool, ...], float] = collections.defaultdict(float)
     starts = [1.0 / (1.0 + 2.0 * p), *[p / (1.0 + 2.0 * p)] * 2]
     for first, probability in enumerate(starts):
         for coins in itertools.product((False, True), repeat=5):
@@ -181,23 +183,23 @@ def test_whole_patterns_have_the_law_of_the_scheme() -> None:
                 joins = coin and free_from <= index
                 free_from = index + 3 if joins else free_from
                 pattern.append(joins)
-            law[tuple(pattern)] += weight
-    assert sum(law.values()) == pytest.approx(1.0)
+            distribution[tuple(pattern)] += weight
+    assert sum(distribution.values()) == pytest.approx(1.0)
     patterns = _patterns(scheme.sampler(3))
     seen = collections.Counter(map(tuple, patterns.T.tolist()))
-    assert seen.keys() <= law.keys()
-    counts = [seen[pattern] for pattern in law]
-    expected = [30_000 * probability for probability in law.values()]
+    assert seen.keys() <= distribution.keys()
+    counts = [seen[pattern] for pattern in distribution]
+    expected = [30_000 * probability for probability in distribution.values()]
     assert scipy.stats.chisquare(counts, expected).pvalue > _FALSE_ALARM
 
 
 def test_clients_are_independent_of_each_other() -> None:
     """Neighbours in the population, in one round: pairs that do not overlap."""
-    joined = _patterns(_COINS.sampler(4))[20]
+    joined = _patterns(_MIN_SEPARATION.sampler(4))[20]
     counts = np.zeros((2, 2))
     np.add.at(counts, (joined[0::2].astype(int), joined[1::2].astype(int)), 1)
-    law = np.array([12.0, 1.0]) / 13.0
-    expected = len(joined) // 2 * np.outer(law, law)
+    distribution = np.array([12.0, 1.0]) / 13.0
+    expected = len(joined) // 2 * np.outer(distribution, distribution)
     assert scipy.stats.chisquare(counts.ravel(), expected.ravel()).pvalue > _FALSE_ALARM
 
 
@@ -232,7 +234,7 @@ def test_bins_are_uniform_and_independent() -> None:
 
 
 def test_errors() -> None:
-    schemes: list[SeparatedScheme] = [_COINS, BallsInBins(8, 3, 400, 100, 4)]
+    schemes: list[SeparatedScheme] = [_MIN_SEPARATION, BallsInBins(8, 3, 400, 100, 4)]
     for scheme in schemes:
         with refuses("negative"):
             scheme.sampler(-1)

@@ -1,4 +1,4 @@
-"""Runs of coins under timers and of balls in bins, from flags to statements."""
+"""Runs of min-separation sampling and of balls in bins, from flags to statements."""
 
 import dataclasses
 import json
@@ -43,15 +43,20 @@ def _plan(*arguments: str, path: pathlib.Path = pathlib.Path("not written")) -> 
     return planned_runs.plan(config, COMMAND.open_data(config), RunDirectory(path), 64)
 
 
-_COINS = ("--sampling=min_separation", "--num_bands=3", "--clients_per_round=5", "--separation=5")
+_MIN_SEPARATION = (
+    "--sampling=min_separation",
+    "--num_bands=3",
+    "--clients_per_round=5",
+    "--separation=5",
+)
 _BINS = ("--sampling=balls_in_bins", "--num_bands=3", "--clients_per_round=5")
 
 
 @pytest.mark.parametrize(
     ("arguments", "scheme"),
     [
-        (_COINS, MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)),
-        (_COINS[:3], MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 3)),
+        (_MIN_SEPARATION, MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)),
+        (_MIN_SEPARATION[:3], MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 3)),
         (_BINS, BallsInBins(_ROUNDS, 3, _CLIENTS, 5, 28)),
     ],
 )
@@ -79,12 +84,12 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     [
         (["--sampling=min_separation"], "--num_bands"),
         (["--sampling=balls_in_bins", "--mechanism=blt"], "--mechanism=blt"),
-        ([*_COINS, "--max_participations=2"], "--max_participations"),
-        ([*_COINS[:3], "--separation=2"], "separation of 2"),
-        ([*_COINS[:2], "--separation=40"], "10 clients"),
+        ([*_MIN_SEPARATION, "--max_participations=2"], "--max_participations"),
+        ([*_MIN_SEPARATION[:3], "--separation=2"], "separation of 2"),
+        ([*_MIN_SEPARATION[:2], "--separation=40"], "10 clients"),
         ([*_BINS, "--separation=5"], "28.6 clients"),
         (["--sampling=poisson", "--num_bands=2", "--separation=2"], "--separation"),
-        ([*_COINS, "--simulated_clients=2"], "--simulated_clients"),
+        ([*_MIN_SEPARATION, "--simulated_clients=2"], "--simulated_clients"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(arguments: list[str], named: str) -> None:
@@ -94,10 +99,10 @@ def test_flags_that_do_not_fit_are_refused(arguments: list[str], named: str) -> 
 
 @pytest.mark.parametrize("flag", ["--dropout_probability=0.1", "--over_selection=1.3"])
 def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
-    values = _values(*_COINS, "--availability=independent", "--available_probability=0.9")
+    values = _values(*_MIN_SEPARATION, "--availability=independent", "--available_probability=0.9")
     options = run_config.of_flags(values, COMMAND)
     federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
-    values = _values(*_COINS, flag)
+    values = _values(*_MIN_SEPARATION, flag)
     with refuses("--availability", "--round_minutes", error=CommandError):
         federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
     values = _values("--sampling=poisson", "--num_bands=2", "--availability=diurnal")
@@ -107,7 +112,7 @@ def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
 
 
 @pytest.mark.parametrize("available", [None, 0.5])
-@pytest.mark.parametrize("arguments", [_COINS, _BINS])
+@pytest.mark.parametrize("arguments", [_MIN_SEPARATION, _BINS])
 def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     tmp_path: pathlib.Path, arguments: tuple[str, ...], available: float | None
 ) -> None:

@@ -17,7 +17,7 @@ from mf_aggregators.participation.monte_carlo.distributions import (
 
 @dataclasses.dataclass(frozen=True)
 class Patterns:
-    """A mixture of normal laws.
+    """A mixture of normal distributions.
 
     Attributes:
       probabilities: (s,) of the patterns.
@@ -41,12 +41,12 @@ class Patterns:
         return np.asarray((self.means[which] + noise).T)
 
 
-def of(law: RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
-    """Returns all patterns of a law, found by what clients do round by round."""
+def of(distribution: RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Patterns:
+    """Returns all patterns of a distribution, found by what clients do round by round."""
     rounds = strategy_matrix.shape[0]
     found: list[tuple[float, np.ndarray]] = []
-    if isinstance(law, MinSeparationRounds):
-        p, b = law.probability, law.separation
+    if isinstance(distribution, MinSeparationRounds):
+        p, b = distribution.probability, distribution.separation
 
         def go_on(i: int, probability: float, pattern: np.ndarray) -> None:
             if probability == 0.0:
@@ -62,16 +62,16 @@ def of(law: RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Pa
         # The stationary state: of b rounds in a cycle of 1/p + b - 1, one each for every wait.
         cycle = 1 / p + b - 1
         waits = [1 - (b - 1) / cycle] + [1 / cycle] * (b - 1)
-        if not law.is_stationary:
+        if not distribution.is_stationary:
             waits = [1.0] + [0.0] * (b - 1)
         for wait, probability in enumerate(waits):
             go_on(wait, probability, np.zeros(rounds))
     else:
-        for part in range(law.separation):
-            own = [i for i in range(rounds) if i % law.separation == part]
+        for part in range(distribution.separation):
+            own = [i for i in range(rounds) if i % distribution.separation == part]
             pattern = np.zeros(rounds)
             pattern[own] = 1.0
-            found.append((1.0 / law.separation, pattern))
+            found.append((1.0 / distribution.separation, pattern))
     probabilities = np.array([probability for probability, _ in found])
     assert math.isclose(np.sum(probabilities), 1.0, rel_tol=1e-12)
     return Patterns(probabilities, np.array([each for _, each in found]) @ strategy_matrix.T, sigma)
@@ -79,7 +79,7 @@ def of(law: RoundsDistribution, strategy_matrix: np.ndarray, sigma: float) -> Pa
 
 @st.composite
 def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np.ndarray, float]:
-    """A law, a strategy matrix of non-negative entries and largest column norm 1, and sigma."""
+    """A distribution, a non-negative strategy matrix of largest column norm 1, and sigma."""
     rounds = draw(st.integers(1, most_rounds))
     bands = draw(st.integers(1, rounds))
     separation = bands + draw(st.integers(0, 2))
@@ -88,15 +88,19 @@ def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np
     matrix = rng.uniform(0.05, 1.0, (rounds, rounds)) * ((lags >= 0) & (lags < bands))
     matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
     probability = draw(st.floats(0.02, 1.0))
-    laws: list[RoundsDistribution] = [
+    cases: list[RoundsDistribution] = [
         MinSeparationRounds(probability, separation),
         MinSeparationRounds(probability, separation, is_stationary=False),
         BallsInBinsRounds(separation),
     ]
-    return draw(st.sampled_from(laws)), matrix, draw(st.floats(0.5, 3.0))
+    return draw(st.sampled_from(cases)), matrix, draw(st.floats(0.5, 3.0))
 
 
-def dominating_pair(law: RoundsDistribution, matrix: np.ndarray, sigma: float) -> DominatingPair:
+def dominating_pair(
+    distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
+) -> DominatingPair:
     """Returns the pair of a matrix of largest column norm 1."""
-    bands = min(law.separation, len(matrix))
-    return DominatingPair(np.abs(distributions.columns_of_matrix(matrix, bands)), sigma, law)
+    bands = min(distribution.separation, len(matrix))
+    return DominatingPair(
+        np.abs(distributions.columns_of_matrix(matrix, bands)), sigma, distribution
+    )

@@ -1,4 +1,4 @@
-"""Claims that are true, claims that are false, and what their tests need."""
+"""Candidates that are true, candidates that are false, and what their tests need."""
 
 import dataclasses
 import json
@@ -28,13 +28,13 @@ _DELTA = 1e-3
 
 
 def _divergences(
-    law: RoundsDistribution, matrix: np.ndarray, sigma: float
+    distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> Callable[[float], tuple[float, float]]:
     """Returns what integrates both hockey-stick divergences of a run of two rounds."""
     axis = np.linspace(-9.0 * sigma, 2.0 + 9.0 * sigma, 1201)
     points = np.stack(np.meshgrid(axis, axis, indexing="ij")).reshape(2, -1)
     q = np.prod(scipy.stats.norm.pdf(points, 0.0, sigma), axis=0) * (axis[1] - axis[0]) ** 2
-    p = q * np.exp(participation_patterns.of(law, matrix, sigma).log_ratios(points))
+    p = q * np.exp(participation_patterns.of(distribution, matrix, sigma).log_ratios(points))
 
     def divergences(epsilon: float) -> tuple[float, float]:
         factor = math.exp(epsilon)
@@ -61,13 +61,13 @@ _CASES: list[tuple[RoundsDistribution, list[list[float]], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
+@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_divergences_are_bounded_closely(
-    law: RoundsDistribution, matrix: list[list[float]], sigma: float
+    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
 ) -> None:
     """Against the integral of that of P from Q; the other one is another number."""
-    exact = _divergences(law, np.array(matrix), sigma)
-    of = dominating_pair(law, np.array(matrix), sigma)
+    exact = _divergences(distribution, np.array(matrix), sigma)
+    of = dominating_pair(distribution, np.array(matrix), sigma)
     epsilons = (0.0, 0.4, 1.0, 2.0)
     found = certificates.divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
     assert [epsilon for epsilon, _ in found] == list(epsilons)
@@ -79,47 +79,47 @@ def test_divergences_are_bounded_closely(
     assert all(bound > 0.2 for _, bound in with_failure)
 
 
-@pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
+@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_what_is_proved_is_true_and_near_the_truth(
-    law: RoundsDistribution, matrix: list[list[float]], sigma: float
+    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
 ) -> None:
     """Against the integrals of both divergences, for mechanisms of two rounds."""
-    exact = _divergences(law, np.array(matrix), sigma)
+    exact = _divergences(distribution, np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
-    of = dominating_pair(law, np.array(matrix), sigma)
-    claim = search.proved(of, _DELTA, max_samples=2**15)
-    assert claim is not None
-    assert truth <= claim.epsilon <= 1.06 * truth
+    of = dominating_pair(distribution, np.array(matrix), sigma)
+    candidate = search.proved(of, _DELTA, max_samples=2**15)
+    assert candidate is not None
+    assert truth <= candidate.epsilon <= 1.06 * truth
     # Anybody can prove it again.
-    assert certificates.is_proved(of, claim)
-    assert certificates.from_dict(json.loads(json.dumps(claim.to_dict()))) == claim
+    assert certificates.is_proved(of, candidate)
+    assert certificates.from_dict(json.loads(json.dumps(candidate.to_dict()))) == candidate
 
 
-@pytest.mark.parametrize(("law", "matrix", "sigma"), _CASES)
+@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 @pytest.mark.parametrize("direction", [0, 1])
-def test_false_claims_are_not_proved(
-    law: RoundsDistribution,
+def test_false_candidates_are_not_proved(
+    distribution: RoundsDistribution,
     matrix: list[list[float]],
     sigma: float,
     direction: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each of the two divergences, made 10 % larger than the claim says, with the other one let be.
+    """Each of the two divergences, made 10 % larger than the candidate says, the other one let be.
 
     A test would pass by chance with probability beta = 1.6e-7 at most.
     """
-    exact = _divergences(law, np.array(matrix), sigma)
+    exact = _divergences(distribution, np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: exact(epsilon)[direction], 1.1 * _DELTA)
     whole = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
-    of = dominating_pair(law, np.array(matrix), sigma)
-    claim = search.candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
+    of = dominating_pair(distribution, np.array(matrix), sigma)
+    candidate = search.candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
     false = dataclasses.replace(
-        claim, epsilon=truth, bet=0.1 * claim.bet, num_samples=4 * claim.num_samples
+        candidate, epsilon=truth, bet=0.1 * candidate.bet, num_samples=4 * candidate.num_samples
     )
 
     tests = ("_from_without_is_small", "_without_is_small")
     monkeypatch.setattr(certificates, tests[1 - direction], lambda *unused: True)
-    assert certificates.is_proved(of, claim)
+    assert certificates.is_proved(of, candidate)
     for seed in range(3):
         assert not certificates.is_proved(of, dataclasses.replace(false, seed=seed))
 
@@ -127,33 +127,33 @@ def test_false_claims_are_not_proved(
 @pytest.mark.parametrize("probability", [0.05, 0.3])
 def test_p_and_q_are_told_apart(probability: float) -> None:
     """The divergence of P from Q is the larger one here: that of Q from P must not stand for it."""
-    law, epsilon = MinSeparationRounds(probability, 1), 0.4
-    larger, smaller = _divergences(law, np.eye(2), 1.0)(epsilon)
+    distribution, epsilon = MinSeparationRounds(probability, 1), 0.4
+    larger, smaller = _divergences(distribution, np.eye(2), 1.0)(epsilon)
     assert larger > 2.0 * smaller
-    of = dominating_pair(law, np.eye(2), 1.0)
-    claim = search.candidate_of(of, epsilon, 1.6 * larger, max_samples=2**16)
-    assert certificates.is_proved(of, claim)
+    of = dominating_pair(distribution, np.eye(2), 1.0)
+    candidate = search.candidate_of(of, epsilon, 1.6 * larger, max_samples=2**16)
+    assert certificates.is_proved(of, candidate)
     with pytest.raises(search.SampleBudgetError):
         search.candidate_of(of, epsilon, 0.9 * larger, max_samples=2**16)
-    assert not certificates.is_proved(of, dataclasses.replace(claim, delta=0.9 * larger))
+    assert not certificates.is_proved(of, dataclasses.replace(candidate, delta=0.9 * larger))
 
 
 def test_the_certificate_takes_its_share_of_delta() -> None:
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    claim = search.candidate_of(of, 5.0, _DELTA, max_samples=2**15)
-    all_attempts = certificates.ATTEMPTS * certificates.MECHANISMS * claim.failure_probability
-    assert claim.failure_probability > 0.0
-    assert claim.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
+    candidate = search.candidate_of(of, 5.0, _DELTA, max_samples=2**15)
+    all_attempts = certificates.ATTEMPTS * certificates.MECHANISMS * candidate.failure_probability
+    assert candidate.failure_probability > 0.0
+    assert candidate.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
 
 
 def test_a_test_that_draws_too_little_proves_nothing() -> None:
     """Of order 1, whose terms are of P itself, and nearly always zero at this epsilon."""
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    claim = search.candidate_of(of, 6.0, _DELTA, max_samples=2**15)
-    bet = 0.3 / (certificates.largest_term(0.0, 1, 6.0) - claim.largest_divergence)
-    gain = math.log1p(bet * claim.largest_divergence)
-    enough = math.ceil(-math.log(claim.failure_probability) / gain)
-    plain = dataclasses.replace(claim, order=1, bet=bet, num_samples=enough)
+    candidate = search.candidate_of(of, 6.0, _DELTA, max_samples=2**15)
+    bet = 0.3 / (certificates.largest_term(0.0, 1, 6.0) - candidate.largest_divergence)
+    gain = math.log1p(bet * candidate.largest_divergence)
+    enough = math.ceil(-math.log(candidate.failure_probability) / gain)
+    plain = dataclasses.replace(candidate, order=1, bet=bet, num_samples=enough)
     assert certificates.is_proved(of, dataclasses.replace(plain, num_samples=2 * enough))
     assert not certificates.is_proved(of, dataclasses.replace(plain, num_samples=enough // 2))
     # Bets that could lose more than there is are no bets.
@@ -173,10 +173,10 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
         clients_per_round=round(100 * probability),
     ).epsilon(sigma, delta)
     of = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
-    claim = search.proved(of, delta, max_samples=2**16)
-    assert claim is not None
+    candidate = search.proved(of, delta, max_samples=2**16)
+    assert candidate is not None
     # The distribution is rounded up by up to 1e-4 of epsilon.
-    assert exact * (1 - 1e-3) <= claim.epsilon <= 1.04 * exact
+    assert exact * (1 - 1e-3) <= candidate.epsilon <= 1.04 * exact
 
 
 def test_what_would_take_too_many_samples_is_refused() -> None:
@@ -208,7 +208,7 @@ def test_nothing_is_claimed_beyond_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 2.0, 0.98])
-def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_claim(
+def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     """What is so only half of the time is not proved, by the counts of the test."""
@@ -216,42 +216,44 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_claim(
     counts = [np.array([low_count, high_count])]
     monkeypatch.setattr(certificates, "in_batches", lambda *unused: counts)
     of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
-    claim = Certificate(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
+    candidate = Certificate(0.0, _DELTA, 0, 2, 1, 1.0, samples, thresholds, 0)
 
     def largest_divergence(epsilon: float, failure: float) -> float:
         tail = certificates.lower_tail(low_count, high_count, samples, thresholds, failure)
         return tail.divergence(epsilon)
 
     beta, tested = 0.01 * _DELTA / (4 * 16), 0.99 * _DELTA
-    assert claim.failure_probability == pytest.approx(beta)
-    assert claim.largest_divergence == pytest.approx(tested)
+    assert candidate.failure_probability == pytest.approx(beta)
+    assert candidate.largest_divergence == pytest.approx(tested)
     epsilon = 0.5001
     while largest_divergence(epsilon, beta) > share * tested:
         epsilon += 1e-4
     # With one half in the place of beta, all three would be proved.
     assert largest_divergence(epsilon, 0.5) < 0.9 * tested
-    found = certificates._without_is_small(of, dataclasses.replace(claim, epsilon=epsilon), None)
+    found = certificates._without_is_small(
+        of, dataclasses.replace(candidate, epsilon=epsilon), None
+    )
     assert found == (share < 1.0)
 
 
-def test_wealth_is_compared_with_the_failure_probability_of_the_claim(
+def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
-    claim = search.candidate_of(of, 2.0, 1e-4, max_samples=2**14)
-    assert claim.num_samples
+    candidate = search.candidate_of(of, 2.0, 1e-4, max_samples=2**14)
+    assert candidate.num_samples
     needed = -math.log(0.01 * 1e-4 / (4 * 16))
     for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
         grown = [0.25 * factor * needed, 0.75 * factor * needed]
         monkeypatch.setattr(certificates, "in_batches", lambda *unused, grown=grown: grown)
-        assert certificates._from_without_is_small(of, claim, None) == is_proved
+        assert certificates._from_without_is_small(of, candidate, None) == is_proved
 
 
-def test_losses_that_are_not_numbers_count_against_a_claim(
+def test_losses_that_are_not_numbers_count_against_a_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
-    claim = Certificate(3.0, _DELTA, 0, 2, 1, 1.0, 100, (-0.5, -0.1), 0)
+    candidate = Certificate(3.0, _DELTA, 0, 2, 1, 1.0, 100, (-0.5, -0.1), 0)
     counts = []
 
     def one_batch(*arguments: Any) -> list[Any]:
@@ -259,7 +261,7 @@ def test_losses_that_are_not_numbers_count_against_a_claim(
         return counts
 
     monkeypatch.setattr(certificates, "in_batches", one_batch)
-    certificates._without_is_small(of, claim, None)
+    certificates._without_is_small(of, candidate, None)
     np.testing.assert_array_equal(counts[0], [2, 2])
 
 
@@ -292,16 +294,16 @@ def test_losses_beyond_floats_have_terms(loss: float, order: int) -> None:
 
 
 def test_every_test_has_numbers_of_its_own() -> None:
-    """Mechanisms, claims and purposes tell streams apart; the same one gives the same numbers."""
+    """Mechanisms, candidates and purposes tell streams apart; the same gives the same numbers."""
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    claim = search.candidate_of(of, 5.0, _DELTA, max_samples=2**14)
+    candidate = search.candidate_of(of, 5.0, _DELTA, max_samples=2**14)
     changes = [
-        (of, claim, "P from Q"),
-        (of, claim, "Q from P"),
-        (dataclasses.replace(of, sigma=2.0), claim, "P from Q"),
-        (of, dataclasses.replace(claim, seed=1), "P from Q"),
-        (of, dataclasses.replace(claim, attempt=1), "P from Q"),
-        (of, dataclasses.replace(claim, epsilon=5.1), "P from Q"),
+        (of, candidate, "P from Q"),
+        (of, candidate, "Q from P"),
+        (dataclasses.replace(of, sigma=2.0), candidate, "P from Q"),
+        (of, dataclasses.replace(candidate, seed=1), "P from Q"),
+        (of, dataclasses.replace(candidate, attempt=1), "P from Q"),
+        (of, dataclasses.replace(candidate, epsilon=5.1), "P from Q"),
     ]
     assert len({certificates._key(*each) for each in changes}) == len(changes)
     assert certificates._key(*changes[0]) == certificates._key(*changes[0])

@@ -14,12 +14,12 @@ from tests.examples import examples
 
 
 def test_bets_win_by_chance_no_more_often_than_they_say() -> None:
-    """Terms of 0 or M of the mean that is claimed not to be reached: the wealth's whole law."""
+    """Terms of 0 or M of the least mean that is not claimed: the wealth's whole distribution."""
     largest, mean, samples = 5.0, 0.5, 40
     for share in (0.1, 0.5, 0.99):
         bet = share / (largest - mean)
         counts = np.arange(samples + 1)
-        law = scipy.stats.binom.pmf(counts, samples, mean / largest)
+        distribution = scipy.stats.binom.pmf(counts, samples, mean / largest)
         wealths = np.array(
             [
                 math.exp(
@@ -28,9 +28,9 @@ def test_bets_win_by_chance_no_more_often_than_they_say() -> None:
                 for k in counts
             ]
         )
-        assert law @ wealths == pytest.approx(1.0)
+        assert distribution @ wealths == pytest.approx(1.0)
         for failure in (0.5, 0.1, 0.01):
-            assert np.sum(law[wealths >= 1.0 / failure]) <= failure
+            assert np.sum(distribution[wealths >= 1.0 / failure]) <= failure
 
 
 @given(st.floats(0.01, 0.8), st.floats(1.0, 50.0), st.integers(0, 1000))

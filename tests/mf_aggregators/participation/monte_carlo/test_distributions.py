@@ -28,7 +28,7 @@ def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("law", "matrix", "output", "expected"),
+    ("distribution", "matrix", "output", "expected"),
     [
         (
             MinSeparationRounds(0.5, 2, is_stationary=False),
@@ -48,10 +48,10 @@ def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
     ],
 )
 def test_known_values(
-    law: RoundsDistribution, matrix: np.ndarray, output: list[float], expected: float
+    distribution: RoundsDistribution, matrix: np.ndarray, output: list[float], expected: float
 ) -> None:
     outputs = np.array(output, dtype=float)[:, None]
-    assert dominating_pair(law, matrix, 1.0).log_ratios(outputs)[0] == pytest.approx(
+    assert dominating_pair(distribution, matrix, 1.0).log_ratios(outputs)[0] == pytest.approx(
         expected, abs=5e-11
     )
 
@@ -83,14 +83,18 @@ def test_the_mean_of_the_ratio_is_one() -> None:
         matrix += 0.1 * np.eye(rounds)
         matrix /= np.sqrt(np.max(np.sum(matrix**2, axis=0)))
         p, sigma = float(rng.uniform(0.01, 0.5)), float(rng.uniform(1.5, 4.0))
-        law: RoundsDistribution = MinSeparationRounds(p, separation, is_stationary=trial % 2 == 0)
+        distribution: RoundsDistribution = MinSeparationRounds(
+            p, separation, is_stationary=trial % 2 == 0
+        )
         if trial % 5 == 4:
-            law = BallsInBinsRounds(separation)
+            distribution = BallsInBinsRounds(separation)
         ratios = np.exp(
-            dominating_pair(law, matrix, sigma).log_ratios(rng.normal(0, sigma, (rounds, 8000)))
+            dominating_pair(distribution, matrix, sigma).log_ratios(
+                rng.normal(0, sigma, (rounds, 8000))
+            )
         )
         error = np.std(ratios) / math.sqrt(len(ratios))
-        assert abs(np.mean(ratios) - 1.0) <= 4.0 * error, (law, rounds, sigma)
+        assert abs(np.mean(ratios) - 1.0) <= 4.0 * error, (distribution, rounds, sigma)
 
 
 @given(cases(most_rounds=12), st.integers(0, 2**32))
@@ -99,10 +103,10 @@ def test_coins_that_always_come_up_are_balls_in_bins(
     case: tuple[RoundsDistribution, np.ndarray, float], seed: int
 ) -> None:
     """From the stationary state with p = 1, a client takes part every b rounds for ever."""
-    law, matrix, sigma = case
+    distribution, matrix, sigma = case
     outputs = np.random.default_rng(seed).normal(0.0, 2.0, (len(matrix), 4))
-    coins = dominating_pair(MinSeparationRounds(1.0, law.separation), matrix, sigma)
-    bins = dominating_pair(BallsInBinsRounds(law.separation), matrix, sigma)
+    coins = dominating_pair(MinSeparationRounds(1.0, distribution.separation), matrix, sigma)
+    bins = dominating_pair(BallsInBinsRounds(distribution.separation), matrix, sigma)
     np.testing.assert_allclose(
         coins.log_ratios(outputs), bins.log_ratios(outputs), rtol=0, atol=1e-12
     )
@@ -112,7 +116,7 @@ def test_coins_that_always_come_up_are_balls_in_bins(
 def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
     """Long runs and large outputs: logarithms, against a recursion in exact arithmetic's place."""
     rounds, separation = 800, 3
-    law = MinSeparationRounds(probability, separation)
+    distribution = MinSeparationRounds(probability, separation)
     rng = np.random.default_rng(0)
     for exponents in (
         rng.normal(0.0, 1.0, (rounds, 3)),
@@ -127,20 +131,22 @@ def test_numbers_too_large_for_linear_arithmetic(probability: float) -> None:
                 if probability < 1.0:
                     terms.append(math.log1p(-probability) + logs[i + 1])
                 logs[i] = max(terms) + math.log(sum(math.exp(t - max(terms)) for t in terms))
-            first = law.first_free_probabilities()
+            first = distribution.first_free_probabilities()
             largest = max(logs[:separation])
             expected[k] = largest + math.log(
                 sum(q * math.exp(x - largest) for q, x in zip(first, logs, strict=False))
             )
-        found = law.log_ratios(exponents.copy())
+        found = distribution.log_ratios(exponents.copy())
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_rates_of_participation() -> None:
     """A stationary client takes part in every round with the same probability."""
-    law = MinSeparationRounds(0.3, 4)
-    patterns = participation_patterns.of(law, np.eye(9), 1.0)
-    np.testing.assert_allclose(patterns.probabilities @ patterns.means, law.rate, rtol=1e-12)
+    distribution = MinSeparationRounds(0.3, 4)
+    patterns = participation_patterns.of(distribution, np.eye(9), 1.0)
+    np.testing.assert_allclose(
+        patterns.probabilities @ patterns.means, distribution.rate, rtol=1e-12
+    )
 
 
 # An adaptive server
@@ -152,7 +158,7 @@ def _hockey_stick(upper: np.ndarray, lower: np.ndarray, epsilon: float) -> np.nd
 
 @pytest.mark.parametrize("dimensions", [1, 2])
 @pytest.mark.parametrize(
-    ("matrix", "law"),
+    ("matrix", "distribution"),
     [
         ([[1.0, 0.0], [0.8, 0.6]], MinSeparationRounds(0.4, 1)),
         ([[1.0, 0.0], [-0.8, 0.6]], MinSeparationRounds(0.4, 1)),
@@ -162,7 +168,7 @@ def _hockey_stick(upper: np.ndarray, lower: np.ndarray, epsilon: float) -> np.nd
     ],
 )
 def test_no_adaptive_server_gets_beyond_the_pair(
-    matrix: list[list[float]], law: RoundsDistribution, dimensions: int
+    matrix: list[list[float]], distribution: RoundsDistribution, dimensions: int
 ) -> None:
     """Two rounds, every update of the second chosen as is worst after what the first released.
 
@@ -172,7 +178,7 @@ def test_no_adaptive_server_gets_beyond_the_pair(
     round's update is along an axis without loss of generality.
     """
     c, sigma, epsilon = np.array(matrix), 1.0, 0.3
-    patterns = participation_patterns.of(law, np.eye(2), sigma)
+    patterns = participation_patterns.of(distribution, np.eye(2), sigma)
     grid = np.linspace(-7.0, 7.0, 85)
     step = grid[1] - grid[0]
     angles = np.linspace(0.0, np.pi, 2 if dimensions == 1 else 5)
@@ -195,15 +201,15 @@ def test_no_adaptive_server_gets_beyond_the_pair(
     for swapped in (False, True):
         best = np.zeros(len(grid))
         for second in choices:
-            laws = np.array(
+            densities = np.array(
                 [density(c[1, 0] * s[0] * first + c[1, 1] * s[1] * second) for s in patterns.means]
             )
             for k in range(len(grid)):
-                upper, lower = np.tensordot(weights[:, k], laws, axes=1), without[k] * zero
+                upper, lower = np.tensordot(weights[:, k], densities, axes=1), without[k] * zero
                 pair = (lower, upper) if swapped else (upper, lower)
                 best[k] = max(best[k], cell * np.sum(_hockey_stick(*pair, epsilon)))
         adaptive = step * np.sum(best)
-        scalar = participation_patterns.of(law, np.abs(c), sigma)
+        scalar = participation_patterns.of(distribution, np.abs(c), sigma)
         points = np.stack(np.meshgrid(grid, grid, indexing="ij")).reshape(2, -1)
         q = np.prod(scipy.stats.norm.pdf(points, 0.0, sigma), axis=0)
         p = q * np.exp(scalar.log_ratios(points))
@@ -217,12 +223,14 @@ def test_no_adaptive_server_gets_beyond_the_pair(
 
 def test_signs_need_the_absolute_matrix() -> None:
     """Updates of opposite signs undo those of C: the pair of C itself would promise too much."""
-    matrix, law = np.array([[0.6, 0.0], [-0.8, 1.0]]), BallsInBinsRounds(2)
+    matrix, distribution = np.array([[0.6, 0.0], [-0.8, 1.0]]), BallsInBinsRounds(2)
     grid = np.stack(np.meshgrid(*[np.linspace(-8, 8, 161)] * 2, indexing="ij")).reshape(2, -1)
     q = np.prod(scipy.stats.norm.pdf(grid, 0.0, 1.0), axis=0)
 
     def divergence(signs: tuple[float, ...], c: np.ndarray) -> float:
-        p = q * np.exp(participation_patterns.of(law, c * np.array(signs), 1.0).log_ratios(grid))
+        p = q * np.exp(
+            participation_patterns.of(distribution, c * np.array(signs), 1.0).log_ratios(grid)
+        )
         return float(0.01 * np.sum(_hockey_stick(p, q, 0.3)))
 
     attacked = max(divergence(signs, matrix) for signs in itertools.product((-1.0, 1.0), repeat=2))

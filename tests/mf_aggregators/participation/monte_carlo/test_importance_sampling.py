@@ -48,7 +48,7 @@ def test_moments_are_those_of_all_tuples(
 
 
 @pytest.mark.parametrize(
-    ("law", "matrix"),
+    ("distribution", "matrix"),
     [
         (MinSeparationRounds(0.35, 2), [[0.8, 0.0], [0.6, 1.0]]),
         (MinSeparationRounds(0.35, 1, is_stationary=False), [[1.0, 0.0], [0.0, 0.7]]),
@@ -57,15 +57,15 @@ def test_moments_are_those_of_all_tuples(
     ],
 )
 @pytest.mark.parametrize("order", [0, 1, 2, 4])
-def test_losses_have_the_tilted_law(
-    law: RoundsDistribution, matrix: list[list[float]], order: int
+def test_losses_have_the_sampling_distribution(
+    distribution: RoundsDistribution, matrix: list[list[float]], order: int
 ) -> None:
     """The distribution of losses, against a fine grid of outputs: Kolmogorov and Smirnov.
 
     Each of these sixteen tests fails by chance with probability 1e-6; the seed is fixed.
     """
     c, sigma = np.array(matrix), 0.9
-    of = dominating_pair(law, c, sigma)
+    of = dominating_pair(distribution, c, sigma)
     rng = np.random.default_rng(order)
     outputs: ImportanceSampler | SamplerOfQ = (
         ImportanceSampler(of, order) if order else SamplerOfQ(of)
@@ -73,7 +73,7 @@ def test_losses_have_the_tilted_law(
     drawn = np.sort(np.concatenate([outputs.log_ratios(rng, 1000) for _ in range(6)]))
     axis = np.linspace(-7.0, 11.0, 401)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij")).reshape(2, -1)
-    losses = participation_patterns.of(law, c, sigma).log_ratios(grid)
+    losses = participation_patterns.of(distribution, c, sigma).log_ratios(grid)
     weights = np.exp(order * losses) * np.prod(scipy.stats.norm.pdf(grid, 0.0, sigma), axis=0)
     by_loss = np.argsort(losses)
     cumulative = np.cumsum(weights[by_loss]) / np.sum(weights)
@@ -87,12 +87,12 @@ def test_orders_end_where_tables_are_large() -> None:
     rng = np.random.default_rng(0)
     columns = rng.uniform(0.0, 1.0, (2052, 64))
     for separation, expected in ((64, [1, 2, 3]), (342, [1, 2])):
-        laws: list[RoundsDistribution] = [
+        kinds: list[RoundsDistribution] = [
             MinSeparationRounds(0.01, separation),
             BallsInBinsRounds(separation),
         ]
-        for law in laws:
-            of = DominatingPair(columns, 1.0, law)
+        for distribution in kinds:
+            of = DominatingPair(columns, 1.0, distribution)
             orders = importance_sampling.possible_orders(of)
             assert orders == expected
 
@@ -106,8 +106,10 @@ def test_bands_beyond_the_separation_are_refused() -> None:
 @settings(max_examples=examples(12), deadline=None)
 def test_replicas_keep_their_separation(order: int, seed: int) -> None:
     """In no window of b rounds do more participations begin than there are replicas."""
-    law = MinSeparationRounds(0.6, 3)
-    chains = importance_sampling._Chains(law, dominating_pair(law, np.eye(20), 1.0), order)
+    distribution = MinSeparationRounds(0.6, 3)
+    chains = importance_sampling._Chains(
+        distribution, dominating_pair(distribution, np.eye(20), 1.0), order
+    )
     counts = chains.draw(np.random.default_rng(seed), 50)
     windows = sum(counts[shift : shift + 18] for shift in range(3))
     assert np.max(windows) <= order
