@@ -4,7 +4,7 @@ The clipped-count indicators of all clients are one coordinate, so that audited 
 a run as they do in ``auditing``. Each has a run of its own here, with a model of two coordinates,
 one of which it owns. In each of its rounds it moves that coordinate by the whole clip norm, and the
 sum of indicators in the same direction: an update as long as the clip norm moves both up, and a
-longer one of the opposite sign both down. The observer knows the other client, and every norm,
+longer one of the opposite sign both down. The attacker knows the other client, and every norm,
 because norms follow from what was released; it decides by the likelihood ratio of both coordinates
 over the whole run.
 
@@ -26,11 +26,11 @@ from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.progress_bars import ProgressBar
 
-# Runs without the client, from which the observer learns the noise.
+# Tuning runs, without the client, from which the attacker learns the noise.
 _FEWEST_TUNING_RUNS, _TUNING_RUNS_PER_DIMENSION = 600, 60
 # The norms of a client's updates over the clip norm: just within it, and far above it.
 _WITHIN, _ABOVE = 1.0 - 1e-6, 10.0
-# The other client's update, over the clip norm.
+# The norm of the other client's update over the clip norm.
 _OTHER = 0.5
 
 
@@ -41,7 +41,7 @@ class ClippingResult:
     Attributes:
       claim: What was attacked.
       rates: The observed error rates.
-      power: The mu that the observer expected, from the noise that it learned.
+      power: The mu that the attacker expected, from the noise that it learned.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism.
     """
@@ -111,7 +111,7 @@ def audit_clipping(
 
 
 def _vectors(contribution: Contribution, signs: FloatArray, num_rounds: int) -> FloatArray:
-    """(2 n, m): what the client adds to the rounds' updates and counts, by its signs (k, m)."""
+    """Returns (2 n, m): what the client adds to updates and counts, by its (k, m) signs."""
     vectors = np.zeros((2 * num_rounds, signs.shape[1]))
     rounds = np.array(contribution.rounds)
     vectors[rounds] = signs
@@ -122,7 +122,7 @@ def _vectors(contribution: Contribution, signs: FloatArray, num_rounds: int) -> 
 def _scores(
     model: NoiseModel, contribution: Contribution, residuals: FloatArray, signs: FloatArray
 ) -> FloatArray:
-    """(m,) the likelihood-ratio score of each run."""
+    """Returns the (m,) likelihood-ratio scores of the runs."""
     if not np.all(np.isfinite(residuals)):
         raise ValueError("the aggregator released numbers that are not finite.")
     vectors = _vectors(contribution, signs, len(residuals) // 2)
@@ -138,7 +138,7 @@ def _squared_power(model: NoiseModel, contribution: Contribution) -> float:
 
 
 class _Runs:
-    """Many runs of one query at a time, each from a fresh start."""
+    """Runs one query many times at once, each from a fresh start."""
 
     def __init__(
         self, build_query: Callable[[Any], Any], claim: Claim, report_round: Callable[[], Any]
@@ -221,7 +221,7 @@ class _Runs:
 def _signs(
     contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
 ) -> FloatArray:
-    """The sign in one participation, against what was released before; see ``auditing``."""
+    """Returns the signs in one participation, from what was released before; see ``auditing``."""
     first = contribution.groups.index(contribution.groups[position])
     if position == first:
         return np.where(released > 0.0, -1.0, 1.0)

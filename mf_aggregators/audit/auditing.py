@@ -1,14 +1,14 @@
 """An empirical privacy audit of the aggregator: real noise, real clipping, real TFF rounds.
 
-Many clients are audited at once. Each owns one coordinate of the model and sends an update
-far above the clip norm there, in the rounds of one participation pattern; the coordinates
-that nobody owns are the same run without such a client (zero-out adjacency). An adversary who
-knows all other updates, and chooses them and the audited clients' signs from what was released
-before, decides by the likelihood ratio of the whole released stream. Its error rates bound
-epsilon from below, see ``audit.statistics``; a bound above the claim is a violation.
+Many clients, the *canaries*, are audited at once. Each owns one coordinate of the model and sends
+an update far above the clip norm there, in the rounds of one participation pattern. Coordinates
+that nobody owns show the same run without such a client (zero-out adjacency). An attacker who
+knows all other updates, and chooses them and the canaries' signs from what was released before,
+decides by the likelihood ratio of the whole released stream. Its error rates bound epsilon from
+below, see ``audit.statistics``; a bound above the claim is a violation.
 
-The adversary learns the noise from a run of its own and never looks at the claimed matrix, so
-that it finds what a mechanism leaks, whatever the mechanism says of itself.
+The attacker learns the noise from tuning runs without canaries and never looks at the claimed
+matrix, so that it finds what a mechanism leaks, whatever the mechanism says of itself.
 """
 
 import dataclasses
@@ -26,24 +26,24 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import check
 from mf_aggregators.progress_bars import ProgressBar
 
-# Coordinates without a client are cheap, clients are not; odd, so that the owned coordinates
-# are even and odd ones.
+# Each canary has so many coordinates without a client beside it: they are cheap, and canaries are
+# not. Canaries are 51 coordinates apart, an odd number, so that they own even and odd ones.
 _ABSENCES_PER_CANARY = 50
 _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
-# With fewer coordinates, the estimated covariance costs the adversary power: about the rounds
-# over the coordinates, relative to the squared power.
+# With fewer coordinates in tuning runs, errors of the covariance cost the attacker power: about the
+# rounds over the coordinates, relative to the squared power.
 _TUNING_COORDINATES_PER_ROUND = 50
 _FEWEST_TUNING_COORDINATES = 20_000
 # Residuals are kept in memory, a row for each round.
 MOST_ROUNDS = 1024
 
-# The audited clients' updates over the clip norm: missing or wrong clipping must show.
+# Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
 _EXCESS = 10.0
-# The other client's update over the clip norm: what it adds must not depend on clipping.
+# The other client's update is shorter than the clip norm by this factor: clipping changes nothing.
 _BASE_NORM = 0.9
-# At the deltas in use, no feasible number of observations shows a large epsilon unless more is
-# known of the mechanism; at this one it does.
+# At this delta, a feasible number of observations shows a large epsilon of any mechanism. At the
+# deltas in use, no feasible number does.
 LARGE_DELTA = 0.1
 
 
@@ -117,7 +117,7 @@ class AuditResult:
         it, the trade-off curve that the noise multiplier promises does not hold.
       mu_lower_bound: The largest mu that was refuted; the claimed one is ``claim.mu``.
       any_mechanism: Bounds that do not use the promised curve, at ``delta`` and LARGE_DELTA.
-      contribution: The rounds and signs of the audited clients.
+      contribution: The rounds and signs of the canaries.
       rates: The observed error rates, one for each threshold.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism; it covers all bounds together.
@@ -135,7 +135,7 @@ class AuditResult:
 
     @property
     def ratio(self) -> float:
-        """The lower bound over the claimed epsilon: what share of the claim was seen."""
+        """The lower bound over the claimed epsilon: how much of the claim the attack reached."""
         return self.epsilon_lower_bound / self.epsilon
 
     @property
@@ -165,7 +165,7 @@ def audit(
         unseeded noise, such as ``mf_dp_aggregator(...)``.
       claim: What it promises.
       delta: The delta at which epsilon is stated.
-      canaries: The number of audited clients, over all runs.
+      canaries: The number of canaries, over all runs.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
       show_progress: Whether to show a bar on standard error.
 
@@ -265,13 +265,13 @@ def audit(
 
 
 def _canaries_of_runs(canaries: int) -> list[int]:
-    """The number of audited clients in each run, about equal."""
+    """Returns the number of canaries in each run, about the same in all."""
     runs = math.ceil(canaries / _CANARIES_PER_RUN)
     return [canaries // runs + (i < canaries % runs) for i in range(runs)]
 
 
 class _Runner:
-    """Runs of one aggregation process, each from a fresh start, and the adversary in them."""
+    """Runs one aggregation process, from a fresh start each time, with the attacker in it."""
 
     def __init__(
         self, factory: Any, claim: Claim, dimension: int, report_rounds: Callable[[int], Any]
@@ -287,13 +287,13 @@ class _Runner:
     def scores(
         self, model: NoiseModel, contribution: Contribution, canaries: int
     ) -> tuple[FloatArray, FloatArray]:
-        """The likelihood-ratio score of each coordinate in a run, and which had a client."""
+        """Returns the likelihood-ratio score of each coordinate, and which ones had a canary."""
         residuals, signs = self.run(contribution, canaries)
         if not np.all(np.isfinite(residuals)):
             raise ValueError("the aggregator released numbers that are not finite.")
         is_owned = np.zeros(self._dimension, bool)
         is_owned[self._coordinates(canaries)] = True
-        # A run with fewer canaries leaves out the coordinates that do not belong to it.
+        # A run with fewer canaries scores fewer coordinates.
         used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
         scores = statistics.scores(model, contribution, signs, residuals)
         return scores[used], is_owned[used]
@@ -301,15 +301,16 @@ class _Runner:
     def run(
         self, contribution: Contribution | None, canaries: int
     ) -> tuple[FloatArray, FloatArray]:
-        """A run of all rounds.
+        """Runs all rounds.
 
         Args:
-          contribution: What the audited clients send; None without any.
+          contribution: What the canaries send; None without any.
           canaries: Their number.
 
         Returns:
           (n, d): the released sums less the other client's contribution; and (k, d): the sign
-          of a client of each coordinate in each of its k rounds, whether there is one or not.
+          that a canary of each coordinate has in each of its k rounds, whether there is one or
+          not.
         """
         claim = self._claim
         rounds = contribution.rounds if contribution else ()
@@ -329,7 +330,7 @@ class _Runner:
             output = self._process.next(state, clients)
             state = output.state
             total = np.asarray(output.result, np.float64) * claim.clients_per_round
-            # In the first round's clip norm, where norms adapt.
+            # In units of the first round's clip norm, where norms adapt.
             residuals[i] = (total - base) * (claim.clip_norm / norm)
             norm = _next_norm(output, norm)
             released += total
@@ -337,7 +338,7 @@ class _Runner:
         return residuals, signs
 
     def _base(self, released: FloatArray, norm: float) -> FloatArray:
-        """The other client's update: pulls the model back to where it was, as training would."""
+        """Returns the other client's update, which pulls the model back to where it began."""
         direction = -released if np.any(released) else np.ones(self._dimension)
         length = norm * _BASE_NORM / np.linalg.norm(direction)
         return np.asarray(direction * length, np.float32)
@@ -350,12 +351,12 @@ class _Runner:
 
     @staticmethod
     def _coordinates(canaries: int) -> IntArray:
-        """The coordinates that belong to a client: spread over all."""
+        """Returns the coordinates that canaries own, spread over all."""
         return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
 
 
 def _next_norm(output: Any, norm: float) -> float:
-    """The clip norm of the next round, which an aggregator releases if its norm adapts."""
+    """Returns the clip norm of the next round; an aggregator whose norm adapts releases it."""
     measured = getattr(output, "measurements", None) or {}
     return float(measured.get("dp_query_metrics", {}).get("next_clip_norm", norm))
 
@@ -363,7 +364,7 @@ def _next_norm(output: Any, norm: float) -> float:
 def _next_signs(
     contribution: Contribution, position: int, signs: FloatArray, released: FloatArray
 ) -> FloatArray:
-    """The sign at every coordinate in one participation, from what was released before.
+    """Returns the sign at every coordinate in one participation, from what was released before.
 
     The first of a group opposes the model's coordinate; the others follow the first.
     """

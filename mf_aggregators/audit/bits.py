@@ -1,12 +1,12 @@
 """An attack on the bits of released numbers: which sums could they come from at all?
 
 A float of the data plus a float of noise is one of few numbers, and which ones depends on the
-data. An observer who knows the updates of all other clients asks, for each released number and
+data. An attacker who knows the updates of all other clients asks, for each released number and
 for the sum without a client and the sum with it, whether any float of noise leads from that sum
 to that number. Where none does, the sum is refuted, at any epsilon.
 
 Several clients are attacked at once, each in a block of coordinates of its own. In each round of
-the runs, a fair coin for each of them decides whether it takes part, and the observer guesses by
+the runs, a fair coin for each of them decides whether it takes part, and the attacker guesses by
 which of the two sums is refuted at fewer numbers of the block. No guess on a mechanism of
 mu-Gaussian differential privacy is right with a probability above Phi(mu / 2), whatever came before
 and whatever the other coins are; so the number of right guesses is at most binomial, and too many
@@ -32,14 +32,14 @@ _DTYPES = ("float32", "float64")
 # Clients that are attacked, and the coordinates of each one's block.
 _BLOCKS, _BLOCK = 4, 256
 _NORM = 0.9
-# Guesses that have to be right for a violation, of those that refute any claim.
+# There are so many guesses that the claim is refuted if this share of them is right.
 _SHARE_RIGHT = 0.99
 _FEWEST_TRIALS, _MOST_TRIALS = 40, 600
-# The other clients' sum, per coordinate, over the standard deviation of the noise: large enough
-# that noise of both signs crosses powers of two, where floats change their spacing.
+# The other clients' sum per coordinate, in standard deviations of the noise: large enough that
+# noise of both signs crosses powers of two, where floats change their spacing.
 _SUM_OVER_NOISE = 0.15
 _MOST_CLIENTS = 200
-# Neighbours of the float of noise that fits best.
+# Neighbours of the best-fitting float of noise that are tried as well, on each side.
 _NEIGHBOURS = 3
 
 
@@ -50,9 +50,9 @@ class BitsResult:
     Attributes:
       claim: What was attacked.
       trials: The number of guesses for tensors of each float type.
-      right: How many were right, of the float type for which they were more: about half of an
-        intact mechanism's.
-      largest_right: How many of an intact one's are right at most, but for false alarms.
+      right: The right guesses, for the float type with more of them; about half of all are right
+        on an intact mechanism.
+      largest_right: The most right guesses on an intact mechanism, but for false alarms.
       mu_lower_bound: The largest mu that was refuted.
       false_alarm_rate: The largest probability with which ``exceeded`` is true of an intact
         mechanism.
@@ -89,7 +89,7 @@ def audit_bits(
       build_aggregator: As for :func:`~mf_aggregators.audit.audit`.
       claim: What it promises.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
-      seed: For the clients and coins; None for fresh ones.
+      seed: What clients and coins are drawn from; None for a fresh one.
       show_progress: Whether to show a bar on standard error.
 
     Returns:
@@ -125,7 +125,7 @@ def audit_bits(
 
 
 def _trials(most_right: float, rate: float) -> int:
-    """Guesses of which nearly all are to be right for a violation."""
+    """Returns how many guesses there are: a violation takes nearly all of them to be right."""
     for trials in range(_FEWEST_TRIALS, _MOST_TRIALS):
         if scipy.stats.binom.sf(math.floor(_SHARE_RIGHT * trials), trials, most_right) <= rate:
             return trials
@@ -133,7 +133,7 @@ def _trials(most_right: float, rate: float) -> int:
 
 
 class _Attack:
-    """Runs with clients of one float type, and the observer of them."""
+    """Runs with clients of one float type, and the attacker who watches them."""
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
         # TensorFlow Federated takes seconds to import.
@@ -146,7 +146,7 @@ class _Attack:
         noise = claim.mechanism.noise_multiplier * claim.clip_norm
         others = math.ceil(_SUM_OVER_NOISE * noise / largest)
         self._num_others = min(max(others, 1), _MOST_CLIENTS)
-        # Sums of all clients are exact in floats, whatever their order: few bits are left.
+        # Updates have so few bits that sums of all clients are exact in floats, in any order.
         bits = np.finfo(dtype).nmant - 1 - math.ceil(math.log2(self._num_others + 1))
         self._unit = 2.0 ** (math.floor(math.log2(largest)) - bits)
         self._largest = math.floor(largest / self._unit)
@@ -154,7 +154,7 @@ class _Attack:
     def right_guesses(
         self, generator: np.random.Generator, report_rounds: Callable[[int], Any]
     ) -> int:
-        """The number of right guesses in a run."""
+        """Returns the number of right guesses in a run."""
         state, right = self._process.initialize(), 0
         owners = np.repeat(np.arange(_BLOCKS), _BLOCK)
         for _ in range(self._claim.num_rounds):
@@ -185,7 +185,7 @@ class _Attack:
         return np.asarray((signs * integers * self._unit).astype(self._dtype))
 
     def _refuted(self, released: FloatArray, sums: FloatArray) -> BoolArray:
-        """At which numbers no float of noise leads from the sums to what was released."""
+        """Returns at which numbers no float of noise leads from the sum to what was released."""
         clients = self._dtype.type(self._claim.clients_per_round)
         noise = released * clients - sums
         above = below = noise

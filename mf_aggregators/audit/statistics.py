@@ -1,6 +1,6 @@
 """The statistics of an empirical privacy audit: what observed error rates say about epsilon.
 
-An adversary decides from all that a run released whether one client took part. A decision
+An attacker decides from all that a run released whether one client took part. A decision
 rule with the false positive rate alpha and the false negative rate beta refutes every
 privacy claim whose trade-off curve lies above (alpha, beta). Two claims are examined:
 
@@ -30,13 +30,14 @@ from mf_aggregators import accounting
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
 
-# Eigenvalues of a correlation matrix below this are taken for rounding of float32 results: a
-# round whose noise repeats another's has huge power then, and not an infinite one.
+# Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. So a round
+# whose noise repeats another's has a huge power and not an infinite one.
 _SMALLEST_EIGENVALUE = 1e-9
-# Patterns and signs that are tried one by one; beyond, a few promising ones are.
+# Up to these numbers, all patterns and all signs of a pattern's rounds are tried; above, a few
+# promising ones.
 _MOST_PATTERNS = 4096
 _MOST_SIGNS_TRIED = 10
-# Correlations below this many standard errors are taken for zero.
+# Correlations below so many standard errors are taken for zero.
 _STANDARD_ERRORS = 4.0
 _THRESHOLDS_TRIED = 1024
 
@@ -124,7 +125,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 def rates_of_scores(
     absent: FloatArray, present: FloatArray, threshold: float, miss_probability: float
 ) -> ErrorRates:
-    """Returns what a threshold that was fixed before the scores were seen shows.
+    """Returns the error rates at a threshold that was fixed before the scores were seen.
 
     Args:
       absent: Independent scores without the client.
@@ -146,7 +147,7 @@ def rates_of_scores(
 
 
 def largest_provable_mu(absences: int, presences: int, miss_probability: float) -> float:
-    """Returns the bound on mu of an audit without a single error: no audit of the size shows more.
+    """Returns the bound on mu of an audit without any error; no audit of this size shows more.
 
     Args:
       absences: Observations without the client.
@@ -162,7 +163,7 @@ def largest_provable_mu(absences: int, presences: int, miss_probability: float) 
 def choose_thresholds(
     power: float, absences: int, presences: int, miss_probability: float, deltas: Sequence[float]
 ) -> list[float]:
-    """Returns thresholds of which the largest bounds are expected, before any score is seen.
+    """Returns the thresholds with the largest expected bounds, before any score is seen.
 
     They are the best ones for scores that are N(0, 1) without and N(power, 1) with the client.
     A wrong power makes them worse, and the bounds no less valid.
@@ -198,7 +199,7 @@ def choose_thresholds(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoiseModel:
-    """The distribution of one coordinate's noise over all rounds, as the adversary sees it.
+    """The distribution of one coordinate's noise over all rounds, as the attacker sees it.
 
     Attributes:
       mean: (n,) of the noise of each round.
@@ -216,7 +217,7 @@ def fit_noise(noise: FloatArray, clip_norm: float) -> NoiseModel:
 
     Args:
       noise: (n, m) floats: m independent coordinates.
-      clip_norm: The scale below which noise is none.
+      clip_norm: Noise far below this scale counts as none.
 
     Returns:
       The model. Directions almost without noise get a large precision, and not an infinite one.
@@ -306,7 +307,7 @@ def scores(
       model: The noise.
       contribution: The rounds that the client takes part in.
       signs: (k, m): the sign of the client's contribution in each of its k rounds.
-      residuals: (n, m): what was released, less what the adversary knows.
+      residuals: (n, m): what was released, less what the attacker knows.
 
     Returns:
       (m,) scores.
@@ -319,7 +320,7 @@ def scores(
 
 
 def _heaviest_pattern(weights: FloatArray, separation: int, most: int) -> tuple[int, ...]:
-    """The rounds of largest total weight, at most ``most`` of them ``separation`` apart."""
+    """Returns the rounds of largest total weight: at most ``most``, ``separation`` apart."""
     num_rounds = len(weights)
     before = np.maximum(np.arange(num_rounds) + 1 - separation, 0)
     # totals[j][i]: the largest total of at most j of the first i rounds.
@@ -340,7 +341,7 @@ def _heaviest_pattern(weights: FloatArray, separation: int, most: int) -> tuple[
 
 
 def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
-    """The largest s^T gram s over signs, exactly for few, and a local maximum for many."""
+    """Returns the largest s^T gram s and its signs; of many signs, a local maximum."""
     size = gram.shape[0]
     if size <= _MOST_SIGNS_TRIED:
         numbers = np.arange(2 ** (size - 1))[:, np.newaxis]
@@ -357,7 +358,7 @@ def _best_signs(gram: FloatArray) -> tuple[float, FloatArray]:
 def _ascended(gram: FloatArray, signs: FloatArray) -> tuple[float, FloatArray]:
     """Flips signs one by one as long as s^T gram s grows."""
     while True:
-        # What a flip of each sign adds, over four.
+        # A quarter of what flipping each sign adds.
         gains = np.diagonal(gram) - signs * (gram @ signs)
         flipped = int(np.argmax(gains))
         if gains[flipped] <= 1e-12 * float(np.trace(gram)):
@@ -366,7 +367,7 @@ def _ascended(gram: FloatArray, signs: FloatArray) -> tuple[float, FloatArray]:
 
 
 def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
-    """Numbers of the classes of rounds between which the estimated products are about zero.
+    """Returns the group of each round; between groups, estimated products are about zero.
 
     A correlation of ``samples`` draws has a standard error of 1 / sqrt(samples).
     """
@@ -381,7 +382,7 @@ def _groups(gram: FloatArray, samples: int) -> tuple[int, ...]:
 
 
 def _middle_of_best(candidates: FloatArray, values: FloatArray) -> float:
-    """The middle of those candidates whose value is the largest, up to rounding."""
+    """Returns the middle one of the candidates with the largest value, up to rounding."""
     best = np.flatnonzero(values >= np.max(values) - 1e-9)
     return float(candidates[best[len(best) // 2]])
 

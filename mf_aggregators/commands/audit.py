@@ -217,9 +217,9 @@ def _verdict(
         # In full, because the lower bound might not exceed what is rounded up.
         claim = f"({result.epsilon!r}, {result.delta!r})-DP"
         return (
-            f"VIOLATED: an observer learns more than {claim} of noise multiplier "
-            f"{multiplier!r} allows (an intact mechanism is said to with "
-            f"probability {rounded_up(false_alarm_rate, '.6g')} at most)."
+            f"VIOLATED: an attacker learns more than {claim} of noise multiplier "
+            f"{multiplier!r} allows (an intact mechanism is said to be "
+            f"violated with probability {rounded_up(false_alarm_rate, '.6g')} at most)."
         )
     claim = f"{pair(result.epsilon, result.delta)}-DP"
     share = f"{math.floor(100.0 * result.ratio)} %"

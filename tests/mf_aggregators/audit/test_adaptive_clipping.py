@@ -49,7 +49,7 @@ def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close() -> Non
     assert not result.exceeded
     # What 500 runs with and without the client can show of mu = 3 at this rate, and no less.
     assert result.mu_lower_bound > 1.6
-    # The observer needs the indicator for that: updates alone have sqrt(0.17) of mu.
+    # The attacker needs the indicator for that: updates alone have sqrt(0.17) of mu.
     assert result.power == pytest.approx(3.0, rel=0.2)
 
 

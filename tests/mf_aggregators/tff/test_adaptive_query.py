@@ -145,7 +145,7 @@ def test_no_vector_is_longer_than_the_noise_is_for(
 def _whitened(kind: type, runs: int = 200) -> np.ndarray:
     """C (what was released less what was summed) over its standard deviation, of fresh runs.
 
-    The observer knows the data, and every norm has to follow from fractions that were released.
+    The attacker knows the data, and every norm has to follow from fractions that were released.
     """
     query = _query(kind)
     records = [_record(each) for each in _DATA]
