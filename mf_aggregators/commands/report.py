@@ -77,8 +77,9 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer(
         "extend_to",
         "More rounds, for which a run under the checkpoint's matrix might go on with the noise "
-        "that it has. Adds what guarantee and error of the whole would be, beside the error of "
-        "the same mechanism planned for so many rounds. The participation flags are for both.",
+        "that it has. Adds what guarantee and error of the extended horizon would be, beside the "
+        "error of the same mechanism planned for so many rounds. The participation flags are for "
+        "both.",
     )
     FlagGroup(values, "Output").path(
         "figure",

@@ -407,7 +407,7 @@ def _longer(workload: Workload, num_rounds: int) -> Workload:
     if isinstance(description.get("learning_rates"), list):
         raise ValueError(
             "the workload has a learning rate for each of its rounds, and none for more: name the "
-            "workload of the whole in Python (Factorization.extended)."
+            "workload of the extended horizon in Python (Factorization.extended)."
         )
     return workloads.describe(description, num_rounds)
 

@@ -163,9 +163,9 @@ def from_dict(description: Mapping[str, Any]) -> Participation:
 def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
     """Checks that each horizon of a run that was extended allows what the one before it allowed.
 
-    Then the whole allows whatever clients did who kept the timer in force in each round: a timer
-    looks at all earlier rounds of its client, so that by induction over the horizons, these and
-    the next one together keep the schema of the horizon that the round belongs to.
+    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
+    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
+    and the next one together keep the schema of the horizon that the round belongs to.
 
     Args:
       earlier: The schema of each horizon that was extended, by its number of rounds.
@@ -180,11 +180,11 @@ def check_extended(earlier: Mapping[int, Participation], whole: Participation) -
     for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
         assert num_rounds is not None
         if not check(after).allows(before, num_rounds):
-            name = "the whole" if following is None else f"the horizon of {following} rounds"
+            name = "extended horizon" if following is None else f"horizon of {following} rounds"
             raise ValueError(
-                f"the horizon of {num_rounds} rounds allows {before}, and {name} {after}: what "
-                f"took place already may be more than {name} allows. Keep the separation, and at "
-                "least as many participations."
+                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
+                f"took place already may be more than the {name} allows. Keep the separation, and "
+                "at least as many participations."
             )
 
 

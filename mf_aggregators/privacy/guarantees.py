@@ -459,7 +459,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
         raise ValueError(
             f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
             f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
-            "data have parts (BandMF Thm 4)."
+            "data have groups (BandMF Thm 4)."
         )
     if factorization.noise_recursion().draws_earlier_rows_of_z and bands < factorization.num_rounds:
         raise ValueError(

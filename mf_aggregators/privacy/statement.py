@@ -431,9 +431,9 @@ class PrivacyStatement:
             "\n   - *Extended.* The run was planned for fewer rounds before:\n"
             f"     {plans}.\n"
             "     The standard deviation of the noise stayed what it was, and the first rounds\n"
-            "     are those of the matrix of the whole, which allows all participations that\n"
-            "     these plans allowed. All that is stated here holds for the\n"
-            "     whole, also if what was released had a part in the decision to go on."
+            "     are those of the matrix of the extended horizon, which allows all\n"
+            "     participations that these plans allowed. All that is stated here holds for the\n"
+            "     extended horizon, also if what was released had a part in the decision to go on."
         )
 
     def _rule_text(self) -> str:

@@ -76,14 +76,14 @@ def in_extended(
     mechanism: Mechanism | Mapping[int, Participation],
     whole: Participation | None = None,
 ) -> Any:
-    """Returns the state of a run that was extended, with the schema of the whole in it.
+    """Returns the state of a run that was extended, with the schema of its extended horizon.
 
     Args:
       state: As for :func:`in_state`: one that was saved under an earlier horizon, or since.
-      mechanism: That of the whole (``Mechanism.extended``), which knows every horizon before; or,
-        for a run of another aggregator, the schema of each horizon that was extended, by its number
-        of rounds. No state knows these numbers, so that they are believed here.
-      whole: In the second case, the schema of the whole.
+      mechanism: That of the extended horizon (``Mechanism.extended``), which knows every horizon
+        before; or, for a run of another aggregator, the schema of each horizon that was extended,
+        by its number of rounds. No state knows these numbers, so that they are believed here.
+      whole: In the second case, the schema of the extended horizon.
 
     Returns:
       The state, in which nothing else is changed.
@@ -101,7 +101,8 @@ def in_extended(
     else:
         raise TypeError(
             "mechanism must be a Mechanism, or the schema of each horizon by its number of rounds, "
-            f"such as {{20: MinSeparation(5)}}, with that of the whole, found {mechanism!r}."
+            "such as {20: MinSeparation(5)}, and whole that of the extended horizon, found "
+            f"{mechanism!r}."
         )
     check_extended(earlier, whole)
     known = {*earlier.values(), whole}

@@ -201,7 +201,7 @@ def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str
     }
     directory.write_json(run_directory.CONFIG_FILE, config)
     directory.settle_factorization(config)
-    # Rows of the whole have files of their own, and are made again.
+    # Rows of the extended horizon have files of their own, and are made again.
     directory.delete_noise_rows()
     before = mechanism.extends.guarantee(run.config.delta)
     _say(

@@ -284,7 +284,7 @@ class PrivacyBudget:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
             return guarantees.observed(plan, self._factorization, nobody).epsilon
-        # To certify an epsilon takes minutes. Of schemes without parts, the planned one and that
+        # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
         bound = self._factorization.sensitivity_of_first(rounds, plan.participation)
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
