@@ -537,7 +537,7 @@ def among(
     """Returns a sampler of those clients of another one who are available in their rounds.
 
     Args:
-      sampler: Of a scheme without parts.
+      sampler: Of a scheme without groups.
       availability: Which devices are available when.
       seed: What availability is drawn from; not the seed of the sampler.
       round_seconds: The time from the start of a round to that of the next, above 0.

@@ -278,7 +278,7 @@ class PrivacyBudget:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = RealisedParticipation(rounds, 0, None, 0, keeps_sampling=True)
             return guarantees.realised(plan, self._factorization, nobody).epsilon
-        # To certify an epsilon takes minutes. Of schemes without parts, the planned one and that
+        # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
         bound = self._factorization.sensitivity_of_first(rounds, plan.participation)
         multiplier = plan.noise_multiplier * plan.sensitivity / bound.value

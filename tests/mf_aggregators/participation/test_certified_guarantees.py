@@ -1,4 +1,4 @@
-"""Epsilon and noise of coins under timers and of balls in bins."""
+"""Epsilon and noise of min-separation sampling and of balls in bins."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Runs of coins under timers and of balls in bins, from flags to statements."""
+"""Runs of min-separation sampling and of balls in bins, from flags to statements."""
 
 import dataclasses
 import json
