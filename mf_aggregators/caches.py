@@ -104,7 +104,9 @@ def fetch(
         entry.parent.mkdir(parents=True, exist_ok=True)
         atomic_files.write_text(entry, text)
     except OSError as error:
-        warn(f"{entry} cannot be written: {error.strerror}. Its value is used without being kept.")
+        warn(
+            f"{entry} cannot be written: {error.strerror}. Its value is used without being cached."
+        )
     return value
 
 

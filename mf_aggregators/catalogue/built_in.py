@@ -99,11 +99,11 @@ class IdentityEntry(Entry):
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns the identity, which all others are compared with."""
-        return (Variant(is_kept=False),)
+        return (Variant(is_cached=False),)
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns the identity: one band, and the most amplification."""
-        return (Variant(amplified_bands=1, is_kept=False),)
+        return (Variant(amplified_bands=1, is_cached=False),)
 
 
 class TreeEntry(Entry):
@@ -130,7 +130,7 @@ class TreeEntry(Entry):
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns both estimators."""
         (decoder,) = self.options
-        return [Variant({decoder.name: choice}, is_kept=False) for choice in decoder.choices]
+        return [Variant({decoder.name: choice}, is_cached=False) for choice in decoder.choices]
 
 
 class BltEntry(Entry):

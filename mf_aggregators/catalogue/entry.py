@@ -110,20 +110,20 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A mechanism with its options, which a plan weighs.
+    """A mechanism with its options, which a plan evaluates.
 
     Attributes:
       options: The flags of ``mf-factorize`` that make it, beside the common ones.
       arguments: Further options that make it, which nobody has to give.
       depends_on_schema: Whether the matrix depends on the schema that it is made for; otherwise
-        one is kept for all of them.
+        one is cached for all of them.
       base: The name and the variant of the factorization that it approximates, if any; it is
         made first, and is the option ``base_checkpoint``.
       amplified_bands: The bands of C, where a data sampler amplifies the guarantee; None where
         batches are in a fixed order.
       seconds: How long it takes for 2,052 rounds on two cores; 0 for what needs no patience.
-      is_kept: Whether it is worth a place in the cache.
-      reason: Why it is not weighed after all; empty otherwise.
+      is_cached: Whether it is worth a place in the cache.
+      reason: Why it is infeasible; empty otherwise.
     """
 
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -132,13 +132,13 @@ class Variant:
     base: "tuple[str, Variant] | None" = None
     amplified_bands: int | None = None
     seconds: float = 0.0
-    is_kept: bool = True
+    is_cached: bool = True
     reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class TimerSetting:
-    """Devices with participation timers, for which a plan weighs variants.
+    """Devices with participation timers, for which a plan evaluates variants.
 
     Attributes:
       num_rounds: The number of rounds n.
@@ -157,11 +157,11 @@ class TimerSetting:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingSetting:
-    """A data centre that draws the batches, for which a plan weighs variants.
+    """A data centre that draws the batches, for which a plan evaluates variants.
 
     Attributes:
       num_rounds: The number of rounds n.
-      band_counts: The numbers of bands that are worth weighing, ascending from 1.
+      band_counts: The numbers of bands that are worth evaluating, ascending from 1.
       participation: The schema of a fixed order of all batches, which nothing amplifies.
     """
 
@@ -253,7 +253,7 @@ class Entry(abc.ABC):
         return None
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns what a plan weighs for devices with timers: by default, without options.
+        """Returns what a plan evaluates for devices with timers: by default, without options.
 
         Args:
           setting: What the plan is for.
@@ -262,7 +262,7 @@ class Entry(abc.ABC):
         return (Variant(),)
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns what a plan weighs for a data centre that draws batches: by default nothing.
+        """Returns what a plan evaluates where a data centre draws batches: by default nothing.
 
         Args:
           setting: What the plan is for.

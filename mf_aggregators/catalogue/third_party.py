@@ -180,11 +180,11 @@ class CheckedEntry(Entry):
         return self._made.for_run(request, most_bands)
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns what the mechanism wants to be weighed."""
+        """Returns what the mechanism wants to be evaluated."""
         return self._believed(lambda: self._made.for_timers(setting))
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns what the mechanism wants to be weighed, without amplification."""
+        """Returns what the mechanism wants to be evaluated, without amplification."""
         return self._believed(lambda: self._made.for_sampling(setting))
 
     def _believed(self, variants: Callable[[], Iterable[Variant]]) -> list[Variant]:
@@ -195,7 +195,7 @@ class CheckedEntry(Entry):
         """
         try:
             found = [
-                dataclasses.replace(each, amplified_bands=None, is_kept=False)
+                dataclasses.replace(each, amplified_bands=None, is_cached=False)
                 for each in variants()
             ]
         except Exception as error:

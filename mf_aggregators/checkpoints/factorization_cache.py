@@ -15,7 +15,7 @@ from mf_aggregators import caches, version
 from mf_aggregators.checkpoints import format
 from mf_aggregators.factorizations import Factorization
 
-# The folder of the user's cache directory that factorizations are kept in by default.
+# The folder of the user's cache directory that factorizations are cached in by default.
 FOLDER = "factorizations"
 
 
@@ -64,7 +64,7 @@ def fetch(
     try:
         format.save(factorization, entry, participation=factorization.participation)
     except (format.CheckpointError, OSError) as error:
-        caches.warn(f"{error} The factorization is used without being kept.")
+        caches.warn(f"{error} The factorization is used without being cached.")
     return factorization
 
 

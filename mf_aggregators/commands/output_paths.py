@@ -170,7 +170,7 @@ def cache_directory(
             return directory
         except OSError as error:
             reason = f"{directory} cannot be written: {error.strerror}"
-    say(f"warning: results are used without being kept ({reason}): name a place by --cache_dir.")
+    say(f"warning: results are used without being cached ({reason}): name a place by --cache_dir.")
     return directory if directory is not None and directory.is_dir() else None
 
 

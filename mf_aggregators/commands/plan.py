@@ -33,7 +33,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation, sampling_schemes
-from mf_aggregators.planning import Candidate, Computation, LeftOut, Setting, proposals
+from mf_aggregators.planning import Candidate, Computation, Infeasible, Setting, Skipped, proposals
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
@@ -67,10 +67,10 @@ def define_flags(values: flags.FlagValues) -> None:
         "sampling",
         (*sampling_schemes(), planning.ANY_SAMPLING),
         "How clients are drawn: poisson, fixed_size or shuffling by a data centre that draws every "
-        "batch itself within the part of a round (BandMF Sec. 5); min_separation by devices whose "
+        "batch itself within the group of a round (BandMF Sec. 5); min_separation by devices whose "
         "timers let them join with a secret coin; balls_in_bins by clients that are in one secret "
-        "round of each cycle; any weighs timers alone, coins, bins and poisson beside each other. "
-        "Without it, devices decide when they take part, and nothing is amplified.",
+        "round of each cycle; any compares timers alone, min_separation, balls_in_bins and "
+        "poisson. Without it, devices decide when they take part, and nothing is amplified.",
     )
     group = FlagGroup(values, "Noise")
     group.number(
@@ -81,7 +81,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.number(
         "noise_disk_gb",
         "Gigabytes that the files of noise may take, on the machine of TFF's worker. Mechanisms "
-        "that need more are left out.",
+        "that need more are infeasible.",
         100.0,
     )
     group = FlagGroup(values, "Mechanism")
@@ -91,9 +91,9 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.number(
         "time_limit",
-        "Seconds after which no mechanism is computed any more that was not kept from an earlier "
-        "plan: those that are not done are skipped and named, and what is recommended is the best "
-        "of the others. The proof of a guarantee by sampling comes on top. 0 for no limit. "
+        "Seconds after which no mechanism is computed any more that an earlier plan has not "
+        "cached: those that are not done are skipped and named, and what is recommended is the "
+        "best of the others. The proof of a guarantee by sampling comes on top. 0 for no limit. "
         f"Default: {_TIME_LIMIT:g}, and with --sampling no limit.",
     )
     group = FlagGroup(values, "Output")
@@ -115,7 +115,7 @@ def define_flags(values: flags.FlagValues) -> None:
     output_paths.define_overwrite(values, "--output and --report")
     group.path(
         "cache_dir",
-        "Where factorizations are kept between calls. Default: in the user's cache directory.",
+        "Where factorizations are cached between calls. Default: in the user's cache directory.",
     )
     for name in _REQUIRED:
         flag_groups.require(values, name)
@@ -139,7 +139,7 @@ def main(values: flags.FlagValues) -> int:
         _processes(),
         time_limit,
     )
-    evaluated: list[Candidate | LeftOut] = []
+    evaluated: list[Candidate | Infeasible] = []
     try:
         with progress.warning():
             plan = planning.make(
@@ -149,7 +149,7 @@ def main(values: flags.FlagValues) -> int:
                 processes=_processes(),
                 mechanisms=mechanisms,
                 time_limit=time_limit,
-                weighed=evaluated.append,
+                evaluated=evaluated.append,
             )
     except KeyboardInterrupt:
         progress.interrupt(len(evaluated), cache)
@@ -178,8 +178,8 @@ def main(values: flags.FlagValues) -> int:
         "sampling": setting.sampling,
         "noise_disk_gb": values.noise_disk_gb,
         "candidates": [_fields_of(candidate, candidate is chosen) for candidate in plan.candidates],
-        "left_out": _fields_of_left_out(plan.left_out),
-        "skipped": _fields_of_left_out(plan.skipped),
+        "infeasible": _fields_with_reasons(plan.infeasible),
+        "skipped": _fields_with_reasons(plan.skipped),
         "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
         "commands": plan_text.commands_of(steps),
@@ -203,27 +203,27 @@ def main(values: flags.FlagValues) -> int:
 
 
 def _print_finished(
-    values: flags.FlagValues, setting: Setting, evaluated: Sequence[Candidate | LeftOut]
+    values: flags.FlagValues, setting: Setting, evaluated: Sequence[Candidate | Infeasible]
 ) -> None:
     """Prints what was evaluated before an interrupt."""
     candidates = sorted(
         (each for each in evaluated if isinstance(each, Candidate)),
         key=lambda each: each.effective_rmse,
     )
-    left_out = [each for each in evaluated if isinstance(each, LeftOut)]
+    infeasible = [each for each in evaluated if isinstance(each, Infeasible)]
     fields = {
         "recommended": None,
         "interrupted": True,
         "candidates": [_fields_of(each, False) for each in candidates],
-        "left_out": _fields_of_left_out(left_out),
+        "infeasible": _fields_with_reasons(infeasible),
     }
     command_line.print_result(
-        values, fields, plan_text.text_of_finished(setting, candidates, left_out)
+        values, fields, plan_text.text_of_finished(setting, candidates, infeasible)
     )
 
 
-def _fields_of_left_out(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
-    return [{"mechanism": each.mechanism, "reason": each.reason} for each in left_out]
+def _fields_with_reasons(found: Sequence[Infeasible | Skipped]) -> list[dict[str, str]]:
+    return [{"mechanism": each.mechanism, "reason": each.reason} for each in found]
 
 
 def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:
@@ -339,7 +339,7 @@ class _Progress:
     ) -> None:
         self._processes, self._time_limit = processes, time_limit
         self._left = {
-            each.name: each.expected_seconds or 0.0 for each in computations if not each.is_kept
+            each.name: each.expected_seconds or 0.0 for each in computations if not each.is_cached
         }
         self._count = len(computations)
         self._computations = {each.name: each for each in computations}
@@ -358,8 +358,8 @@ class _Progress:
                 f"{name}, {self._elapsed()} s so far: takes minutes for thousands of rounds"
             )
             return
-        if computation.is_kept:
-            expected = ", kept from an earlier plan"
+        if computation.is_cached:
+            expected = ", cached by an earlier plan"
         elif computation.expected_seconds is not None:
             seconds = f"{computation.expected_seconds:.1g}"
             expected = f", takes about {float(seconds):.0f} s on two idle cores"
@@ -376,32 +376,32 @@ class _Progress:
             seconds = min(seconds, max(0.0, self._time_limit - self._elapsed()))
         return f", about {seconds:.0f} s left" if seconds >= 1.0 else ""
 
-    def skip(self, skipped: LeftOut) -> None:
+    def skip(self, skipped: Skipped) -> None:
         """Says that a mechanism was skipped, and why."""
         self._print(f"skipped {skipped.mechanism}: it {skipped.reason}")
 
     def interrupt(self, done: int, cache: pathlib.Path | None) -> None:
         """Says that the plan was interrupted, and how to go on."""
-        kept = (
-            "There is no cache to keep it in"
+        cached = (
+            "There is no cache for what was computed"
             if cache is None
-            else f"What was computed is kept in {cache}: the same command goes on there"
+            else f"What was computed is cached in {cache}: the same command goes on there"
         )
         self._print(
             f"interrupted in {self._name or 'its beginning'}: {done} of {self._count} mechanisms "
-            f"are compared. {kept}."
+            f"are compared. {cached}."
         )
 
     def finish(self, cache: pathlib.Path | None) -> None:
         """Says that the plan is done, and where its results are cached."""
-        kept = (
+        cached = (
             ""
             if cache is None or not os.access(cache, os.W_OK)
-            else f"; matrices and noise multipliers are kept in {cache}: the next plan of as many "
-            "rounds takes seconds"
+            else f"; matrices and noise multipliers are cached in {cache}: the next plan of as "
+            "many rounds takes seconds"
         )
         compared = f"{self._count} mechanism{'' if self._count == 1 else 's'}"
-        self._print(f"compared {compared} in {self._elapsed()} s{kept}.")
+        self._print(f"compared {compared} in {self._elapsed()} s{cached}.")
 
     def draw(self, path: str) -> None:
         """Says that a page is being drawn, which takes more epsilons."""

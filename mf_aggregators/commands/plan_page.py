@@ -43,7 +43,7 @@ def write(
       steps: What a user types to run it; the notes of the last say what the guarantee depends on.
       show_rates: Whether the table has server learning rates.
       values: The parsed flags; ``report`` is the file.
-      cache: Where noise multipliers are kept between calls; None for nowhere.
+      cache: Where noise multipliers are cached between calls; None for nowhere.
 
     Raises:
       CommandError: If it cannot be written.

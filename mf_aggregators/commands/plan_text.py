@@ -20,7 +20,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.planning import Candidate, LeftOut, Plan, Setting
+from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.printed_guarantees import pair, rounded_up
 
 DOCSTRINGS = "docstrings"
@@ -428,10 +428,14 @@ def text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
     if remark:
         lines += ["", *remark]
     lines += ["", f"Recommended: {plan.reason}"]
-    if plan.left_out:
-        lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in plan.left_out)]
+    if plan.infeasible:
+        lines += [
+            "",
+            "Infeasible:",
+            *(f"  {each.mechanism} {each.reason}" for each in plan.infeasible),
+        ]
     if plan.skipped:
-        lines += ["", "Skipped for lack of time (--time_limit=0 computes them, and keeps them):"]
+        lines += ["", "Skipped for lack of time (--time_limit=0 computes and caches them):"]
         lines += [f"  {each.mechanism} {each.reason}" for each in plan.skipped]
     lines += ["", "To run it:"]
     for step in steps:
@@ -440,19 +444,19 @@ def text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
 
 
 def text_of_finished(
-    setting: Setting, candidates: Sequence[Candidate], left_out: Sequence[LeftOut]
+    setting: Setting, candidates: Sequence[Candidate], infeasible: Sequence[Infeasible]
 ) -> str:
     """Returns what is printed of a plan that was interrupted.
 
     Args:
       setting: The setting.
       candidates: Those that were evaluated by then, in the order of the rows.
-      left_out: Those that are infeasible.
+      infeasible: Those that do not fit.
     """
     rows = [_COLUMNS, *(_row(each, False) for each in candidates)]
     lines = [*setting_lines(setting), "", *_aligned([row[:-1] for row in rows])]
-    if left_out:
-        lines += ["", "Left out:", *(f"  {each.mechanism} {each.reason}" for each in left_out)]
+    if infeasible:
+        lines += ["", "Infeasible:", *(f"  {each.mechanism} {each.reason}" for each in infeasible)]
     return "\n".join([*lines, "", "Interrupted: the others are not compared."])
 
 

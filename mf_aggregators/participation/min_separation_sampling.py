@@ -126,7 +126,7 @@ class MinSeparationSampling(SeparatedScheme):
     @property
     def label(self) -> str:
         """What tables say of the mechanism."""
-        return f"coins {self.separation} apart"
+        return f"b-min-sep {self.separation}"
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns what every client has to do."""

@@ -2,7 +2,7 @@
 
 Fewer bands leave more clients for each batch to be drawn from, and so need less noise for
 one guarantee; more bands make noise that cancels better. The squared error of b bands is
-sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b parts needs, and the
+sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b groups needs, and the
 error L(b) of the best matrix of b bands with equal column norms.
 """
 
@@ -68,11 +68,11 @@ def compare(
       num_rounds: The rounds n.
       population: The clients (or examples) m.
       clients_per_round: The batch size B, at most m.
-      sampling: The name of a sampling scheme; those without parts have their default
+      sampling: The name of a sampling scheme; those without groups have their default
         separation.
       candidates: The numbers of bands; powers of two and the largest possible one by
         default, ``range(1, most_bands(...) + 1)`` for all.
-      cache_directory: Where factorizations are kept between calls; None for nowhere.
+      cache_directory: Where factorizations are cached between calls; None for nowhere.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
@@ -80,7 +80,7 @@ def compare(
 
     Raises:
       ValueError: If an argument is out of its range, a candidate is not possible, or there are
-        more than 15 for a scheme without parts: what is chosen of them is one result, and delta
+        more than 15 for a scheme without groups: what is chosen of them is one result, and delta
         pays for Monte Carlo tests of 16 mechanisms, of which its guarantee is one.
     """
     largest = proposals.most_bands(num_rounds, population, clients_per_round)
@@ -157,7 +157,7 @@ def banded_matrix(
     Args:
       num_rounds: n.
       num_bands: b, 1 to n.
-      cache_directory: Where it is kept between calls; None for nowhere.
+      cache_directory: Where it is cached between calls; None for nowhere.
 
     Returns:
       The factorization.
@@ -173,13 +173,13 @@ def banded_matrix(
     )
 
 
-def is_kept(num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None) -> bool:
+def is_cached(num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None) -> bool:
     """Returns whether :func:`banded_matrix` finds its matrix in the cache.
 
     Args:
       num_rounds: The number of rounds n.
       num_bands: The number of bands b.
-      cache_directory: Where factorizations are kept; None for nowhere.
+      cache_directory: Where factorizations are cached; None for nowhere.
     """
     return factorization_cache.holds(cache_directory, _description(num_rounds, num_bands))
 

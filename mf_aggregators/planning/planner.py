@@ -58,13 +58,13 @@ _TIE = 0.005
 # with the guarantee of what is recommended, as many as delta pays for.
 _MECHANISMS_OF_A_CANDIDATE = 5
 
-# What the cache has is read and weighed after the time limit as well, in so many seconds.
+# What is cached is read and evaluated after the time limit as well, in so many seconds.
 _SECONDS_TO_READ = 60.0
 
 # The longest time limit that a clock is asked for: a month.
 _LONGEST_WAIT = 2.6e6
 
-# What a plan is asked for that weighs all ways of taking part.
+# The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
 
 # BandMF App. I: log(rate) = slope log(effective RMSE) + offset, rounded to powers of a base.
@@ -83,8 +83,9 @@ class Setting:
       clients_per_round: The cohort or batch size B.
       participation: The schema that participation timers enforce; None where clients are
         drawn.
-      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to weigh timers alone, coins
-        under timers, balls in bins and Poisson sampling of parts; None for timers alone.
+      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone,
+        min-separation sampling, balls in bins and Poisson sampling of groups; None for timers
+        alone.
       epsilon: The privacy target.
       delta: Of the target.
       model_size: The parameters d of the model.
@@ -203,8 +204,21 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeftOut:
+class Infeasible:
     """A mechanism that does not fit.
+
+    Attributes:
+      mechanism: Its name.
+      reason: Why.
+    """
+
+    mechanism: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A mechanism that was not evaluated within the time limit.
 
     Attributes:
       mechanism: Its name.
@@ -222,19 +236,19 @@ class Plan:
     Attributes:
       setting: The setting.
       candidates: Those that fit, by increasing effective RMSE.
-      left_out: Those that do not.
+      infeasible: Those that do not.
       recommended: One of the candidates.
       reason: Why, in one sentence.
-      skipped: Those that were not weighed within the time limit.
+      skipped: Those that were not evaluated within the time limit.
       mechanisms: The names of the mechanisms that were asked for; None for all.
     """
 
     setting: Setting
     candidates: tuple[Candidate, ...]
-    left_out: tuple[LeftOut, ...]
+    infeasible: tuple[Infeasible, ...]
     recommended: Candidate
     reason: str
-    skipped: tuple[LeftOut, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
     mechanisms: tuple[str, ...] | None = None
 
 
@@ -265,12 +279,12 @@ class Computation:
 
     Attributes:
       name: The mechanism with its options.
-      is_kept: Whether it is in the cache.
+      is_cached: Whether it is in the cache.
       expected_seconds: How long it takes on two cores; None if it is not known, or short.
     """
 
     name: str
-    is_kept: bool
+    is_cached: bool
     expected_seconds: float | None
 
 
@@ -284,17 +298,17 @@ def computations(
 
     Args:
       setting: What the run is given.
-      cache_directory: Where factorizations are kept between calls; None for nowhere.
+      cache_directory: Where factorizations are cached between calls; None for nowhere.
       mechanisms: As :func:`make` takes them.
 
     Returns:
-      A computation for each mechanism that is not left out beforehand.
+      A computation for each mechanism that is not infeasible beforehand.
 
     Raises:
       ValueError: If a name is of no mechanism.
     """
     return tuple(
-        Computation(proposal.name, proposal.is_kept, proposal.expected_seconds)
+        Computation(proposal.name, proposal.is_cached, proposal.expected_seconds)
         for proposal in _proposals(setting, cache_directory, mechanisms)
         if proposal.compute is not None
     )
@@ -308,31 +322,31 @@ def make(
     processes: int = 1,
     mechanisms: Collection[str] | None = None,
     time_limit: float | None = None,
-    weighed: Callable[[Candidate | LeftOut], None] = lambda found: None,
+    evaluated: Callable[[Candidate | Infeasible], None] = lambda found: None,
 ) -> Plan:
     """Compares the mechanisms that fit a setting.
 
     Args:
       setting: What the run is given.
-      cache_directory: Where factorizations are kept between calls; None for nowhere.
+      cache_directory: Where factorizations are cached between calls; None for nowhere.
       progress: Is told the name of each computation before it begins.
       processes: How many processes may compute at a time what takes long; with one, or
         without a cache, this one computes all. Others are spawned, so that a program has to
         guard its main module as ``multiprocessing`` asks.
-      mechanisms: The names of the mechanisms to weigh; None for all.
+      mechanisms: The names of the mechanisms to evaluate; None for all.
       time_limit: Seconds after which nothing more is computed that the cache does not have: what
-        is not weighed by then is skipped. Proofs of what is recommended come on top of it. Where a
-        cache is given, what takes long is computed in another process, which is ended then; what
+        is not evaluated by then is skipped. Proofs of what is recommended come on top of it. Where
+        a cache is given, what takes long is computed in another process, which is ended then; what
         this process computes is interrupted between two operations, in the main thread of systems
         that have alarms. None for no limit.
-      weighed: Is told of each mechanism once it is weighed or left out, for those who may have to
-        do with a part of the plan.
+      evaluated: Is told of each mechanism once it is evaluated or infeasible, for those who may
+        have to do with a part of the plan.
 
     Returns:
       The plan.
 
     Raises:
-      ValueError: If no mechanism fits or none is weighed within the time limit, a name is of no
+      ValueError: If no mechanism fits or none is evaluated within the time limit, a name is of no
         mechanism, or the privacy target cannot be met.
     """
     if time_limit is not None:
@@ -342,42 +356,42 @@ def make(
     most = 1 if cache_directory is None else processes
     # A longer wait is none, and the system takes no number without bounds.
     deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
-    candidates, left_out, skipped = [], [], []
+    candidates, infeasible, skipped = [], [], []
     # Bases of approximations that nobody has: these are skipped as well.
     without: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
     with side_processes.computing(
         proposed, compute, most, deadline if cache_directory is not None else None
     ) as wait:
         for number, proposal in enumerate(proposed):
-            found: Candidate | LeftOut
+            found: Candidate | Infeasible
             if proposal.compute is not None:
                 progress(proposal.name)
             try:
                 if proposal.base in without:
                     raise TimeLimitError(f"approximates {without[proposal.base]}, which is skipped")
-                is_there = proposal.is_kept or proposal.compute is None or wait(number)
+                is_there = proposal.is_cached or proposal.compute is None or wait(number)
                 until = deadline
                 if deadline is not None and is_there:
-                    # It is read, unless it is damaged or could not be kept.
+                    # It is read, unless it is damaged or could not be cached.
                     until = max(deadline, time.monotonic() + _SECONDS_TO_READ)
                 with _until(until):
-                    found = _weighed(setting, proposal, cache_directory)
+                    found = _evaluated(setting, proposal, cache_directory)
             except TimeLimitError as error:
                 without[proposal.kind, proposal.options] = proposal.name
-                skipped.append(LeftOut(proposal.name, str(error)))
+                skipped.append(Skipped(proposal.name, str(error)))
                 continue
-            weighed(found)
+            evaluated(found)
             if isinstance(found, Candidate):
                 candidates.append(found)
             else:
-                left_out.append(found)
+                infeasible.append(found)
     if not candidates and skipped:
         raise ValueError(
             f"no mechanism that fits was computed within {time_limit:g} s; {skipped[0].mechanism} "
             f"{skipped[0].reason}: allow more time, or name quicker mechanisms."
         )
     if not candidates:
-        why = "".join(f" ({each.mechanism}: {each.reason})" for each in left_out[:1])
+        why = "".join(f" ({each.mechanism}: {each.reason})" for each in infeasible[:1])
         raise ValueError(
             f"no mechanism fits{why}: allow more noise memory or disk, a smaller model or fewer "
             "rounds, or name other mechanisms."
@@ -407,7 +421,7 @@ def make(
     return Plan(
         setting,
         tuple(candidates),
-        tuple(left_out),
+        tuple(infeasible),
         recommended,
         reason,
         tuple(skipped),
@@ -467,20 +481,20 @@ def _error(candidate: Candidate) -> float:
     return candidate.effective_rmse
 
 
-def _weighed(
+def _evaluated(
     setting: Setting,
     proposal: Proposal,
     cache_directory: pathlib.Path | None,
-) -> Candidate | LeftOut:
+) -> Candidate | Infeasible:
     if proposal.compute is None:
-        return LeftOut(proposal.name, proposal.reason)
+        return Infeasible(proposal.name, proposal.reason)
     try:
         candidate = _candidate(setting, proposal, cache_directory)
     except MechanismError as error:
         # What another package cannot make does not keep anybody from the other mechanisms.
-        return LeftOut(proposal.name, f"cannot be made: {error}".rstrip("."))
-    reason = _left_out(setting, candidate)
-    return candidate if reason is None else LeftOut(candidate.name, reason)
+        return Infeasible(proposal.name, f"cannot be made: {error}".rstrip("."))
+    reason = _why_infeasible(setting, candidate)
+    return candidate if reason is None else Infeasible(candidate.name, reason)
 
 
 def _recommended(candidates: list[Candidate]) -> Candidate:
@@ -524,7 +538,7 @@ def _proposals(
     cache_directory: pathlib.Path | None,
     mechanisms: Collection[str] | None = None,
 ) -> list[Proposal]:
-    """What is weighed of the mechanisms that are asked for."""
+    """What is evaluated of the mechanisms that are asked for."""
     unknown = [name for name in mechanisms or () if name not in catalogue.entries()]
     if unknown:
         raise ValueError(
@@ -614,7 +628,7 @@ def _most_seconds(setting: Setting) -> float:
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 
-def _left_out(setting: Setting, candidate: Candidate) -> str | None:
+def _why_infeasible(setting: Setting, candidate: Candidate) -> str | None:
     """Why a candidate does not fit, if it does not."""
     memory, disk = setting.noise_memory, setting.noise_disk
     if memory is not None and candidate.kept_bytes > memory:

@@ -1,4 +1,4 @@
-"""Which mechanisms a plan weighs, how each is computed, and how long that takes.
+"""Which mechanisms a plan evaluates, how each is computed, and how long that takes.
 
 Everything that can be the best is proposed once, in the order in which it is computed: what
 takes no time first, and last what has fewer bands than others. What would take too long is named
@@ -39,18 +39,18 @@ _SHORT_SECONDS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A mechanism to weigh.
+    """A mechanism to evaluate.
 
     Attributes:
       kind: As ``mf-factorize --mechanism`` spells it.
       options: The flags of ``mf-factorize`` that make it, without the common ones.
       participation: The schema that it is made for.
-      compute: Computes it, or takes it from the cache; None for what is left out.
+      compute: Computes it, or takes it from the cache; None for what is infeasible.
       sampling: The sampling scheme that amplifies it, if any.
       base: The mechanism and the options of what it approximates, if it approximates another
         factorization.
-      reason: Why it is left out.
-      is_kept: Whether it is in the cache.
+      reason: Why it is infeasible.
+      is_cached: Whether it is in the cache.
       expected_seconds: How long computing it takes on two cores; None if it is not known or
         too short to matter.
     """
@@ -62,7 +62,7 @@ class Proposal:
     sampling: SamplingScheme | None = None
     base: tuple[str, tuple[tuple[str, Any], ...]] | None = None
     reason: str = ""
-    is_kept: bool = False
+    is_cached: bool = False
     expected_seconds: float | None = None
 
     @property
@@ -111,14 +111,14 @@ def for_timers(
     affordable_bands: Callable[[int], tuple[int, str]],
     cache_directory: pathlib.Path | None,
 ) -> list[Proposal]:
-    """Returns what is weighed for devices with participation timers.
+    """Returns what is evaluated for devices with participation timers.
 
     Args:
       num_rounds: n.
       participation: The schema that the timers enforce.
       affordable_bands: Takes the most bands that a schema allows; returns the most whose
         noise fits a budget, and, where those are fewer, what the budget is for.
-      cache_directory: Where factorizations are kept; None for nowhere.
+      cache_directory: Where factorizations are cached; None for nowhere.
 
     Returns:
       The proposals.
@@ -147,14 +147,14 @@ def for_sampling(
     sampling: str,
     cache_directory: pathlib.Path | None,
 ) -> list[Proposal]:
-    """Returns what is weighed for a data centre that draws every batch.
+    """Returns what is evaluated for a data centre that draws every batch.
 
     Args:
       num_rounds: n.
       population: The clients m.
       clients_per_round: The batch size B.
-      sampling: ``poisson``, ``fixed_size`` or ``shuffling``: a scheme with parts.
-      cache_directory: Where factorizations are kept; None for nowhere.
+      sampling: ``poisson``, ``fixed_size`` or ``shuffling``: a scheme with groups.
+      cache_directory: Where factorizations are cached; None for nowhere.
 
     Returns:
       Amplified mechanisms of 1, 2, 4, ... bands and the most possible, and the optimum for a
@@ -193,14 +193,14 @@ def for_random_participation(
     sampling: str,
     cache_directory: pathlib.Path | None,
 ) -> list[Proposal]:
-    """Returns what is weighed for clients that draw for themselves when to take part.
+    """Returns what is evaluated for clients that draw for themselves when to take part.
 
     Args:
       num_rounds: n.
       population: The clients m.
       clients_per_round: The expected number of clients in a round B.
       sampling: ``min_separation`` or ``balls_in_bins``.
-      cache_directory: Where factorizations are kept; None for nowhere.
+      cache_directory: Where factorizations are cached; None for nowhere.
 
     Returns:
       Amplified mechanisms of 1, 2, 4, ... bands and the most possible; for ``min_separation``
@@ -258,8 +258,8 @@ def calibrated(
       participation: How clients take part: a schema, or a sampling scheme.
       epsilon: Above 0.
       delta: At least 1e-12 and below 1.
-      cache_directory: Where noise multipliers of sampling schemes are kept between calls; None for
-        nowhere.
+      cache_directory: Where noise multipliers of sampling schemes are cached between calls; None
+        for nowhere.
       is_estimate: For schemes without groups, whether a rough estimate is enough, in the place of
         a certified noise multiplier: the target may be exceeded.
       budget: For schemes without groups, how many mechanisms may be tested of those that the
@@ -308,7 +308,7 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
     """Returns how the noise multipliers of plans are proved.
 
     Args:
-      cache_directory: Where certificates are kept between calls; None for nowhere.
+      cache_directory: Where certificates are cached between calls; None for nowhere.
     """
     if cache_directory == caches.find(factorization_cache.FOLDER):
         # Where guarantees look for the certificate as well.
@@ -329,7 +329,7 @@ def _proposal(
     options = tuple(variant.options.items())
     if variant.reason:
         return Proposal(mechanism, options, schema, base=base, reason=variant.reason)
-    is_kept = variant.is_kept and factorization_cache.holds(
+    is_cached = variant.is_cached and factorization_cache.holds(
         cache, _description(mechanism, variant, num_rounds, schema)
     )
     return Proposal(
@@ -338,8 +338,8 @@ def _proposal(
         schema,
         functools.partial(_computed, mechanism, variant, num_rounds, schema, cache),
         base=base,
-        is_kept=is_kept,
-        expected_seconds=_expected_seconds(variant, num_rounds, is_kept),
+        is_cached=is_cached,
+        expected_seconds=_expected_seconds(variant, num_rounds, is_cached),
     )
 
 
@@ -366,7 +366,7 @@ def _computed(
         assert isinstance(made, Factorization)
         return made
 
-    if not variant.is_kept:
+    if not variant.is_cached:
         return compute()
     return factorization_cache.fetch(
         cache, _description(mechanism, variant, num_rounds, schema), compute
@@ -387,9 +387,9 @@ def _description(
     return description
 
 
-def _expected_seconds(variant: Variant, num_rounds: int, is_kept: bool) -> float | None:
+def _expected_seconds(variant: Variant, num_rounds: int, is_cached: bool) -> float | None:
     seconds = variant.seconds * (num_rounds / ROUNDS_OF_SECONDS) ** POWER_OF_SECONDS
-    return None if is_kept or seconds < _SHORT_SECONDS else seconds
+    return None if is_cached or seconds < _SHORT_SECONDS else seconds
 
 
 def _bands(proposal: Proposal) -> int:

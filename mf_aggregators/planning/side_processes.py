@@ -1,7 +1,7 @@
 """Long computations of a plan in processes of their own, so that every core has some of the work.
 
-Such a process computes one proposal, which goes into the cache, and ends. Whoever weighs the
-proposal waits for it and takes the factorization from the cache; it computes what is not there
+Such a process computes one proposal, which goes into the cache, and ends. Whoever evaluates
+the proposal waits for it and takes the factorization from the cache; it computes what is not there
 itself. So a process that fails or is killed costs time and nothing else: entries of the cache take
 their names once they are whole.
 
@@ -45,8 +45,8 @@ def computing(
     """Computes what takes long of a plan in other processes, while a block goes on.
 
     Args:
-      proposals: What is weighed, in this order.
-      compute: Computes the proposal of a number, and keeps it in a cache. It is pickled.
+      proposals: What is evaluated, in this order.
+      compute: Computes the proposal of a number, and caches it. It is pickled.
       processes: The most processes at a time, one for each core; with fewer than two, none is
         started, unless there is a deadline. Cores that are more than the processes go to threads
         of these.
@@ -120,7 +120,7 @@ class _SideProcesses:
         self._skip_too_long()
         wanted = []
         if number in self._waiting:
-            # What approximates another factorization is weighed after that, which is kept now.
+            # What approximates another factorization comes after that, which is cached now.
             base = self._bases[number]
             wanted = [number, *(each for each in self._waiting if self._bases[each] == base)]
         others = [each for each in self._waiting if self._bases[each] is None]

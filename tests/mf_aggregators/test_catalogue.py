@@ -413,13 +413,13 @@ def test_a_plan_goes_on_without_what_cannot_be_made(
         model_size=10,
     )
     plan = planning.make(setting)
-    (left_out,) = (each for each in plan.left_out if each.mechanism == "discounted")
-    assert left_out.reason.startswith(("cannot be made: ", "cannot be planned: "))
-    assert "discount" in left_out.reason
+    (infeasible,) = (each for each in plan.infeasible if each.mechanism == "discounted")
+    assert infeasible.reason.startswith(("cannot be made: ", "cannot be planned: "))
+    assert "discount" in infeasible.reason
     assert plan.recommended.kind != "discounted"
 
 
-def test_a_plan_says_which_mechanism_offers_nothing_that_it_can_weigh(
+def test_a_plan_says_which_mechanism_offers_nothing_that_it_can_evaluate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Misspelt(Discounted):
@@ -433,12 +433,12 @@ def test_a_plan_says_which_mechanism_offers_nothing_that_it_can_weigh(
     }
     timers = planning.Setting(participation=MinSeparation(3), sampling=None, **sizes)
     plan = planning.make(timers, mechanisms=("discounted", "identity"))
-    assert [each.mechanism for each in plan.left_out] == ["discounted"]
-    assert "discuont" in plan.left_out[0].reason
+    assert [each.mechanism for each in plan.infeasible] == ["discounted"]
+    assert "discuont" in plan.infeasible[0].reason
     # Another package offers nothing for batches that are drawn, by default.
     drawn = planning.Setting(participation=None, sampling="poisson", **sizes)
     plan = planning.make(drawn, mechanisms=("discounted", "identity"))
-    assert [each.mechanism for each in plan.left_out] == ["discounted"]
+    assert [each.mechanism for each in plan.infeasible] == ["discounted"]
     with refuses("discounted", "nothing"):
         planning.make(drawn, mechanisms=("discounted",))
 

@@ -50,7 +50,7 @@ def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         "plan.html",
         title=_AWKWARD,
         plan=SimpleNamespace(
-            reason=_AWKWARD, left_out=[SimpleNamespace(mechanism=_AWKWARD, reason="is none")]
+            reason=_AWKWARD, infeasible=[SimpleNamespace(mechanism=_AWKWARD, reason="is none")]
         ),
         setting=["a plan"],
         attacker=_AWKWARD,
@@ -68,7 +68,7 @@ def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         f"Recommended: {_AWKWARD}",
         "only if",
         _AWKWARD,
-        f"Left out: {_AWKWARD} is none.",
+        f"Infeasible: {_AWKWARD} is none.",
     ]
     assert page.conditions == ["only if"]
     assert page.captions == [_AWKWARD, "2", "3"]

@@ -125,8 +125,8 @@ def test_the_page_of_a_plan_has_the_numbers_of_its_json(
         row[0].startswith(each["mechanism"]) for row, each in zip(rows, candidates, strict=True)
     )
     assert f"Recommended: {fields['reason']}" in page.paragraphs
-    for each in fields["left_out"]:
-        assert f"Left out: {each['mechanism']} {each['reason']}." in page.paragraphs
+    for each in fields["infeasible"]:
+        assert f"Infeasible: {each['mechanism']} {each['reason']}." in page.paragraphs
 
     # Nobody may miss what the guarantee depends on, and everything can be copied.
     assert page.conditions == [fields["steps"][-1]["notes"][0]]

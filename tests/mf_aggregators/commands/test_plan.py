@@ -245,7 +245,7 @@ def test_the_aggregator_is_made(
     assert factory.mechanism.num_rounds == 12
 
 
-def test_a_table_that_names_what_is_left_out(
+def test_a_table_that_names_what_is_infeasible(
     capsys: pytest.CaptureFixture[str], cache: str
 ) -> None:
     status, out, err = _call(
@@ -282,7 +282,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_no_harm(
     status, out, err = _call(capsys, *_SETTING, *small, f"--cache_dir={file}")
     assert status == 0
     assert "warning" in err
-    assert "without being kept" in err
+    assert "without being cached" in err
     assert json.loads(out) == json.loads(_call(capsys, *_SETTING, *small, cache)[1])
 
 
@@ -617,7 +617,7 @@ def test_noise_that_may_not_use_the_disk_is_kept_in_the_state(
     assert not any("noise_storage" in command for command in free["commands"])
 
 
-def test_progress_counts_mechanisms_and_seconds_and_says_what_is_kept(
+def test_progress_counts_mechanisms_and_seconds_and_says_what_is_cached(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
     arguments = (*_SETTING, "--separation=4", f"--cache_dir={tmp_path}")
@@ -628,10 +628,10 @@ def test_progress_counts_mechanisms_and_seconds_and_says_what_is_kept(
         line.split(": ", 2)[2].startswith(f"{i} of {total} done, ") for i, line in enumerate(lines)
     ] == [True] * total
     assert all(" s so far" in line for line in lines)
-    assert not any("kept" in line for line in lines)
+    assert not any("cached" in line for line in lines)
     assert last.startswith(f"mf-plan: compared {total} mechanisms in ")
-    assert f"are kept in {tmp_path}: the next plan" in last
-    assert sum("kept from an earlier plan" in line for line in second[:-1]) > total / 2
+    assert f"are cached in {tmp_path}: the next plan" in last
+    assert sum("cached by an earlier plan" in line for line in second[:-1]) > total / 2
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -1,4 +1,4 @@
-"""Schemes without parts: their sizes, their probabilities, and how they are written down."""
+"""Schemes without groups: their sizes, their probabilities, and how they are written down."""
 
 import json
 

@@ -112,7 +112,7 @@ def test_bands_of_the_paper(epsilon: float, epochs: int, printed: int) -> None:
 
 
 def test_nothing_is_amplified_at_the_most_bands(cache: pathlib.Path) -> None:
-    """Where b B = m, every client of a part is in every batch of it."""
+    """Where b B = m, every client of a group is in every batch of it."""
     (choice,) = band_choice.compare(
         2.0,
         1e-6,

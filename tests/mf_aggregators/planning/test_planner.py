@@ -143,7 +143,7 @@ def test_timers_compare_every_mechanism(with_timers: Plan) -> None:
         "banded",
         "structured",
     }
-    assert not with_timers.left_out
+    assert not with_timers.infeasible
     # The most bands that the timers allow.
     best = with_timers.candidates[0]
     assert (best.kind, best.num_bands) == ("banded", 6)
@@ -189,22 +189,22 @@ def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
     assert ways == {None, "poisson", "min_separation", "balls_in_bins"}
     timers = [each for each in with_any.candidates if each.mechanism.schema == MinSeparation(8)]
     assert {"banded", "blt", "tree"} <= {each.kind for each in timers}
-    coins = {
+    separated = {
         (each.num_bands, each.mechanism.sampling.separation)
         for each in with_any.candidates
         if isinstance(each.mechanism.sampling, MinSeparationSampling)
     }
-    assert coins == {(1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (4, 4), (4, 6), (4, 8), (8, 8)}
+    assert separated == {(1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (4, 4), (4, 6), (4, 8), (8, 8)}
     schemes = [each.mechanism.sampling for each in with_any.candidates]
     assert [each.separation for each in schemes if isinstance(each, BallsInBins)] == [8] * 4
 
 
 def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -> None:
-    """Coins win here, and no other row of them is more than an estimate."""
+    """Min-separation sampling wins here, and its other rows are estimates."""
     chosen = with_any.recommended
     assert isinstance(chosen.mechanism.sampling, MinSeparationSampling)
     assert not chosen.is_estimate
-    assert f"coins {chosen.mechanism.sampling.separation} apart" in with_any.reason
+    assert f"b-min-sep {chosen.mechanism.sampling.separation}" in with_any.reason
     estimates = [each for each in with_any.candidates if each.is_estimate]
     assert estimates
     assert all(
@@ -295,7 +295,7 @@ def test_a_client_that_takes_part_once(cache: pathlib.Path) -> None:
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 @pytest.mark.parametrize("sampling", [None, "poisson", "fixed_size", "shuffling"])
 def test_few_rounds(cache: pathlib.Path, rounds: int, sampling: str | None) -> None:
-    # As many parts as batches: nothing is amplified, and nothing takes long.
+    # As many groups as batches: nothing is amplified, and nothing takes long.
     plan = _made(
         cache,
         num_rounds=rounds,
@@ -324,12 +324,12 @@ def test_the_memory_budget_is_kept(cache: pathlib.Path, rows: float) -> None:
     bands = [each.num_bands or 0 for each in plan.candidates if each.kind == "banded"]
     # b bands keep b - 1 rows, and one band is identity.
     assert max(bands, default=1) == int(rows) + 1
-    left_out = {each.mechanism: each.reason for each in plan.left_out}
-    assert ("banded 6" in left_out) == (rows < 5)
-    for each in plan.left_out:
+    infeasible = {each.mechanism: each.reason for each in plan.infeasible}
+    assert ("banded 6" in infeasible) == (rows < 5)
+    for each in plan.infeasible:
         assert "noise" in each.reason
     kept = {each.name for each in plan.candidates}
-    assert not kept & left_out.keys()
+    assert not kept & infeasible.keys()
     # A state vector is as large as two rows.
     assert ("blt 2" in kept) == (rows >= 4)
 
@@ -382,7 +382,7 @@ def test_a_fixed_order_has_its_approximation_beside_it(cache: pathlib.Path) -> N
 
 
 def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
-    """What does not fit is left out with the reason, and fewer bands are weighed that do."""
+    """What does not fit is infeasible with the reason, and fewer bands are evaluated that do."""
     setting = dataclasses.replace(
         _TIMERS, num_rounds=128, population=1280, participation=MinSeparation(128)
     )
@@ -397,10 +397,10 @@ def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
             cost = costs.cost(recursion, 1_000_000, storage)
             assert cost == candidate.cost
             assert cost.disk_bytes <= limit
-        for each in plan.left_out:
+        for each in plan.infeasible:
             assert "on disk" in each.reason or "at most" in each.reason
     unlimited = planning.make(setting, cache_directory=cache)
-    assert not unlimited.left_out
+    assert not unlimited.infeasible
     assert max(each.cost.disk_bytes for each in unlimited.candidates) > 0.6e9
 
 
@@ -457,8 +457,8 @@ def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     )
     plan = planning.make(setting)
     _check(plan)
-    assert {each.mechanism.split()[0] for each in plan.left_out} == {"banded", "banded_inverse"}
-    assert all("at most" in each.reason for each in plan.left_out)
+    assert {each.mechanism.split()[0] for each in plan.infeasible} == {"banded", "banded_inverse"}
+    assert all("at most" in each.reason for each in plan.infeasible)
     best = plan.recommended
     assert (best.kind, best.num_bands) == ("toeplitz", 100)
 
@@ -502,7 +502,7 @@ def test_what_is_not_done_in_time_is_skipped(
         cache_directory=tmp_path if in_cache else None,
         mechanisms=["identity", "tree", "banded", "structured"],
         time_limit=2.0,
-        weighed=found.append,
+        evaluated=found.append,
     )
     assert {each.kind for each in plan.candidates} == {"identity", "tree"}
     assert plan.recommended.name == "tree full"
@@ -519,7 +519,7 @@ def test_what_is_not_done_in_time_is_skipped(
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_only_named_mechanisms_are_weighed(cache: pathlib.Path) -> None:
+def test_only_named_mechanisms_are_evaluated(cache: pathlib.Path) -> None:
     names = ["toeplitz", "blt"]
     plan = planning.make(_TIMERS, cache_directory=cache, mechanisms=names)
     assert {each.kind for each in plan.candidates} == set(names)
@@ -535,11 +535,11 @@ def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> Non
     told: list[str] = []
     planning.make(_TIMERS, cache_directory=tmp_path, progress=told.append)
     assert [each.name for each in before] == told
-    assert not any(each.is_kept for each in before)
+    assert not any(each.is_cached for each in before)
     after = planning.computations(_TIMERS, cache_directory=tmp_path)
     computed_at_once = {"identity", "tree online", "tree full"}
-    assert {each.name for each in after if not each.is_kept} == computed_at_once
-    # Nothing of 24 rounds takes seconds; long searches for 2,052 rounds do, until kept.
+    assert {each.name for each in after if not each.is_cached} == computed_at_once
+    # Nothing of 24 rounds takes seconds; long searches for 2,052 rounds do, until cached.
     assert {each.expected_seconds for each in before} == {None}
     large = dataclasses.replace(
         _TIMERS, num_rounds=2052, population=342_000, clients_per_round=1000
