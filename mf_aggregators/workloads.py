@@ -5,8 +5,10 @@ the quantities that matter for learning: row i of ``A @ x`` is the model after
 round i (up to sign and learning rate).
 """
 
+import abc
 import dataclasses
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +48,10 @@ def momentum_sgd(
     num_rounds: int,
     momentum: float = 0.9,
     learning_rates: Sequence[float] | FloatArray | None = None,
+    *,
+    weight_decay: float = 0.0,
+    average_last: int | None = None,
+    average_decay: float = 0.0,
 ) -> FloatArray:
     """Returns the workload of heavy-ball momentum SGD (Denisov et al., Prop. 4.2).
 
@@ -53,12 +59,23 @@ def momentum_sgd(
     M_beta[i, j] = beta^(i - j) for i >= j, so that the i-th iterate of momentum
     SGD started at zero is the negative of row i of M applied to the gradients.
 
+    With weight decay lambda, each iterate keeps 1 - eta_i lambda of the last one (Loshchilov and
+    Hutter, *Decoupled weight decay regularization*, Alg. 1; the factor alpha of Kalinin and
+    Lampert, *Banded square root matrix factorization*, for constant learning rates). With
+    averages, row i stands for the average of the iterates up to the i-th.
+
     Args:
       num_rounds: The number of rounds n, at least 1.
       momentum: The momentum beta in [0, 1). Zero, with constant learning rates of
         one, gives the prefix sum.
       learning_rates: n positive learning rates, fixed before training; None for
         all ones.
+      weight_decay: lambda, at least 0, and below 1 times any learning rate.
+      average_last: The average is over so many of the last iterates, or over all while there are
+        fewer. None for the last iterate itself.
+      average_decay: omega in [0, 1): the average moves by 1 - omega of the way from where it is
+        to the last iterate, from the initial model on (Polyak; Ruppert). Not with
+        ``average_last``.
 
     Returns:
       An (n, n) float64 lower-triangular array.
@@ -73,16 +90,170 @@ def momentum_sgd(
       array([[1.  , 0.  , 0.  ],
              [1.5 , 1.  , 0.  ],
              [1.75, 1.5 , 1.  ]])
+      >>> mfa.workloads.momentum_sgd(3, momentum=0.0, weight_decay=0.5)
+      array([[1.  , 0.  , 0.  ],
+             [0.5 , 1.  , 0.  ],
+             [0.25, 0.5 , 1.  ]])
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(num_rounds, 3 * 8 * num_rounds, "the matrix of the workload")
-    momentum = _check_momentum(momentum)
-    if learning_rates is None:
-        rates = np.ones(num_rounds)
-    else:
-        rates = _checked_rates(learning_rates, num_rounds)
-    decay = scipy.linalg.toeplitz(momentum ** np.arange(num_rounds), np.zeros(num_rounds))
-    return np.tril(np.cumsum(rates[:, np.newaxis] * decay, axis=0))
+    rates = None
+    if learning_rates is not None:
+        rates = tuple(_checked_rates(learning_rates, num_rounds).tolist())
+    return Workload(
+        "momentum_sgd",
+        num_rounds,
+        momentum,
+        rates,
+        weight_decay=weight_decay,
+        average_last=average_last,
+        average_decay=average_decay,
+    )._matrix()
+
+
+class Stage(abc.ABC):
+    """A step of an algorithm on the outputs of the step before: an (n, n) matrix F."""
+
+    @abc.abstractmethod
+    def applied(self, x: FloatArray) -> FloatArray:
+        """Returns F x.
+
+        Args:
+          x: (n, m).
+        """
+
+    @abc.abstractmethod
+    def transposed(self, x: FloatArray) -> FloatArray:
+        """Returns F^T x.
+
+        Args:
+          x: (n, m).
+        """
+
+    @abc.abstractmethod
+    def from_round(self, start: int) -> "Stage":
+        """Returns the part of F of the last rows and columns.
+
+        Args:
+          start: The first of them.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recursion(Stage):
+    """y_i = kept_i y_(i-1) + added_i x_i: velocities, models and moving averages are such.
+
+    Attributes:
+      kept: (n,); the first has no effect.
+      added: (n,), none of them zero.
+    """
+
+    kept: FloatArray
+    added: FloatArray
+
+    def applied(self, x: FloatArray) -> FloatArray:
+        """Returns F x.
+
+        Args:
+          x: (n, m).
+        """
+        y = x * self.added[:, np.newaxis]
+        if self.is_sum:
+            return np.asarray(np.cumsum(y, axis=0, out=y))
+        moved = np.empty(y.shape[1:])
+        for i in range(1, len(y)):
+            np.multiply(y[i - 1], self.kept[i], out=moved)
+            y[i] += moved
+        return y
+
+    def transposed(self, x: FloatArray) -> FloatArray:
+        """Returns F^T x.
+
+        Args:
+          x: (n, m).
+        """
+        y = x.copy()
+        if self.is_sum:
+            np.cumsum(y[::-1], axis=0, out=y[::-1])
+        else:
+            moved = np.empty(y.shape[1:])
+            for i in range(len(y) - 1, 0, -1):
+                np.multiply(y[i], self.kept[i], out=moved)
+                y[i - 1] += moved
+        y *= self.added[:, np.newaxis]
+        return y
+
+    def from_round(self, start: int) -> "Recursion":
+        """Returns the recursion of the last rounds.
+
+        Args:
+          start: The first of them.
+        """
+        return Recursion(self.kept[start:], self.added[start:])
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether nothing is forgotten."""
+        return bool(np.all(self.kept[1:] == 1.0))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same in every round, which makes F a Toeplitz matrix."""
+        return not (np.ptp(self.kept[1:]) if len(self.kept) > 1 else 0.0) and not np.ptp(self.added)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeanOfLast(Stage):
+    """y_i is the mean of the last ``most`` of x_0 to x_i, or of all of them if they are fewer.
+
+    Attributes:
+      most: How many, at least 1.
+      counts: (n,) of how many it is.
+    """
+
+    most: int
+    counts: FloatArray
+
+    @classmethod
+    def of(cls, num_rounds: int, most: int) -> "MeanOfLast":
+        """Returns the stage.
+
+        Args:
+          num_rounds: n.
+          most: How many outputs the mean is of.
+        """
+        return cls(most, np.minimum(np.arange(1.0, num_rounds + 1.0), float(most)))
+
+    def applied(self, x: FloatArray) -> FloatArray:
+        """Returns F x.
+
+        Args:
+          x: (n, m).
+        """
+        sums = np.cumsum(x, axis=0)
+        y = sums.copy()
+        y[self.most :] -= sums[: -self.most]
+        return np.asarray(y / self.counts[:, np.newaxis])
+
+    def transposed(self, x: FloatArray) -> FloatArray:
+        """Returns F^T x.
+
+        Args:
+          x: (n, m).
+        """
+        shares = x / self.counts[:, np.newaxis]
+        sums = np.cumsum(shares[::-1], axis=0)[::-1]
+        y = sums.copy()
+        y[: -self.most] -= sums[self.most :]
+        return np.asarray(y)
+
+    def from_round(self, start: int) -> "MeanOfLast":
+        """Returns the stage of the last rounds.
+
+        Args:
+          start: The first of them.
+        """
+        return MeanOfLast(self.most, self.counts[start:])
 
 
 _DEFAULT_MOMENTUM = 0.9
@@ -92,22 +263,42 @@ _DEFAULT_MOMENTUM = 0.9
 class Workload:
     """A workload by its name and parameters, for any number of rounds.
 
-    Structured mechanisms state their errors from this without the (n, n) matrix.
+    Structured mechanisms state their errors from this without the (n, n) matrix. What it knows of
+    its structure are methods: its coefficients where it is Toeplitz, the bands of its inverse
+    where they are few, and the stages of the algorithm that it stands for.
 
     Attributes:
-      name: ``prefix_sum`` or ``momentum_sgd``.
+      name: ``prefix_sum``, ``momentum_sgd`` or ``toeplitz``.
       num_rounds: The number of rounds n.
       momentum: The momentum of ``momentum_sgd``.
       learning_rates: The n learning rates of ``momentum_sgd``; None for all ones.
+      weight_decay: That of ``momentum_sgd``, which takes 1 - eta_i weight_decay of the model into
+        round i.
+      average_last: Of how many of the last iterates of ``momentum_sgd`` rows are the mean; None
+        for the last one alone.
+      average_decay: How much a moving average of the iterates of ``momentum_sgd`` keeps of itself
+        in a round; 0 for the last iterate alone.
+      first_column: The n coefficients of ``toeplitz``.
 
     Raises:
       ValueError: If the name is not known or a parameter is out of its range.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> mfa.workloads.Workload("momentum_sgd", 3, 0.0, average_decay=0.5).matrix()
+      array([[0.5  , 0.   , 0.   ],
+             [0.75 , 0.5  , 0.   ],
+             [0.875, 0.75 , 0.5  ]])
     """
 
     name: str
     num_rounds: int
     momentum: float = _DEFAULT_MOMENTUM
     learning_rates: tuple[float, ...] | None = None
+    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)
+    average_last: int | None = dataclasses.field(default=None, kw_only=True)
+    average_decay: float = dataclasses.field(default=0.0, kw_only=True)
+    first_column: tuple[float, ...] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(self, "num_rounds")
@@ -116,13 +307,36 @@ class Workload:
                 f"a workload must be one of {', '.join(_NAMES)}, found "
                 f"{validation.shown(self.name)}."
             )
-        if self.name == "prefix_sum":
-            if self.learning_rates is not None or self.momentum != _DEFAULT_MOMENTUM:
-                raise ValueError("the prefix_sum workload takes no momentum or learning rates.")
-        else:
-            object.__setattr__(self, "momentum", _check_momentum(self.momentum))
-            if self.learning_rates is not None:
-                _checked_rates(self.learning_rates, self.num_rounds)
+        for field in dataclasses.fields(self):
+            if field.default is dataclasses.MISSING or field.name in _PARAMETERS[self.name]:
+                continue
+            if getattr(self, field.name) != field.default:
+                raise ValueError(f"the {self.name} workload takes no {field.name}.")
+        if self.name == "toeplitz":
+            if self.first_column is None:
+                raise ValueError("the toeplitz workload needs first_column, its coefficients.")
+            _checked_column(self.first_column, self.num_rounds)
+        elif self.name == "momentum_sgd":
+            self._check_training()
+
+    def _check_training(self) -> None:
+        decay = validation.non_negative_number(self.weight_decay, "weight_decay")
+        object.__setattr__(self, "momentum", _check_share(self.momentum, "momentum"))
+        object.__setattr__(self, "weight_decay", decay)
+        kept = _check_share(self.average_decay, "average_decay")
+        object.__setattr__(self, "average_decay", kept)
+        largest = 1.0
+        if self.learning_rates is not None:
+            largest = float(np.max(_checked_rates(self.learning_rates, self.num_rounds)))
+        if decay * largest >= 1.0:
+            raise ValueError(
+                "weight_decay times a learning rate must be below 1, or a round would forget the "
+                f"model before it: found {decay} times {largest}."
+            )
+        if self.average_last is not None:
+            validation.set_positive_integers(self, "average_last")
+            if kept:
+                raise ValueError("average_last and average_decay are two averages: give one.")
 
     def matrix(self) -> FloatArray:
         """Returns the workload as a dense (n, n) float64 array.
@@ -134,19 +348,41 @@ class Workload:
             size = 8 * self.num_rounds**2 / 2**30
             raise ValueError(
                 f"a dense matrix for {self.num_rounds} rounds would take {size:.0f} GiB; above "
-                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use banded, or toeplitz, blt, banded_inverse, "
-                "tree or identity with a workload of constant learning rates."
+                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use banded, toeplitz or blt, or "
+                "banded_inverse, tree or identity with a workload of constant learning rates."
             )
         if self.name == "prefix_sum":
             return prefix_sum(self.num_rounds)
-        return momentum_sgd(self.num_rounds, self.momentum, self.learning_rates)
+        return self._matrix()
+
+    def _matrix(self) -> FloatArray:
+        if self.first_column is not None:
+            return np.asarray(scipy.linalg.toeplitz(self.first_column, np.zeros(self.num_rounds)))
+        momentum, rates = self._momentum_and_rates()
+        decay = momentum ** np.arange(self.num_rounds)
+        product = scipy.linalg.toeplitz(decay, np.zeros(self.num_rounds))
+        if not self._has_decay_or_average():
+            return np.tril(np.cumsum(rates[:, np.newaxis] * product, axis=0))
+        for stage in self.stages()[1 if momentum else 0 :]:
+            product = stage.applied(product)
+        return np.tril(product)
 
     def coefficients(self) -> FloatArray | None:
         """Returns the (n,) first column of a Toeplitz workload, or None if it is not Toeplitz."""
+        if self.first_column is not None:
+            return np.array(self.first_column)
         momentum, rates = self._momentum_and_rates()
-        if self.constant_momentum() is None:
-            return None
-        return np.asarray(rates[0] * np.cumsum(momentum ** np.arange(self.num_rounds)))
+        if not self._has_decay_or_average():
+            if self.constant_momentum() is None:
+                return None
+            return np.asarray(rates[0] * np.cumsum(momentum ** np.arange(self.num_rounds)))
+        column = np.zeros(self.num_rounds)
+        column[0] = 1.0
+        for stage in self.stages():
+            if not (isinstance(stage, Recursion) and stage.is_constant):
+                return None
+            column = scipy.signal.lfilter([stage.added[0]], [1.0, -stage.kept[-1]], column)
+        return np.asarray(column)
 
     def constant_momentum(self) -> float | None:
         """Returns the momentum beta of a workload whose learning rates do not change.
@@ -154,34 +390,94 @@ class Workload:
         Its first column is a multiple of the coefficients of 1 / ((1 - x) (1 - beta x)).
 
         Returns:
-          0 for the prefix sum; None if learning rates change.
+          0 for the prefix sum; None if learning rates change, or weights decay, or rows are
+          averages, or the coefficients are given.
         """
         if self.name == "prefix_sum":
             return 0.0
+        if self.name == "toeplitz" or self._has_decay_or_average():
+            return None
         if self.learning_rates is not None and len(set(self.learning_rates)) > 1:
             return None
         return self.momentum
 
-    def inverse_bands(self) -> FloatArray:
-        """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 3.
+    def stages(self) -> tuple[Stage, ...]:
+        """Returns the steps F_1, F_2, ... of the algorithm: A = ... F_2 F_1.
+
+        They are the velocity, where there is momentum, the model, and the average of models.
+
+        Returns:
+          The stages; none for ``toeplitz``.
+        """
+        if self.first_column is not None:
+            return ()
+        momentum, rates = self._momentum_and_rates()
+        n, found = self.num_rounds, list[Stage]()
+        if momentum:
+            found.append(Recursion(np.full(n, momentum), np.ones(n)))
+        found.append(Recursion(1.0 - self.weight_decay * rates, rates))
+        kept = self.average_decay
+        if kept:
+            found.append(Recursion(np.full(n, kept), np.full(n, 1.0 - kept)))
+        most = 1 if self.average_last is None else self.average_last
+        if most >= n > 1:
+            counts = np.arange(1.0, n + 1.0)
+            found.append(Recursion((counts - 1.0) / counts, 1.0 / counts))
+        elif most > 1:
+            found.append(MeanOfLast.of(n, most))
+        return tuple(found)
+
+    def recursions(self) -> tuple[Recursion, ...] | None:
+        """Returns the stages where each is a recursion over its last output alone, or None.
+
+        The inverse of A then has a band for each of them beside the main diagonal, and noise of
+        few states goes through them in O(n) operations.
+        """
+        stages = self.stages()
+        found = tuple(stage for stage in stages if isinstance(stage, Recursion))
+        return found if found and len(found) == len(stages) else None
+
+    def inverse_bands(self) -> FloatArray | None:
+        """Returns the (n, w) bands of A^-1, ``bands[i, t] = A^-1[i, i - t]``, w at most 8.
 
         With eta_i the learning rates, A^-1 is (I - beta S) diag(1 / eta) (I - S) for the S that
-        moves rows down by one, as A = M_eta M_beta.
+        moves rows down by one, as A = M_eta M_beta. With weight decay and moving averages, every
+        stage has a factor of this kind: w is at most 4.
+
+        Returns:
+          The bands; None if there are more, as for means of several of the last iterates.
         """
-        momentum, rates = self._momentum_and_rates()
-        width = 2 if momentum == 0.0 else 3
-        bands = np.zeros((self.num_rounds, width))
-        bands[:, 0] = 1.0 / rates
-        bands[1:, 1] = -1.0 / rates[1:]
-        if width > 2:
-            bands[1:, 1] -= momentum / rates[:-1]
-            bands[2:, 2] = momentum / rates[1:-1]
-        return bands[:, : min(width, self.num_rounds)]
+        if self.first_column is not None:
+            return _bands_of_toeplitz(np.array(self.first_column))
+        recursions = self.recursions()
+        if recursions is None:
+            return None
+        bands = np.ones((self.num_rounds, 1))
+        for stage in recursions:
+            # The factor on the right has 1 / added_j on the diagonal of column j, and
+            # -kept_j / added_j before that, in row j.
+            wider = np.zeros((self.num_rounds, bands.shape[1] + 1))
+            for t in range(bands.shape[1]):
+                rows = self.num_rounds - t
+                wider[t:, t] += bands[t:, t] / stage.added[:rows]
+                moved = bands[t + 1 :, t] * stage.kept[1:rows] / stage.added[1:rows]
+                wider[t + 1 :, t + 1] -= moved
+            bands = wider
+        return bands[:, : min(bands.shape[1], self.num_rounds)]
 
     def largest_entry(self) -> float:
-        """Returns the largest entry of A, which is non-negative and largest in its last row."""
+        """Returns the largest magnitude of the entries of A.
+
+        Without weight decay and averages the largest is in the last row. With them it may be
+        anywhere, and what is returned is the largest without them: none is above it.
+        """
+        if self.first_column is not None:
+            return float(np.max(np.abs(self.first_column)))
         momentum, rates = self._momentum_and_rates()
         return float(np.max(scipy.signal.lfilter([1.0], [1.0, -momentum], rates[::-1])))
+
+    def _has_decay_or_average(self) -> bool:
+        return bool(self.weight_decay or self.average_decay or (self.average_last or 1) > 1)
 
     def _momentum_and_rates(self) -> tuple[float, FloatArray]:
         """The momentum, 0 for the prefix sum, and the (n,) learning rates."""
@@ -192,8 +488,15 @@ class Workload:
         """Returns the workload as a JSON object: its name and parameters."""
         if self.name == "prefix_sum":
             return {"name": self.name}
+        if self.first_column is not None:
+            return {"name": self.name, "first_column": list(self.first_column)}
         rates = None if self.learning_rates is None else list(self.learning_rates)
-        return {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
+        described = {"name": self.name, "momentum": self.momentum, "learning_rates": rates}
+        # Files of versions without these do not have them.
+        for name in ("weight_decay", "average_last", "average_decay"):
+            if getattr(self, name):
+                described[name] = getattr(self, name)
+        return described
 
 
 _MOST_ROUNDS_OF_A_MATRIX = 1 << 15
@@ -201,15 +504,24 @@ _MOST_ROUNDS_OF_A_HASHED_MATRIX = 4096
 # An inverse of more bands counts as dense, and relatively smaller entries count as zero.
 _MOST_INVERSE_BANDS = 8
 _NEGLIGIBLE = 1e-12
-_NAMES = ("prefix_sum", "momentum_sgd")
+# The parameters of each workload.
+_PARAMETERS: Mapping[str, frozenset[str]] = {
+    "prefix_sum": frozenset(),
+    "momentum_sgd": frozenset(
+        ["momentum", "learning_rates", "weight_decay", "average_last", "average_decay"]
+    ),
+    "toeplitz": frozenset(["first_column"]),
+}
+_NAMES = tuple(_PARAMETERS)
 
 
 def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     """Returns the workload that a checkpoint or a command's flags describe.
 
     Args:
-      description: ``{"name": "prefix_sum"}``, or ``{"name": "momentum_sgd"}`` with
-        ``momentum`` and ``learning_rates`` (a list or None).
+      description: ``{"name": "prefix_sum"}``, ``{"name": "momentum_sgd"}`` with any of
+        ``momentum``, ``learning_rates`` (a list or None), ``weight_decay``, ``average_last`` and
+        ``average_decay``, or ``{"name": "toeplitz"}`` with ``first_column``, a list.
       num_rounds: The number of rounds n.
 
     Returns:
@@ -222,14 +534,11 @@ def describe(description: Mapping[str, Any], num_rounds: int) -> Workload:
     name = parameters.pop("name", None)
     if name == "prefix_sum" and parameters:
         raise ValueError(f"workload prefix_sum takes no parameters, found {list(parameters)}.")
-    rates = parameters.pop("learning_rates", None)
     try:
-        return Workload(
-            name,
-            num_rounds,
-            learning_rates=None if rates is None else tuple(float(rate) for rate in rates),
-            **parameters,
-        )
+        for each in ("learning_rates", "first_column"):
+            if parameters.get(each) is not None:
+                parameters[each] = tuple(float(number) for number in parameters[each])
+        return Workload(name, num_rounds, **parameters)
     except TypeError as error:
         raise ValueError(f"workload {name}: {error}.") from None
 
@@ -322,13 +631,16 @@ def fingerprint(workload: Workload | FloatArray) -> str:
 
     Returns:
       Sixteen hexadecimal digits of a hash, in single precision, of A / max |A| for up to 4,096
-      rounds, and otherwise of the bands of its inverse, if it has few.
+      rounds, and otherwise of the bands of its inverse, if it has few, or of the parameters of a
+      workload known by its name.
     """
     num_rounds = workload.num_rounds if isinstance(workload, Workload) else len(workload)
     if num_rounds > _MOST_ROUNDS_OF_A_HASHED_MATRIX:
         bands = inverse_bands(workload)
         if bands is not None:
             return _digest(bands)
+        if isinstance(workload, Workload):
+            return _digest_of_parameters(workload)
     return _digest(workload.matrix() if isinstance(workload, Workload) else workload)
 
 
@@ -345,6 +657,8 @@ def has_fingerprint(workload: Workload, known: Any) -> bool:
     is_earlier = isinstance(known, str) and (
         _MOST_ROUNDS_OF_A_HASHED_MATRIX < workload.num_rounds <= _MOST_ROUNDS_OF_A_MATRIX
     )
+    # It knew of no others.
+    is_earlier = is_earlier and workload.to_dict().keys() <= {"name", "momentum", "learning_rates"}
     return is_earlier and known == _digest(workload.matrix())
 
 
@@ -353,10 +667,38 @@ def _digest(entries: FloatArray) -> str:
     return hashlib.sha256(scaled.tobytes()).hexdigest()[:16]
 
 
-def _check_momentum(momentum: Any) -> float:
-    found = validation.finite_number(momentum, "momentum")
+def _digest_of_parameters(workload: Workload) -> str:
+    """A fingerprint of a workload of many rounds whose inverse has many bands."""
+    column = workload.coefficients()
+    if column is not None:
+        return _digest(column)
+    text = json.dumps([workload.num_rounds, workload.to_dict()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _bands_of_toeplitz(column: FloatArray) -> FloatArray | None:
+    """The (n, w) bands of the inverse of a Toeplitz matrix by its coefficients, or None."""
+    num_rounds = len(column)
+    impulse = np.eye(1, min(_MOST_INVERSE_BANDS + 1, num_rounds))[0]
+    inverse = scipy.signal.lfilter([1.0], column[: len(impulse)], impulse)
+    magnitudes = np.abs(inverse)
+    needed = np.flatnonzero(magnitudes > _NEGLIGIBLE * np.max(magnitudes))
+    if not len(needed) or needed[-1] >= _MOST_INVERSE_BANDS:
+        return None
+    inverse = inverse[: int(needed[-1]) + 1]
+    product = scipy.signal.lfilter(inverse, [1.0], column)
+    product[0] -= 1.0
+    scale = scipy.signal.lfilter(np.abs(inverse), [1.0], np.abs(column))
+    if not np.all(np.abs(product) <= _NEGLIGIBLE * scale):
+        return None
+    bands = np.tile(inverse, (num_rounds, 1))
+    return np.asarray(bands * np.tri(num_rounds, len(inverse)))
+
+
+def _check_share(value: Any, name: str) -> float:
+    found = validation.finite_number(value, name)
     if not 0.0 <= found < 1.0:
-        raise ValueError(f"momentum must be at least 0 and below 1, found {found}.")
+        raise ValueError(f"{name} must be at least 0 and below 1, found {found}.")
     return found
 
 
@@ -370,3 +712,15 @@ def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
     if not np.all(np.isfinite(rates)) or np.any(rates <= 0.0):
         raise ValueError("learning_rates must be finite and above zero.")
     return rates
+
+
+def _checked_column(first_column: Any, num_rounds: int | None) -> FloatArray:
+    column = validation.real_array(first_column, "first_column")
+    if column.ndim != 1 or not len(column) or len(column) != (num_rounds or len(column)):
+        raise ValueError(
+            f"first_column must hold one coefficient for each of the {num_rounds or 'n'} rounds, "
+            f"found an array of shape {column.shape}."
+        )
+    if not np.all(np.isfinite(column)) or not column[0]:
+        raise ValueError("first_column must be finite, and its first coefficient not zero.")
+    return column

@@ -23,6 +23,14 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 
 _NUM_BANDS = "num_bands"
+# The workload that each of these flags is a parameter of.
+_WORKLOADS_OF_FLAGS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ["momentum", "learning_rates", "weight_decay", "average_last", "average_decay"],
+        "momentum_sgd",
+    ),
+    "first_column": "toeplitz",
+}
 
 
 def names(*, for_runs: bool = False) -> list[str]:
@@ -229,12 +237,13 @@ def participation(values: flags.FlagValues) -> Participation | None:
 
 
 def define_workload(values: flags.FlagValues) -> None:
-    """Defines --workload, --momentum and --learning_rates."""
+    """Defines --workload and the flags of its parameters."""
     group = FlagGroup(values, "Training")
     group.choice(
         "workload",
-        ["prefix_sum", "momentum_sgd"],
-        "What the noisy sums are used for: SGD, or SGD with momentum and learning rates. "
+        ["prefix_sum", "momentum_sgd", "toeplitz"],
+        "What the noisy sums are used for: SGD; SGD with momentum, learning rates, weight decay "
+        "and averages of models; or a Toeplitz matrix of any coefficients. "
         "Default: prefix_sum, or what the checkpoint was made for.",
     )
     group.number("momentum", "The momentum of --workload=momentum_sgd. Default: 0.9.")
@@ -242,6 +251,26 @@ def define_workload(values: flags.FlagValues) -> None:
         "learning_rates",
         "A text file of one learning rate for each round, for --workload=momentum_sgd. "
         "Default: 1 in every round.",
+    )
+    group.number(
+        "weight_decay",
+        "The weight decay of --workload=momentum_sgd, times the learning rate in each round. "
+        "Default: 0.",
+    )
+    group.integer(
+        "average_last",
+        "Of how many of the last models the mean is used, for --workload=momentum_sgd. Default: of "
+        "the last one alone.",
+        lower_bound=1,
+    )
+    group.number(
+        "average_decay",
+        "How much a moving average of the models keeps of itself in a round, for "
+        "--workload=momentum_sgd. Default: 0, the last model alone.",
+    )
+    group.path(
+        "first_column",
+        "A text file of one coefficient for each round, the first column of --workload=toeplitz.",
     )
 
 
@@ -252,19 +281,29 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
       CommandError: If the flags contradict one another, or the file of learning rates
         cannot be read.
     """
-    if values.workload != "momentum_sgd":
+    for flag, workload in _WORKLOADS_OF_FLAGS.items():
         check_choice(
-            values.momentum is None and values.learning_rates is None,
-            "--momentum and --learning_rates belong to --workload=momentum_sgd.",
+            values[flag].value is None or values.workload == workload,
+            f"--{flag} belongs to --workload={workload}.",
         )
+    if values.workload == "toeplitz":
+        check_choice(
+            values.first_column is not None, "--workload=toeplitz needs --first_column, a file."
+        )
+        column = _numbers(values.first_column, "first_column")
+        return {"name": "toeplitz", "first_column": column}
+    if values.workload != "momentum_sgd":
         return None if values.workload is None else {"name": "prefix_sum"}
-    return {
+    rates = values.learning_rates
+    described = {
         "name": "momentum_sgd",
         "momentum": 0.9 if values.momentum is None else values.momentum,
-        "learning_rates": (
-            None if values.learning_rates is None else _learning_rates(values.learning_rates)
-        ),
+        "learning_rates": (None if rates is None else _numbers(rates, "learning_rates")),
     }
+    for flag in ("weight_decay", "average_last", "average_decay"):
+        if values[flag].value is not None:
+            described[flag] = values[flag].value
+    return described
 
 
 def gap_for(
@@ -309,20 +348,20 @@ def noise_multiplier(values: flags.FlagValues) -> float | None:
     return values.noise_multiplier
 
 
-def _learning_rates(file_name: str) -> list[float]:
+def _numbers(file_name: str, flag: str) -> list[float]:
     path = pathlib.Path(file_name)
     try:
         with warnings.catch_warnings():
             # NumPy warns of a file without numbers; their count is checked later.
             warnings.simplefilter("ignore", UserWarning)
-            rates = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
+            numbers = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CommandError(
-            f"--learning_rates={file_name} cannot be read as numbers, one a line: {error}"
+            f"--{flag}={file_name} cannot be read as numbers, one a line: {error}"
         ) from None
     check_choice(
-        rates.ndim == 1 and rates.size > 0,
-        f"--learning_rates={file_name} must hold one number on each line, found an array of shape "
-        f"{rates.shape}.",
+        numbers.ndim == 1 and numbers.size > 0,
+        f"--{flag}={file_name} must hold one number on each line, found an array of shape "
+        f"{numbers.shape}.",
     )
-    return [float(rate) for rate in rates]
+    return [float(number) for number in numbers]

@@ -404,10 +404,10 @@ def _no_rates(prefix: str = "") -> dict[str, float | None]:
 
 def _longer(workload: Workload, num_rounds: int) -> Workload:
     description = workload.to_dict()
-    if isinstance(description.get("learning_rates"), list):
+    if any(isinstance(value, list) for value in description.values()):
         raise ValueError(
-            "the workload has a learning rate for each of its rounds, and none for more: name the "
-            "workload of the extended horizon in Python (Factorization.extended)."
+            "the workload has a learning rate or a coefficient for each of its rounds, and none "
+            "for more: name the workload of the extended horizon in Python (Factorization.extended)."
         )
     return workloads.describe(description, num_rounds)
 

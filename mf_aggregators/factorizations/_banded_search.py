@@ -159,8 +159,8 @@ class BandedWorkload:
             inverse_bands = weighted_inverse(inverse_bands * largest, weights)
             blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands)
             return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
-        assert isinstance(workload, np.ndarray)
-        scaled = weighted(workload / largest, weights)
+        matrix = workload.matrix() if isinstance(workload, Workload) else workload
+        scaled = weighted(matrix / largest, weights)
         inverse, _ = dtrtri(scaled.T, lower=0)
         inverse = np.tril(inverse.T)
         condition = np.linalg.norm(scaled, np.inf) * np.linalg.norm(inverse, np.inf)

@@ -1,9 +1,13 @@
 """Workloads against what they stand for: the iterates of SGD with momentum."""
 
 import hashlib
+import json
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
+import scipy.signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +40,171 @@ def test_momentum_sgd_gives_the_iterates_of_the_algorithm(
     np.testing.assert_allclose(-workload @ gradients, iterates, atol=1e-9)
     assert workload.dtype == np.float64
     assert np.array_equal(workload, np.tril(workload))
+
+
+def _trained(
+    gradients: np.ndarray, momentum: float, rates: np.ndarray, weight_decay: float
+) -> np.ndarray:
+    """The models of SGD with decoupled weight decay, from zero, one a round."""
+    model, velocity, models = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1]), []
+    for gradient, rate in zip(gradients, rates, strict=True):
+        velocity = momentum * velocity + gradient
+        model = model - rate * velocity - rate * weight_decay * model
+        models.append(model)
+    return np.array(models)
+
+
+@st.composite
+def _training(draw: st.DrawFn) -> workloads.Workload:
+    """Momentum, learning rates, weight decay and averages, each present or absent."""
+    num_rounds = draw(st.integers(1, 14))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rates = numbers.uniform(0.1, 2.0, num_rounds) if draw(st.booleans()) else None
+    average = draw(st.sampled_from(["none", "last", "moving"]))
+    return workloads.Workload(
+        "momentum_sgd",
+        num_rounds,
+        draw(st.sampled_from([0.0, 0.3, 0.95])),
+        None if rates is None else tuple(rates),
+        weight_decay=draw(st.sampled_from([0.0, 0.01, 0.45])),
+        average_last=draw(st.integers(1, 16)) if average == "last" else None,
+        average_decay=draw(st.sampled_from([0.1, 0.9])) if average == "moving" else 0.0,
+    )
+
+
+@given(_training(), st.integers(0, 2**32 - 1))
+@settings(max_examples=150, deadline=None)
+def test_workloads_give_what_training_does(workload: workloads.Workload, seed: int) -> None:
+    """Averages are formed here one by one; those that move start at the initial model, zero."""
+    n = workload.num_rounds
+    gradients = np.random.default_rng(seed).normal(size=(n, 3))
+    rates = np.ones(n) if workload.learning_rates is None else np.array(workload.learning_rates)
+    models = _trained(gradients, workload.momentum, rates, workload.weight_decay)
+    outputs, average = [], np.zeros(3)
+    for i, model in enumerate(models):
+        average = workload.average_decay * average + (1.0 - workload.average_decay) * model
+        last = workload.average_last
+        outputs.append(
+            average if last is None else np.mean(models[max(0, i + 1 - last) : i + 1], 0)
+        )
+    matrix = workload.matrix()
+    np.testing.assert_allclose(-matrix @ gradients, outputs, atol=1e-9)
+    assert np.array_equal(matrix, np.tril(matrix))
+    assert workload.largest_entry() >= np.max(np.abs(matrix)) * (1.0 - 1e-12)
+    described = json.loads(json.dumps(workload.to_dict()))
+    assert workloads.describe(described, n) == workload
+    _check_structure(workload, matrix)
+
+
+def _check_structure(workload: workloads.Workload, matrix: np.ndarray) -> None:
+    """What a workload knows of its structure holds for its matrix."""
+    n = len(matrix)
+    bands, coefficients = workload.inverse_bands(), workload.coefficients()
+    if bands is not None:
+        inverse = sum(np.diag(bands[lag:, lag], -lag) for lag in range(bands.shape[1]))
+        np.testing.assert_allclose(inverse @ matrix, np.eye(n), atol=1e-9)
+    if coefficients is not None:
+        dense = scipy.linalg.toeplitz(coefficients, np.zeros(n))
+        np.testing.assert_allclose(dense, matrix, rtol=1e-10)
+    product, transposed = np.eye(n), np.eye(n)
+    for stage in workload.stages():
+        product = stage.applied(product)
+    for stage in reversed(workload.stages()):
+        transposed = stage.transposed(transposed)
+    if workload.stages():
+        np.testing.assert_allclose(product, matrix, atol=1e-12)
+        np.testing.assert_allclose(transposed, matrix.T, atol=1e-12)
+        later = np.eye(n - n // 2)
+        for stage in workload.stages():
+            later = stage.from_round(n // 2).applied(later)
+        np.testing.assert_allclose(later, matrix[n // 2 :, n // 2 :], atol=1e-12)
+    recursions = workload.recursions()
+    assert (recursions is None) == (not workload.stages() or bands is None)
+
+
+@given(
+    st.lists(st.floats(-2.0, 2.0), max_size=12),
+    st.sampled_from([-3.0, 0.5, 1.0]),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_toeplitz_workloads_have_their_coefficients(
+    later: list[float], first: float, has_few_bands: bool
+) -> None:
+    """And an inverse of few bands where the reciprocal of the series has few coefficients."""
+    column = np.array([first, *later])
+    if has_few_bands:
+        taps = np.array([1.0, -0.5, 0.25][: len(column)]) * first
+        impulse = np.eye(len(column))[0]
+        column = scipy.signal.lfilter([1.0], taps, impulse)
+    workload = workloads.Workload("toeplitz", len(column), first_column=tuple(column))
+    matrix = workload.matrix()
+    assert workload.coefficients() == pytest.approx(column, abs=0.0)
+    gradients = np.linspace(-1.0, 2.0, len(column))
+    np.testing.assert_allclose(matrix @ gradients, np.convolve(column, gradients)[: len(column)])
+    assert workload.largest_entry() == np.max(np.abs(matrix))
+    described = json.loads(json.dumps(workload.to_dict()))
+    assert workloads.describe(described, len(column)) == workload
+    if has_few_bands:
+        bands = workload.inverse_bands()
+        assert bands is not None
+        assert bands.shape[1] <= 3
+        _check_structure(workload, matrix)
+
+
+def test_toeplitz_workloads_of_dense_inverses_have_no_bands() -> None:
+    column = np.ones(40)
+    column[20:] = 0.5
+    workload = workloads.Workload("toeplitz", 40, first_column=tuple(column))
+    assert workload.inverse_bands() is None
+    assert workloads.inverse_bands(workload.matrix()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("momentum_sgd", {"weight_decay": -0.1}, "weight_decay"),
+        ("momentum_sgd", {"weight_decay": 1.0}, "weight_decay"),
+        ("momentum_sgd", {"weight_decay": 0.5, "learning_rates": (1.0, 2.0, 1.0)}, "weight_decay"),
+        ("momentum_sgd", {"weight_decay": float("nan")}, "weight_decay"),
+        ("momentum_sgd", {"average_last": 0}, "average_last"),
+        ("momentum_sgd", {"average_last": 2.5}, "average_last"),
+        ("momentum_sgd", {"average_decay": 1.0}, "average_decay"),
+        ("momentum_sgd", {"average_last": 2, "average_decay": 0.5}, "average_last"),
+        ("momentum_sgd", {"first_column": (1.0, 1.0, 1.0)}, "first_column"),
+        ("prefix_sum", {"weight_decay": 0.1}, "weight_decay"),
+        ("prefix_sum", {"average_last": 2}, "average_last"),
+        ("toeplitz", {}, "first_column"),
+        ("toeplitz", {"first_column": (1.0, 1.0)}, "first_column"),
+        ("toeplitz", {"first_column": (0.0, 1.0, 1.0)}, "first_column"),
+        ("toeplitz", {"first_column": (1.0, float("inf"), 1.0)}, "first_column"),
+        ("toeplitz", {"first_column": (1.0, 1.0, 1.0), "momentum": 0.5}, "momentum"),
+    ],
+)
+def test_parameters_out_of_their_range_are_refused(
+    name: str, parameters: dict[str, Any], says: str
+) -> None:
+    with refuses(says):
+        workloads.Workload(name, 3, **parameters)
+
+
+def test_fingerprints_tell_parameters_apart() -> None:
+    def training(num_rounds: int, **parameters: Any) -> workloads.Workload:
+        return workloads.Workload("momentum_sgd", num_rounds, 0.9, **parameters)
+
+    for n in (12, 5000):
+        column = tuple(1.0 / np.arange(1.0, n + 1.0))
+        each = [
+            training(n),
+            training(n, weight_decay=0.1),
+            training(n, average_decay=0.5),
+            training(n, average_last=3),
+            training(n, average_last=4),
+            workloads.Workload("toeplitz", n, first_column=column),
+        ]
+        assert len({workloads.fingerprint(workload) for workload in each}) == len(each)
+        assert workloads.has_fingerprint(each[3], workloads.fingerprint(each[3]))
+        assert not workloads.has_fingerprint(each[3], workloads.fingerprint(each[4]))
 
 
 def test_momentum_sgd_without_momentum_is_the_prefix_sum() -> None:

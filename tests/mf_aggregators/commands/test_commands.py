@@ -6,6 +6,7 @@ import math
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,51 @@ def test_report_of_momentum_with_learning_rates(
     assert json.loads(out)["rmse"] == pytest.approx(factorization.rmse(workload, MinSeparation(12)))
 
 
+@pytest.mark.parametrize(
+    ("flags", "description"),
+    [
+        (
+            ["--weight_decay=0.25", "--average_last=3"],
+            {"name": "momentum_sgd", "weight_decay": 0.25, "average_last": 3},
+        ),
+        (["--average_decay=0.5"], {"name": "momentum_sgd", "average_decay": 0.5}),
+        (
+            ["--workload=toeplitz", "--first_column=numbers.txt"],
+            {"name": "toeplitz", "first_column": [1.0, 0.5, 0.25]},
+        ),
+    ],
+    ids=["decay and mean", "moving average", "coefficients"],
+)
+def test_every_workload_can_be_named_by_flags(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    description: dict[str, Any],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("numbers.txt", [1.0, 0.5, 0.25])
+    checkpoint = _made(
+        tmp_path,
+        capsys,
+        "--mechanism=banded",
+        "--num_bands=2",
+        "--num_rounds=3",
+        "--separation=3",
+        "--workload=momentum_sgd",
+        *flags,
+    )
+    _, out, _ = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    matrix = workloads.describe(description, 3).matrix()
+    expected = checkpoints.load(checkpoint).rmse(matrix, MinSeparation(3))
+    assert json.loads(out)["rmse"] == pytest.approx(expected)
+    # What a report is told counts in place of what the checkpoint was made for.
+    _, out, _ = _call(
+        capsys, "mf-report", f"--checkpoint={checkpoint}", "--workload=prefix_sum", "--format=json"
+    )
+    assert json.loads(out)["rmse"] != pytest.approx(expected)
+
+
 def test_report_draws_a_figure(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = _made(tmp_path, capsys)
     figure = tmp_path / "figure.png"
@@ -176,6 +222,21 @@ def test_no_noise_is_null_in_json_and_never_nan(
                 "--learning_rates=nowhere.txt",
             ],
             "nowhere.txt",
+        ),
+        (
+            "mf-factorize",
+            ["--mechanism=optimal", "--num_rounds=5", "--workload=toeplitz"],
+            "--first_column",
+        ),
+        (
+            "mf-factorize",
+            ["--mechanism=optimal", "--num_rounds=5", "--first_column=x"],
+            "--workload=toeplitz",
+        ),
+        (
+            "mf-factorize",
+            ["--mechanism=optimal", "--num_rounds=5", "--weight_decay=0.1"],
+            "--workload=momentum_sgd",
         ),
         ("mf-factorize", ["--num_rounds=5", "--participation=min_sep"], "needs --separation"),
         ("mf-factorize", ["--num_rounds=5", "--max_participations=2"], "needs --separation"),
