@@ -407,7 +407,8 @@ def _longer(workload: Workload, num_rounds: int) -> Workload:
     if any(isinstance(value, list) for value in description.values()):
         raise ValueError(
             "the workload has a learning rate or a coefficient for each of its rounds, and none "
-            "for more: name the workload of the extended horizon in Python (Factorization.extended)."
+            "for more: name the workload of the extended horizon in Python "
+            "(Factorization.extended)."
         )
     return workloads.describe(description, num_rounds)
 
