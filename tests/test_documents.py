@@ -624,6 +624,19 @@ def test_overrides_are_those_of_the_project() -> None:
     assert len(ours) == 2
 
 
+def test_tests_that_documents_name_are_there() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    files = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    known = {name for source in sources for name in re.findall(r"def (test_\w+)\(", source)}
+    named = {
+        name
+        for document in (*_NAMES, *_OF_DEVELOPERS)
+        for name in re.findall(r"`(test_\w+(?:\.py)?)`", _read(document))
+    }
+    assert named
+    assert named <= known | files
+
+
 def test_flags_in_sentences_are_those_of_commands() -> None:
     known = {
         name: {*console_commands.flags_of(name), "help", "version"} for name in _our_commands()

@@ -169,6 +169,26 @@ def test_column_norms_are_refused_where_columns_overlap() -> None:
         sensitivity.from_column_norms(np.ones(6), MinSeparation(2), num_bands=3)
 
 
+def test_the_bound_is_no_looser_than_the_papers() -> None:
+    generator = np.random.default_rng(5)
+    for _ in range(20):
+        matrix = np.tril(generator.normal(size=(10, 10)))
+        gram = np.abs(matrix.T @ matrix)
+        computed = sensitivity.compute(matrix, MinSeparation(3, 3))
+        assert computed.value**2 <= _algorithm_4(gram, 3, 3) * (1 + _RELATIVE)
+
+
+def _algorithm_4(magnitudes: np.ndarray, separation: int, most: int) -> float:
+    """BandMF Alg. 4 (of the second extraction: Alg. 3), by enumeration of patterns."""
+    num_rounds = magnitudes.shape[0]
+    allowed = list(brute_force.patterns(MinSeparation(separation, most), num_rounds))
+
+    def largest(vector: np.ndarray) -> float:
+        return max(float(np.sum(vector[list(pattern)])) for pattern in allowed)
+
+    return largest(np.array([largest(row) for row in magnitudes]))
+
+
 def test_a_sensitivity_is_a_float_and_survives_pickling() -> None:
     computed = sensitivity.compute(np.eye(3), SingleParticipation())
     assert isinstance(computed, float)
