@@ -20,6 +20,7 @@ from mf_aggregators.catalogue import third_party
 from mf_aggregators.catalogue.built_in import ENTRIES
 from mf_aggregators.catalogue.entry import (
     Entry,
+    ErrorName,
     MechanismError,
     Option,
     OptionError,
@@ -33,6 +34,7 @@ from mf_aggregators.factorizations.factorization import Factorization
 __all__ = [
     "GROUP",
     "Entry",
+    "ErrorName",
     "MechanismError",
     "MechanismWarning",
     "Option",

@@ -6,11 +6,13 @@ the matrices. How long searches take was measured on two cores of a server.
 
 import dataclasses
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from mf_aggregators.catalogue.entry import (
     Entry,
+    ErrorName,
     Option,
     OptionError,
     Request,
@@ -33,9 +35,22 @@ from mf_aggregators.factorizations.tree_aggregation import (
 
 # Plans compare optima that are certified to this relative gap of the squared error.
 RELATIVE_GAP_OF_PLANS = 1e-3
+# What --error says.
+MEANING_OF_ERROR = (
+    "What is minimised: the mean squared error over rounds (mean), or that of the worst (max)."
+)
+MEANING_OF_WEIGHTS = (
+    "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
+    "the mean with the weights of a text file, one a line for each round."
+)
 # Variants say how long they take for so many rounds, which grows with a power of the rounds.
 ROUNDS_OF_SECONDS = 2052
 POWER_OF_SECONDS = 2.5
+
+# How many times as long as for the mean a search for the optimum takes: where clients take part
+# once, and where they return. Those for the maximum of 512 rounds took 0.4 and 40 s.
+_TIMES_OF_OPTIMUM: Mapping[ErrorName, float] = {"mean": 1.0, "max": 3.0, "weights": 1.0}
+_TIMES_WITH_RETURNS: Mapping[ErrorName, float] = {"mean": 1.0, "max": 60.0, "weights": 2.0}
 
 # Dense searches take minutes above so many rounds.
 _MOST_ROUNDS_OF_DENSE_SEARCHES = 4096
@@ -53,8 +68,18 @@ def _choice(
 
 
 def _error(function: Callable[..., Any]) -> Option:
-    meaning = "What is minimised: the mean squared error over rounds, or its maximum."
-    return _choice(function, "error", meaning, ("mean", "max"))
+    # Functions that take no array of weights say so by their types.
+    annotation = inspect.signature(function).parameters["error"].annotation
+    takes_weights = typing.get_origin(annotation) is not Literal
+    return Option(
+        "error",
+        "error",
+        MEANING_OF_WEIGHTS if takes_weights else MEANING_OF_ERROR,
+        _default(function, "error"),
+        choices=("mean", "max"),
+        takes_weights=takes_weights,
+        for_runs=False,
+    )
 
 
 def _coefficients(function: Callable[..., Any]) -> Option:
@@ -340,22 +365,30 @@ class BandedEntry(Entry):
         rounds, most = setting.num_rounds, _MOST_ROUNDS_OF_DENSE_SEARCHES
         if rounds <= most:
             fewer = [number for number in self._fewer_bands if number < affordable]
-            found += [banded_variant(rounds, number) for number in fewer]
+            found += [banded_variant(rounds, number, error=setting.error) for number in fewer]
         elif rounds * affordable**2 <= self._most_operations:
             most = self._most_rounds_of_most_bands
-        return [*found, *([banded_variant(rounds, affordable, most)] if affordable > 1 else [])]
+        if affordable > 1:
+            found.append(banded_variant(rounds, affordable, most, setting.error))
+        return found
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns each number of bands that is worth evaluating."""
         return [
-            dataclasses.replace(banded_variant(setting.num_rounds, number), amplified_bands=number)
+            dataclasses.replace(
+                banded_variant(setting.num_rounds, number, error=setting.error),
+                amplified_bands=number,
+            )
             for number in setting.band_counts
             if number > 1
         ]
 
 
 def banded_variant(
-    num_rounds: int, num_bands: int, most_rounds: int = _MOST_ROUNDS_OF_DENSE_SEARCHES
+    num_rounds: int,
+    num_bands: int,
+    most_rounds: int = _MOST_ROUNDS_OF_DENSE_SEARCHES,
+    error: ErrorName = "mean",
 ) -> Variant:
     """Returns the optimum of a number of bands, which is cached for all schemas that allow them.
 
@@ -363,15 +396,22 @@ def banded_variant(
       num_rounds: The number of rounds n.
       num_bands: The number of bands b.
       most_rounds: The most rounds that it is searched for.
+      error: What it is searched for, which says how long that takes.
 
     Returns:
       The variant, with a reason if its search would take minutes.
     """
-    seconds = 5.0
-    if num_bands < num_rounds:
+    # The time of dense matrices grows with another power of the rounds than that of bands.
+    relative = num_rounds / ROUNDS_OF_SECONDS
+    if num_bands == num_rounds:
+        seconds = 5.0 * _TIMES_OF_OPTIMUM[error]
+    elif error == "max":
+        # It has thousands of evaluations, for few rounds as for many: 15 s for 200 rounds and 16
+        # bands, 17 s for 512 and 86.
+        seconds = 60.0 * (1.0 + num_bands / 86) * relative ** (1.0 - POWER_OF_SECONDS)
+    else:
         seconds = 1.5 + 24.0 * (num_bands / 342) ** 1.6
-        # They grow with the square of the rounds, not with the power of dense matrices.
-        seconds *= (num_rounds / ROUNDS_OF_SECONDS) ** (2.0 - POWER_OF_SECONDS)
+        seconds *= (1.0 if error == "mean" else 2.0) * relative ** (2.0 - POWER_OF_SECONDS)
     return Variant(
         {"num_bands": num_bands},
         {"relative_gap": RELATIVE_GAP_OF_PLANS},
@@ -427,15 +467,18 @@ class OptimalEntry(Entry):
             return ()
         if setting.num_rounds > _MOST_ROUNDS_OF_DENSE_SEARCHES:
             return ()
-        return (Variant(arguments={"relative_gap": RELATIVE_GAP_OF_PLANS}, seconds=4.0),)
+        return (self._variant(4.0 * _TIMES_OF_OPTIMUM[setting.error]),)
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns the optimum for a fixed order of all batches."""
         if setting.num_rounds > _MOST_ROUNDS_OF_DENSE_SEARCHES:
             return (Variant(reason=_too_many_rounds(_MOST_ROUNDS_OF_DENSE_SEARCHES)),)
-        returns = setting.participation.most_participations(setting.num_rounds) > 1
-        arguments = {"relative_gap": RELATIVE_GAP_OF_PLANS}
-        return (Variant(arguments=arguments, seconds=10.0 if returns else 4.0),)
+        if setting.participation.most_participations(setting.num_rounds) > 1:
+            return (self._variant(10.0 * _TIMES_WITH_RETURNS[setting.error]),)
+        return (self._variant(4.0 * _TIMES_OF_OPTIMUM[setting.error]),)
+
+    def _variant(self, seconds: float) -> Variant:
+        return Variant(arguments={"relative_gap": RELATIVE_GAP_OF_PLANS}, seconds=seconds)
 
 
 class StructuredEntry(Entry):
@@ -505,7 +548,7 @@ class StructuredEntry(Entry):
             ]
         if setting.separation == 1 or setting.num_rounds > _MOST_ROUNDS_OF_DENSE_SEARCHES:
             return ()
-        base = banded_variant(setting.num_rounds, setting.separation)
+        base = banded_variant(setting.num_rounds, setting.separation, error=setting.error)
         return self._of(setting.num_rounds, (BandedEntry.name, base))
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:

@@ -4,13 +4,16 @@ import abc
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
+
+# The mean squared error over rounds, its maximum, or a mean with weights.
+ErrorName: TypeAlias = Literal["mean", "max", "weights"]
 
 
 class OptionError(Error, ValueError):
@@ -30,8 +33,10 @@ class Option:
 
     Attributes:
       name: The name of the flag, without dashes.
-      kind: What it takes: an integer, a number, ``true`` or ``false``, one of ``choices``, or
-        the directory of a checkpoint, in which place the mechanism gets the factorization.
+      kind: What it takes: an integer, a number, ``true`` or ``false``, one of ``choices``, the
+        directory of a checkpoint, in which place the mechanism gets the factorization, or an
+        ``error`` of the rounds: one of ``choices`` or a file of weights, in which place it gets
+        the (n,) array. A plan for an error other than the mean makes the mechanism for it.
       meaning: What it says, in whole sentences.
       default: The value that holds where it is not given; None for none, and where it depends on
         what a factorization is made for.
@@ -40,11 +45,12 @@ class Option:
       default_of_audits: The value in an audit, if it is another one.
       choices: The values of a ``choice``.
       least: The smallest value of an integer, which commands check; None for any.
+      takes_weights: Whether an ``error`` may be a file of weights.
       for_runs: Whether commands that train offer it too. The other commands always do.
     """
 
     name: str
-    kind: Literal["integer", "number", "boolean", "choice", "checkpoint"]
+    kind: Literal["integer", "number", "boolean", "choice", "checkpoint", "error"]
     meaning: str
     default: bool | int | float | str | None = None
     default_text: str = ""
@@ -52,6 +58,7 @@ class Option:
     default_of_audits: int | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    takes_weights: bool = False
     for_runs: bool = True
 
     def described_default(self) -> str:
@@ -146,6 +153,7 @@ class TimerSetting:
       separation: The fewest rounds between two participations of a client; n for one.
       affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
       budget: What limits the bands, for a reader.
+      error: What mechanisms are compared by: ``mean``, ``max`` or ``weights``.
     """
 
     num_rounds: int
@@ -153,6 +161,7 @@ class TimerSetting:
     separation: int
     affordable_bands: int
     budget: str
+    error: ErrorName = "mean"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +172,13 @@ class SamplingSetting:
       num_rounds: The number of rounds n.
       band_counts: The numbers of bands that are worth evaluating, ascending from 1.
       participation: The schema of a fixed order of all batches, which nothing amplifies.
+      error: What mechanisms are compared by: ``mean``, ``max`` or ``weights``.
     """
 
     num_rounds: int
     band_counts: tuple[int, ...]
     participation: Participation
+    error: ErrorName = "mean"
 
 
 class Entry(abc.ABC):
@@ -269,6 +280,18 @@ class Entry(abc.ABC):
         """
         del setting
         return ()
+
+    def error_option(self, error: ErrorName) -> Option | None:
+        """Returns the option by which factorizations are made for an error of the rounds.
+
+        Args:
+          error: Which error.
+
+        Returns:
+          The option; None if the mechanism is not made for this error.
+        """
+        found = (option for option in self.options if option.kind == "error")
+        return next((each for each in found if error != "weights" or each.takes_weights), None)
 
     def arguments(self, request: Request) -> dict[str, Any]:
         """Returns the value of every option that has one: what was given, and defaults.

@@ -101,11 +101,14 @@ def fetch_number(
 
 def _is_described(factorization: Factorization, description: Mapping[str, Any]) -> bool:
     stated = {
+        # What says nothing of its error is made for the mean, and is asked for likewise.
+        "error": "mean",
         **factorization.parameters,
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
     }
-    return all(stated.get(name, value) == value for name, value in description.items())
+    wanted = {"error": "mean", **description}
+    return all(stated.get(name, value) == value for name, value in wanted.items())
 
 
 def _positive_number(value: Any) -> float:

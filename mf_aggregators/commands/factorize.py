@@ -6,11 +6,14 @@ Examples:
   mf-factorize --mechanism=blt --num_rounds=1000000 --num_buffers=4 --output=blt_4
 """
 
+import math
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
@@ -20,6 +23,7 @@ from mf_aggregators.catalogue import (
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import (
+    Errors,
     Factorization,
 )
 from mf_aggregators.participation import (
@@ -84,12 +88,14 @@ def main(values: flags.FlagValues) -> None:
             f"the matrix was optimised for {factorization.participation}, where its certified gap "
             f"is {factorization.optimality_gap:.1e}; what is printed is for {schema}."
         )
+    weights = factorization.parameters.get("weights")
     fields: dict[str, Any] = {
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
         "sensitivity": errors.sensitivity.value,
         "sensitivity_is_exact": errors.sensitivity.is_exact,
         **errors.to_dict(),
+        **({} if weights is None else {"weighted_error": _weighted(errors, weights)}),
         "rmse_lower_bound": None if bound is None else bound.rmse,
         "optimality_gap": gap,
         "seconds": seconds,
@@ -97,6 +103,11 @@ def main(values: flags.FlagValues) -> None:
         "output": values.output,
     }
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
+
+
+def _weighted(errors: Errors, weights: Sequence[float]) -> float:
+    """The root of the mean variance over rounds with weights of sum one."""
+    return math.sqrt(float(np.dot(weights, errors.per_round_variance)))
 
 
 def run() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, catalogue, checkpoints, validation, workloads
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import Option
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice
@@ -76,6 +77,7 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
         elif kind == "boolean":
             group.boolean(name, meaning)
         else:
+            # An error is the name of a file as well.
             group.path(name, meaning)
 
 
@@ -132,16 +134,42 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
 
     Raises:
       CheckpointError: If a checkpoint cannot be read.
+      CommandError: If an error is none, or none that the mechanism can be made for.
     """
     return {
-        option.name: (
-            checkpoints.load(given[option.name])
-            if option.kind == "checkpoint"
-            else given[option.name]
-        )
+        option.name: _value(option, given[option.name], mechanism)
         for option in catalogue.entry(mechanism).options
         if given.get(option.name) is not None
     }
+
+
+def _value(option: Option, given: Any, mechanism: str) -> Any:
+    """What a mechanism gets for an option, with files read."""
+    if option.kind == "checkpoint":
+        return checkpoints.load(given)
+    if option.kind != "error":
+        return given
+    check_choice(
+        option.takes_weights or given in option.choices,
+        f"--{option.name}={given}: {mechanism} is made for {' or '.join(option.choices)} alone.",
+    )
+    return round_error(given, option.name)
+
+
+def round_error(given: str, flag: str = "error") -> str | FloatArray:
+    """Returns the error that a flag names.
+
+    Args:
+      given: ``mean``, ``max``, or a text file of one weight for each round.
+      flag: The name of the flag.
+
+    Returns:
+      The word, or the (n,) weights, which are not checked.
+
+    Raises:
+      CommandError: If the file cannot be read.
+    """
+    return given if given in ("mean", "max") else _numbers(given, flag, "mean, max or a file of ")
 
 
 def _options(*, for_runs: bool) -> dict[str, list[tuple[str, Option]]]:
@@ -290,7 +318,7 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
         check_choice(
             values.first_column is not None, "--workload=toeplitz needs --first_column, a file."
         )
-        column = _numbers(values.first_column, "first_column")
+        column = _numbers(values.first_column, "first_column").tolist()
         return {"name": "toeplitz", "first_column": column}
     if values.workload != "momentum_sgd":
         return None if values.workload is None else {"name": "prefix_sum"}
@@ -298,7 +326,7 @@ def workload_description(values: flags.FlagValues) -> dict[str, Any] | None:
     described = {
         "name": "momentum_sgd",
         "momentum": 0.9 if values.momentum is None else values.momentum,
-        "learning_rates": (None if rates is None else _numbers(rates, "learning_rates")),
+        "learning_rates": (None if rates is None else _numbers(rates, "learning_rates").tolist()),
     }
     for flag in ("weight_decay", "average_last", "average_decay"):
         if values[flag].value is not None:
@@ -348,20 +376,20 @@ def noise_multiplier(values: flags.FlagValues) -> float | None:
     return values.noise_multiplier
 
 
-def _numbers(file_name: str, flag: str) -> list[float]:
+def _numbers(file_name: str, flag: str, what: str = "") -> FloatArray:
     path = pathlib.Path(file_name)
     try:
         with warnings.catch_warnings():
             # NumPy warns of a file without numbers; their count is checked later.
             warnings.simplefilter("ignore", UserWarning)
-            numbers = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
+            found: FloatArray = np.loadtxt(path, dtype=np.float64, ndmin=1, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise CommandError(
-            f"--{flag}={file_name} cannot be read as numbers, one a line: {error}"
+            f"--{flag}={file_name} cannot be read as {what}numbers, one a line: {error}"
         ) from None
     check_choice(
-        numbers.ndim == 1 and numbers.size > 0,
+        found.ndim == 1 and found.size > 0,
         f"--{flag}={file_name} must hold one number on each line, found an array of shape "
-        f"{numbers.shape}.",
+        f"{found.shape}.",
     )
-    return [float(number) for number in numbers]
+    return found

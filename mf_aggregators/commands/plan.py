@@ -24,10 +24,12 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import caches, catalogue, checkpoints, memory, planning, validation
+from mf_aggregators.catalogue.built_in import MEANING_OF_WEIGHTS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
+    mechanism_flags,
     output_paths,
     plan_text,
 )
@@ -88,6 +90,12 @@ def define_flags(values: flags.FlagValues) -> None:
     group.words(
         "mechanisms",
         "The mechanisms to compare, with commas between them. Default: all.",
+    )
+    group.path(
+        "error",
+        f"{MEANING_OF_WEIGHTS} Mechanisms are compared by it, and those that can be made for it "
+        "are.",
+        "mean",
     )
     group.number(
         "time_limit",
@@ -177,7 +185,10 @@ def main(values: flags.FlagValues) -> int:
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
         "noise_disk_gb": values.noise_disk_gb,
-        "candidates": [_fields_of(candidate, candidate is chosen) for candidate in plan.candidates],
+        "error": setting.error if isinstance(setting.error, str) else values.error,
+        "candidates": [
+            _fields_of(candidate, setting, candidate is chosen) for candidate in plan.candidates
+        ],
         "infeasible": _fields_with_reasons(plan.infeasible),
         "skipped": _fields_with_reasons(plan.skipped),
         "time_limit": time_limit,
@@ -208,13 +219,13 @@ def _print_finished(
     """Prints what was evaluated before an interrupt."""
     candidates = sorted(
         (each for each in evaluated if isinstance(each, Candidate)),
-        key=lambda each: each.effective_rmse,
+        key=lambda each: each.effective_error,
     )
     infeasible = [each for each in evaluated if isinstance(each, Infeasible)]
     fields = {
         "recommended": None,
         "interrupted": True,
-        "candidates": [_fields_of(each, False) for each in candidates],
+        "candidates": [_fields_of(each, setting, False) for each in candidates],
         "infeasible": _fields_with_reasons(infeasible),
     }
     command_line.print_result(
@@ -287,6 +298,12 @@ def _setting(values: flags.FlagValues) -> Setting:
     if values.noise_memory_gb is not None:
         validation.non_negative_number(values.noise_memory_gb, "--noise_memory_gb")
     validation.non_negative_number(values.noise_disk_gb, "--noise_disk_gb")
+    try:
+        error = proposals.checked_error(
+            mechanism_flags.round_error(values.error), values.num_rounds
+        )
+    except ValueError as refusal:
+        raise command_line.CommandError(f"--error={values.error}: {refusal}") from None
     return Setting(
         num_rounds=values.num_rounds,
         population=values.population,
@@ -298,16 +315,18 @@ def _setting(values: flags.FlagValues) -> Setting:
         model_size=values.model_size,
         noise_memory=None if values.noise_memory_gb is None else 1e9 * values.noise_memory_gb,
         noise_disk=1e9 * values.noise_disk_gb,
+        error=error,
+        weights_file=values.error,
     )
 
 
-def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
+def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:
     mechanism = candidate.mechanism
     scheme = mechanism.sampling
     return {
         "mechanism": candidate.kind,
         "num_bands": candidate.num_bands,
-        "options": dict(candidate.options),
+        "options": plan_text.flags_of(candidate.options, setting),
         "participation": str(mechanism.schema),
         "amplified": scheme is not None,
         "sampling": None if scheme is None else scheme.to_dict(),
@@ -317,7 +336,11 @@ def _fields_of(candidate: Candidate, is_recommended: bool) -> dict[str, Any]:
         "noise_multiplier": mechanism.noise_multiplier,
         "effective_rmse": candidate.effective_rmse,
         "max_effective_error": candidate.max_effective_error,
-        "rmse_over_lower_bound": candidate.over_lower_bound,
+        "effective_error": candidate.effective_error,
+        "rmse_over_lower_bound": (
+            None if candidate.lower_bound is None else candidate.errors.rmse / candidate.lower_bound
+        ),
+        "error_over_lower_bound": candidate.over_lower_bound,
         "memory_gb": candidate.kept_bytes / 1e9,
         "disk_gb": candidate.cost.disk_bytes / 1e9,
         "working_memory_gb": candidate.cost.memory_bytes / 1e9,

@@ -4,17 +4,20 @@ import contextlib
 import functools
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, figures, printed_guarantees
+from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.commands import pages, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
+from mf_aggregators.planning.planner import quantity_of
+from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy.guarantees import Guarantee
 
@@ -23,6 +26,12 @@ _MOST_CURVES = 6
 # Noise multipliers of a curve of epsilons, relative to that of the plan. Epsilons that sampling
 # amplifies take a second each.
 _LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS = 0.5, 4.0, 7
+# Which rounds an error is about, after "after a round of SGD".
+_ROUNDS: Mapping[ErrorName, str] = {
+    "mean": "on average over rounds",
+    "max": "in the worst round",
+    "weights": "on average over rounds with their weights",
+}
 # Epsilons whose noise is estimated, relative to the target: where clients draw for themselves.
 _ESTIMATED_TARGETS = (0.25, 0.5, 2.0)
 
@@ -70,15 +79,16 @@ def write(
 
 def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) -> list[Picture]:
     setting, chosen = plan.setting, plan.recommended
-    finite = [each for each in plan.candidates if math.isfinite(each.effective_rmse)]
+    finite = [each for each in plan.candidates if math.isfinite(each.effective_error)]
+    quantity = quantity_of(setting.error)
     drawn = _drawn(plan)
     errors = _bars(
-        [(each, each.effective_rmse) for each in finite],
+        [(each, each.effective_error) for each in finite],
         plan,
-        "Effective RMSE",
-        "Effective RMSE: what the noise does to a parameter after a round of SGD with learning "
-        "rate and clip norm 1, on average over rounds. "
-        f"{plan_text.name_of(chosen)} has {chosen.effective_rmse:.4g}.",
+        f"{quantity[0].upper()}{quantity[1:]}",
+        f"{quantity[0].upper()}{quantity[1:]}: what the noise does to a parameter after a round of "
+        f"SGD with learning rate and clip norm 1, {_ROUNDS[error_name(setting.error)]}. "
+        f"{plan_text.name_of(chosen)} has {chosen.effective_error:.4g}.",
     )
     by_round, axes = pages.one_panel()
     pages.draw_by_round(
@@ -95,7 +105,7 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
     pages.draw_epsilons(
         axes,
         _epsilons(plan, drawn, cache),
-        x="effective RMSE",
+        x=quantity,
         delta=setting.delta,
         target=setting.epsilon,
     )
@@ -138,7 +148,7 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
     """
     best: dict[str, Candidate] = {plan.recommended.kind: plan.recommended}
     for each in plan.candidates:
-        if math.isfinite(each.effective_rmse):
+        if math.isfinite(each.effective_error):
             best.setdefault(each.kind, each)
     found = list(best.values())
     if len(found) > _MOST_CURVES:
@@ -154,7 +164,7 @@ def _is_independent(candidate: Candidate) -> bool:
 def _epsilons(
     plan: Plan, drawn: dict[str, Candidate], cache: pathlib.Path | None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Epsilons over effective RMSEs.
+    """Epsilons over effective errors.
 
     Where clients draw for themselves, proofs of other epsilons would take minutes: those of what is
     recommended are estimates, and others have the point of the plan alone.
@@ -180,7 +190,7 @@ def _epsilons(
             estimated[setting.epsilon] = multiplier
             found = np.array(sorted(estimated))
             multipliers = np.array([estimated[epsilon] for epsilon in found])
-        curves[name] = multipliers * each.errors.rmse / setting.clients_per_round, found
+        curves[name] = multipliers * each.planned_error / setting.clients_per_round, found
     return curves
 
 
@@ -210,7 +220,8 @@ def _has_groups(candidate: Candidate) -> bool:
 
 
 def _caption_of_epsilons(plan: Plan) -> str:
-    caption = "Epsilon over the effective RMSE: what more or less noise would give."
+    quantity = quantity_of(plan.setting.error)
+    caption = f"Epsilon over the {quantity}: what more or less noise would give."
     if plan.recommended.mechanism.sampling is not None and not _has_groups(plan.recommended):
         caption += (
             f" For {plan_text.name_of(plan.recommended)} these are rough estimates, which no "

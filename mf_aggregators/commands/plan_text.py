@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mf_aggregators import planning
+from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
+from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.printed_guarantees import pair, rounded_up
 
 DOCSTRINGS = "docstrings"
@@ -35,13 +37,14 @@ _NOTE_ON_CLIP_NORM = (
     "your updates. The guarantee does not depend on it."
 )
 _LINE_LENGTH = 100
-# Columns of the table. The first marks what is recommended, and the last is not always shown.
+# The error that a plan is for, at sensitivity 1 and noise multiplier 1, and its effective value.
+_ERRORS: Mapping[ErrorName, tuple[str, str]] = {
+    "mean": ("RMSE", "effective RMSE"),
+    "max": ("max error", "worst round"),
+    "weights": ("weighted error", "weighted"),
+}
+# Further columns of the table; the last is not always shown.
 _COLUMNS = (
-    "",
-    "mechanism",
-    "effective RMSE",
-    "worst round",
-    "RMSE",
     "noise mult.",
     "over bound",
     "noise GB",
@@ -196,6 +199,25 @@ def commands_of(steps: list[Step]) -> list[str]:
     ]
 
 
+def flags_of(options: Sequence[tuple[str, Any]], setting: Setting) -> dict[str, Any]:
+    """Returns the flags of ``mf-factorize`` that options stand for, with the file of weights.
+
+    Args:
+      options: Those of a candidate.
+      setting: That of the plan.
+    """
+    has_weights = error_name(setting.error) == "weights"
+    return {
+        name: setting.weights_file if has_weights and value == "weights" else value
+        for name, value in options
+    }
+
+
+def _option_flags(options: Sequence[tuple[str, Any]], setting: Setting) -> list[str]:
+    flags = flags_of(options, setting)
+    return [f"--{name}={shlex.quote(str(value))}" for name, value in flags.items()]
+
+
 def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
     scheme = chosen.mechanism.sampling
@@ -210,14 +232,14 @@ def _factorize(plan: Plan, directory: str) -> list[Step]:
         steps.append(
             _shell(
                 f"mf-factorize --mechanism={kind} --num_rounds={rounds}",
-                *(f"--{name}={value}" for name, value in options),
+                *_option_flags(options, plan.setting),
                 f"{schema} --output={base_directory}",
             )
         )
         base = f"--base_checkpoint={base_directory}"
     own = _shell(
         f"mf-factorize --mechanism={chosen.kind} --num_rounds={rounds}",
-        *(f"--{name}={value}" for name, value in chosen.options),
+        *_option_flags(chosen.options, plan.setting),
         schema,
         base,
         f"--output={shlex.quote(directory)}",
@@ -236,12 +258,18 @@ def _plan_again(plan: Plan, directory: str) -> Step:
         "" if plan.mechanisms is None else f"--mechanisms={','.join(plan.mechanisms)}",
         "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
         "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
+        "" if setting.error == "mean" else f"--error={_error_flag(setting)}",
         f"--output={shlex.quote(directory)}",
     )
     note = (
         "Writes the matrix that the certificate is for; its guarantee is not that of another one."
     )
     return dataclasses.replace(step, notes=(note,))
+
+
+def _error_flag(setting: Setting) -> str:
+    error = setting.error
+    return error if isinstance(error, str) else shlex.quote(setting.weights_file)
 
 
 def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
@@ -372,12 +400,21 @@ def setting_lines(setting: Setting) -> list[str]:
         who = f"{setting.population} clients that take part in any way"
     else:
         who = f"{setting.sampling} sampling from {setting.population} clients"
+    compared = {
+        "mean": [],
+        "max": ["made for and compared by the error of the worst round (--error=max)"],
+        "weights": [
+            "made for and compared by the mean error with weights on rounds "
+            f"(--error={_error_flag(setting)})"
+        ],
+    }
     return [
         f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
         f"{who}",
         f"target {pair(setting.epsilon, setting.delta, '.6g')}-DP for every client (zero-out); "
         f"model of {setting.model_size} parameters",
         _budget(setting),
+        *compared[error_name(setting.error)],
     ]
 
 
@@ -388,7 +425,10 @@ def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:
       plan: The plan.
       show_rates: Whether the last column has server learning rates.
     """
-    rows = [_COLUMNS, *(_row(each, each is plan.recommended) for each in plan.candidates)]
+    rows = [
+        _columns(plan.setting),
+        *(_row(each, each is plan.recommended) for each in plan.candidates),
+    ]
     return rows if show_rates else [row[:-1] for row in rows]
 
 
@@ -453,7 +493,7 @@ def text_of_finished(
       candidates: Those that were evaluated by then, in the order of the rows.
       infeasible: Those that do not fit.
     """
-    rows = [_COLUMNS, *(_row(each, False) for each in candidates)]
+    rows = [_columns(setting), *(_row(each, False) for each in candidates)]
     lines = [*setting_lines(setting), "", *_aligned([row[:-1] for row in rows])]
     if infeasible:
         lines += ["", "Infeasible:", *(f"  {each.mechanism} {each.reason}" for each in infeasible)]
@@ -482,15 +522,26 @@ def _count(number: int, unit: str) -> str:
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
+def _columns(setting: Setting) -> tuple[str, ...]:
+    """The names of the columns, the first of which marks what is recommended."""
+    planned, effective = _ERRORS[error_name(setting.error)]
+    names = dict.fromkeys((effective, "effective RMSE", "worst round"))
+    return ("", "mechanism", *names, planned, *_COLUMNS)
+
+
 def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
     bound = candidate.over_lower_bound
     about = mark(candidate)
+    errors = {
+        _ERRORS[error_name(candidate.error)][1]: candidate.effective_error,
+        "effective RMSE": candidate.effective_rmse,
+        "worst round": candidate.max_effective_error,
+    }
     return (
         "*" if is_recommended else "",
         name_of(candidate),
-        f"{about}{candidate.effective_rmse:.4g}",
-        f"{about}{candidate.max_effective_error:.4g}",
-        f"{candidate.errors.rmse:.5g}",
+        *(f"{about}{error:.4g}" for error in errors.values()),
+        f"{candidate.planned_error:.5g}",
         about + rounded_up(candidate.mechanism.noise_multiplier, ".3g" if about else ".5g"),
         "-" if bound is None else f"{bound:.3f}",
         f"{candidate.kept_bytes / 1e9:.3g}",

@@ -3,7 +3,8 @@
 Fewer bands leave more clients for each batch to be drawn from, and so need less noise for
 one guarantee; more bands make noise that cancels better. The squared error of b bands is
 sigma(b)^2 L(b), with the noise multiplier that the sampling scheme of b groups needs, and the
-error L(b) of the best matrix of b bands with equal column norms.
+mean error L(b) of the best matrix of b bands with equal column norms. A plan compares numbers of
+bands by other errors, too.
 """
 
 import collections

@@ -4,18 +4,16 @@ Every mechanism that fits is compared by its effective RMSE (BandMF Eq. 11): the
 square error of its prefix sums at sensitivity 1, times the noise multiplier that the target
 needs, over the clients per round. That is the standard deviation that the noise gives to a
 model parameter after a round, on average over rounds, for SGD with clip norm and learning
-rate one.
+rate one. A plan for another error compares the worst round, or a mean with weights, in the same
+unit, and makes for it what can be made for it.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
 import pathlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ import numpy as np
 from mf_aggregators import catalogue, lower_bounds, memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import gaussian
-from mf_aggregators.catalogue import MechanismError
+from mf_aggregators.catalogue import ErrorName, MechanismError
 from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.mechanism import Mechanism
@@ -41,7 +39,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.planning import proposals, side_processes
-from mf_aggregators.planning.proposals import Proposal
+from mf_aggregators.planning.proposals import PlannedError, Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
 
 _BYTES_OF_ROW = 4
@@ -66,6 +64,13 @@ _LONGEST_WAIT = 2.6e6
 
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
+
+# What a plan compares by, after "effective".
+_QUANTITIES: Mapping[ErrorName, str] = {
+    "mean": "effective RMSE",
+    "max": "effective maximum error",
+    "weights": "effective weighted error",
+}
 
 # BandMF App. I: log(rate) = slope log(effective RMSE) + offset, rounded to powers of a base.
 _RATE_SLOPE = -0.95
@@ -92,6 +97,9 @@ class Setting:
       noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
         no limit.
       noise_disk: Bytes of files that its noise may take; None for no limit.
+      error: What mechanisms are made for and compared by: the ``mean`` squared error over rounds,
+        its ``max``, or the mean with (n,) weights on rounds, none below zero, kept as a tuple.
+      weights_file: The file that the weights are from, for commands that are printed.
 
     Raises:
       ValueError: If a value is out of its range, both or none of participation and
@@ -108,6 +116,8 @@ class Setting:
     model_size: int
     noise_memory: float | None = None
     noise_disk: float | None = None
+    error: PlannedError = "mean"
+    weights_file: str = "WEIGHTS"
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
@@ -124,6 +134,7 @@ class Setting:
         if self.noise_disk is not None:
             validation.non_negative_number(self.noise_disk, "noise_disk")
         gaussian.check_charged(self.model_size, self.num_rounds)
+        object.__setattr__(self, "error", proposals.checked_error(self.error, self.num_rounds))
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.participation is None:
@@ -149,13 +160,15 @@ class Candidate:
         may miss the target. That of a recommended candidate never is.
       errors: Those of prefix sums at noise multiplier 1, relative to the sensitivity under the
         mechanism's schema.
-      over_lower_bound: rmse over what no factorization can be below under the schema; None
-        for an amplified candidate, whose noise multiplier belongs to its bands.
+      lower_bound: What neither the rmse nor the largest error of any factorization can be below
+        under the schema; None for an amplified candidate, whose noise multiplier belongs to its
+        bands.
       kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
         single precision.
       cost: What its noise costs for the model with the storage that is chosen for it, which
         may keep more of it on disk to be faster.
       clients_per_round: That of the setting.
+      error: That of the setting.
     """
 
     kind: str
@@ -164,10 +177,11 @@ class Candidate:
     mechanism: Mechanism
     is_estimate: bool
     errors: Errors = dataclasses.field(repr=False, compare=False)
-    over_lower_bound: float | None
+    lower_bound: float | None
     kept_bytes: int
     cost: NoiseCost
     clients_per_round: int
+    error: PlannedError = "mean"
 
     @property
     def num_bands(self) -> int | None:
@@ -178,8 +192,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """Its kind with its options, for a reader."""
-        words = [str(value) for _, value in self.options if not isinstance(value, bool)]
-        return " ".join([self.kind, *words])
+        return " ".join([self.kind, *proposals.words_of(self.options)])
 
     @property
     def name_with_sampling(self) -> str:
@@ -198,8 +211,32 @@ class Candidate:
         return self.errors.max_error * self.mechanism.noise_multiplier / self.clients_per_round
 
     @property
+    def planned_error(self) -> float:
+        """The error that the plan is for, at sensitivity 1 and noise multiplier 1."""
+        return proposals.error_of(self.errors, self.error)
+
+    @property
+    def effective_error(self) -> float:
+        """What a plan compares: the effective RMSE, and likewise for another error."""
+        return self.planned_error * self.mechanism.noise_multiplier / self.clients_per_round
+
+    @property
+    def over_lower_bound(self) -> float | None:
+        """The error that the plan is for over its lower bound; None where there is none.
+
+        There is none for weights: the bounds of the mean do not hold for them.
+        """
+        if self.lower_bound is None or not isinstance(self.error, str):
+            return None
+        return self.planned_error / self.lower_bound
+
+    @property
     def server_learning_rate(self) -> float:
-        """The server learning rate that BandMF App. I's rule suggests."""
+        """The server learning rate that BandMF App. I's rule suggests, by the effective RMSE.
+
+        The rule was fitted to the effective RMSE of matrices for the mean: that of this matrix is
+        used, whatever error the plan is for.
+        """
         return server_learning_rate(self.effective_rmse)
 
 
@@ -235,7 +272,7 @@ class Plan:
 
     Attributes:
       setting: The setting.
-      candidates: Those that fit, by increasing effective RMSE.
+      candidates: Those that fit, by increasing effective error.
       infeasible: Those that do not.
       recommended: One of the candidates.
       reason: Why, in one sentence.
@@ -374,7 +411,7 @@ def make(
                 if deadline is not None and is_there:
                     # It is read, unless it is damaged or could not be cached.
                     until = max(deadline, time.monotonic() + _SECONDS_TO_READ)
-                with _until(until):
+                with side_processes.until(until):
                     found = _evaluated(setting, proposal, cache_directory)
             except TimeLimitError as error:
                 without[proposal.kind, proposal.options] = proposal.name
@@ -429,42 +466,6 @@ def make(
     )
 
 
-@contextlib.contextmanager
-def _until(deadline: float | None) -> Iterator[None]:
-    """Raises TimeLimitError in a block at a time of ``time.monotonic``, where the system can."""
-    reason = "was not done when the time had passed"
-    if deadline is None:
-        yield
-        return
-    left = deadline - time.monotonic()
-    if left <= 0.0:
-        raise TimeLimitError("was not begun when the time had passed")
-    is_main = threading.current_thread() is threading.main_thread()
-    if not (is_main and hasattr(signal, "setitimer")):
-        yield
-        return
-
-    def ring(*_: Any) -> None:
-        raise _AlarmError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, left)
-        try:
-            yield
-        finally:
-            # Rings here as well end in the handler below.
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-    except _AlarmError:
-        raise TimeLimitError(reason) from None
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-class _AlarmError(BaseException):
-    """The time is over. No exception that anybody catches who guards against other packages."""
-
-
 def _compute(
     setting: Setting,
     cache_directory: pathlib.Path | None,
@@ -478,7 +479,7 @@ def _compute(
 
 
 def _error(candidate: Candidate) -> float:
-    return candidate.effective_rmse
+    return candidate.effective_error
 
 
 def _evaluated(
@@ -501,7 +502,7 @@ def _recommended(candidates: list[Candidate]) -> Candidate:
     ties = [
         candidate
         for candidate in candidates
-        if candidate.effective_rmse <= (1.0 + _TIE) * candidates[0].effective_rmse
+        if candidate.effective_error <= (1.0 + _TIE) * candidates[0].effective_error
     ]
     return min(ties, key=lambda candidate: candidate.cost.seconds_per_round)
 
@@ -510,27 +511,37 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     if len(candidates) == 1:
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
-    if recommended.effective_rmse > (1.0 + _TIE) * best.effective_rmse:
+    quantity = quantity_of(best.error)
+    if recommended.effective_error > (1.0 + _TIE) * best.effective_error:
         return (
-            f"{recommended.name_with_sampling} has the smallest effective RMSE of those whose "
-            f"noise is proved to be enough, {recommended.effective_rmse:.4g}; delta pays for no "
-            f"test of {best.name_with_sampling}, of about {best.effective_rmse:.4g}."
+            f"{recommended.name_with_sampling} has the smallest {quantity} of those whose "
+            f"noise is proved to be enough, {recommended.effective_error:.4g}; delta pays for no "
+            f"test of {best.name_with_sampling}, of about {best.effective_error:.4g}."
         )
     if recommended is not best:
         return (
-            f"{recommended.name_with_sampling} has an effective RMSE within {100 * _TIE:g} % of "
+            f"{recommended.name_with_sampling} has an {quantity} within {100 * _TIE:g} % of "
             f"the least, that of {best.name_with_sampling}, and its noise costs "
             f"{recommended.cost.seconds_per_round:.2g} instead of "
             f"{best.cost.seconds_per_round:.2g} seconds a round."
         )
     second = candidates[1]
-    share = 100.0 * (second.effective_rmse / best.effective_rmse - 1.0)
+    share = 100.0 * (second.effective_error / best.effective_error - 1.0)
     about = "about " if second.is_estimate else ""
     return (
-        f"{best.name_with_sampling} has the smallest effective RMSE of the {len(candidates)} "
-        f"mechanisms that fit, {best.effective_rmse:.4g}; the next, {second.name_with_sampling}, "
+        f"{best.name_with_sampling} has the smallest {quantity} of the {len(candidates)} "
+        f"mechanisms that fit, {best.effective_error:.4g}; the next, {second.name_with_sampling}, "
         f"has {about}{share:.1f} % more."
     )
+
+
+def quantity_of(error: PlannedError) -> str:
+    """Returns what a plan for an error compares, in words.
+
+    Args:
+      error: As in :class:`Setting`.
+    """
+    return _QUANTITIES[proposals.error_name(error)]
 
 
 def _proposals(
@@ -571,13 +582,13 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
             if sampling_schemes()[setting.sampling].has_groups
             else proposals.for_random_participation
         )
-        return of(*sizes, setting.sampling, cache_directory)
-    most = proposals.most_bands(*sizes)
+        return of(*sizes, setting.sampling, cache_directory, setting.error)
+    common = cache_directory, setting.error
     return [
-        *_for_timers(setting, MinSeparation(most), cache_directory),
-        *proposals.for_sampling(*sizes, PoissonSampling.name, cache_directory),
-        *proposals.for_random_participation(*sizes, MinSeparationSampling.name, cache_directory),
-        *proposals.for_random_participation(*sizes, BallsInBins.name, cache_directory),
+        *_for_timers(setting, MinSeparation(proposals.most_bands(*sizes)), cache_directory),
+        *proposals.for_sampling(*sizes, PoissonSampling.name, *common),
+        *proposals.for_random_participation(*sizes, MinSeparationSampling.name, *common),
+        *proposals.for_random_participation(*sizes, BallsInBins.name, *common),
     ]
 
 
@@ -589,6 +600,7 @@ def _for_timers(
         participation,
         functools.partial(_affordable_bands, setting),
         cache_directory,
+        setting.error,
     )
 
 
@@ -681,8 +693,9 @@ def _candidate(
         mechanism=mechanism,
         is_estimate=is_estimate,
         errors=errors,
-        over_lower_bound=None if bound is None else errors.rmse / bound.rmse,
+        lower_bound=None if bound is None else bound.rmse,
         kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         clients_per_round=setting.clients_per_round,
+        error=setting.error,
     )

@@ -11,13 +11,22 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from mf_aggregators import caches, catalogue, workloads
-from mf_aggregators.catalogue import Request, SamplingSetting, TimerSetting, Variant
+from mf_aggregators.catalogue import (
+    ErrorName,
+    Request,
+    SamplingSetting,
+    TimerSetting,
+    Variant,
+)
 from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -35,6 +44,11 @@ from mf_aggregators.privacy import guarantees
 _BASE = "base_checkpoint"
 # What takes less is not worth a word.
 _SHORT_SECONDS = 3.0
+# An option that names say nothing of.
+_RELATIVE_GAP = "relative_gap"
+
+# What a plan compares mechanisms by: ``mean``, ``max``, or a weight for each round.
+PlannedError: TypeAlias = str | tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +82,60 @@ class Proposal:
     @property
     def name(self) -> str:
         """The mechanism with its options, for a reader."""
-        words = " ".join([self.kind, *(str(value) for _, value in self.options)])
+        words = " ".join([self.kind, *words_of(self.options)])
         return words if self.sampling is None else f"{words}, {self.sampling.label}"
+
+
+def words_of(options: Sequence[tuple[str, Any]]) -> list[str]:
+    """Returns what the name of a mechanism says of its options: their values.
+
+    Args:
+      options: The options, in order.
+    """
+    return [
+        str(value)
+        for name, value in options
+        if not isinstance(value, bool) and name != _RELATIVE_GAP
+    ]
+
+
+def checked_error(error: Any, num_rounds: int) -> PlannedError:
+    """Returns the error that an argument stands for.
+
+    Args:
+      error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
+      num_rounds: n.
+
+    Returns:
+      A word, or the weights; equal weights are the mean.
+
+    Raises:
+      ValueError: If it is none of these.
+    """
+    found = RoundError.of(error, num_rounds)
+    if found.weights is None:
+        return "max" if found.is_maximum else "mean"
+    return tuple(float(weight) for weight in error)
+
+
+def error_name(error: PlannedError) -> ErrorName:
+    """Returns ``mean``, ``max`` or ``weights``."""
+    if not isinstance(error, str):
+        return "weights"
+    return "max" if error == "max" else "mean"
+
+
+def error_of(errors: Errors, error: PlannedError) -> float:
+    """Returns the root of a squared error of the rounds, at noise multiplier 1.
+
+    Args:
+      errors: Those of all rounds.
+      error: Which error.
+    """
+    if isinstance(error, str):
+        return errors.max_error if error == "max" else errors.rmse
+    weights = np.divide(error, np.max(error))
+    return float(np.sqrt(weights @ errors.per_round_variance / np.sum(weights)))
 
 
 def powers_of_two(largest: int) -> list[int]:
@@ -110,6 +176,7 @@ def for_timers(
     participation: Participation,
     affordable_bands: Callable[[int], tuple[int, str]],
     cache_directory: pathlib.Path | None,
+    error: PlannedError = "mean",
 ) -> list[Proposal]:
     """Returns what is evaluated for devices with participation timers.
 
@@ -119,15 +186,18 @@ def for_timers(
       affordable_bands: Takes the most bands that a schema allows; returns the most whose
         noise fits a budget, and, where those are fewer, what the budget is for.
       cache_directory: Where factorizations are cached; None for nowhere.
+      error: What mechanisms are made for, where they can be.
 
     Returns:
       The proposals.
     """
     separation = _separation(participation, num_rounds)
     affordable, budget = affordable_bands(separation)
-    setting = TimerSetting(num_rounds, participation, separation, affordable, budget)
+    setting = TimerSetting(
+        num_rounds, participation, separation, affordable, budget, error_name(error)
+    )
     found = [
-        _proposal(name, variant, num_rounds, participation, cache_directory)
+        _proposal(name, variant, num_rounds, participation, cache_directory, error)
         for name, mechanism in catalogue.entries().items()
         for variant in mechanism.for_timers(setting)
     ]
@@ -146,6 +216,7 @@ def for_sampling(
     clients_per_round: int,
     sampling: str,
     cache_directory: pathlib.Path | None,
+    error: PlannedError = "mean",
 ) -> list[Proposal]:
     """Returns what is evaluated for a data centre that draws every batch.
 
@@ -155,6 +226,7 @@ def for_sampling(
       clients_per_round: The batch size B.
       sampling: ``poisson``, ``fixed_size`` or ``shuffling``: a scheme with groups.
       cache_directory: Where factorizations are cached; None for nowhere.
+      error: What mechanisms are made for, where they can be.
 
     Returns:
       Amplified mechanisms of 1, 2, 4, ... bands and the most possible, and the optimum for a
@@ -166,13 +238,15 @@ def for_sampling(
     most = most_bands(num_rounds, population, clients_per_round)
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
     fixed_order = FixedEpochOrder(math.ceil(num_rounds / most), most)
-    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), fixed_order)
+    setting = SamplingSetting(
+        num_rounds, tuple(powers_of_two(most)), fixed_order, error_name(error)
+    )
     proposals = []
     for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
             bands = variant.amplified_bands
             schema: Participation = fixed_order if bands is None else SingleParticipation()
-            proposal = _proposal(name, variant, num_rounds, schema, cache_directory)
+            proposal = _proposal(name, variant, num_rounds, schema, cache_directory, error)
             if bands is not None and proposal.compute is not None:
                 scheme = sampling_scheme(
                     sampling,
@@ -192,6 +266,7 @@ def for_random_participation(
     clients_per_round: int,
     sampling: str,
     cache_directory: pathlib.Path | None,
+    error: PlannedError = "mean",
 ) -> list[Proposal]:
     """Returns what is evaluated for clients that draw for themselves when to take part.
 
@@ -201,6 +276,7 @@ def for_random_participation(
       clients_per_round: The expected number of clients in a round B.
       sampling: ``min_separation`` or ``balls_in_bins``.
       cache_directory: Where factorizations are cached; None for nowhere.
+      error: What mechanisms are made for, where they can be.
 
     Returns:
       Amplified mechanisms of 1, 2, 4, ... bands and the most possible; for ``min_separation``
@@ -211,14 +287,18 @@ def for_random_participation(
     """
     most = most_bands(num_rounds, population, clients_per_round)
     largest = population // clients_per_round
-    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), SingleParticipation())
+    setting = SamplingSetting(
+        num_rounds, tuple(powers_of_two(most)), SingleParticipation(), error_name(error)
+    )
     proposals = []
     for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
             bands = variant.amplified_bands
             if bands is None:
                 continue
-            proposal = _proposal(name, variant, num_rounds, SingleParticipation(), cache_directory)
+            proposal = _proposal(
+                name, variant, num_rounds, SingleParticipation(), cache_directory, error
+            )
             if proposal.compute is not None:
                 proposal = dataclasses.replace(
                     proposal, compute=functools.lru_cache(maxsize=1)(proposal.compute)
@@ -322,7 +402,9 @@ def _proposal(
     num_rounds: int,
     schema: Participation,
     cache: pathlib.Path | None,
+    error: PlannedError,
 ) -> Proposal:
+    variant = _made_for(error, mechanism, variant)
     base = (
         None if variant.base is None else (variant.base[0], tuple(variant.base[1].options.items()))
     )
@@ -341,6 +423,27 @@ def _proposal(
         is_cached=is_cached,
         expected_seconds=_expected_seconds(variant, num_rounds, is_cached),
     )
+
+
+def _made_for(error: PlannedError, mechanism: str, variant: Variant) -> Variant:
+    """The variant that is made for an error, as far as the mechanism is made for it.
+
+    Whoever gives the options of such a variant to ``mf-factorize`` gets the same matrix: its gap is
+    an option, too, while a matrix for the mean may be made to a smaller gap.
+    """
+    if variant.base is not None:
+        base = variant.base[0], _made_for(error, *variant.base)
+        variant = dataclasses.replace(variant, base=base)
+    name = error_name(error)
+    option = catalogue.entry(mechanism).error_option(name)
+    if name == "mean" or option is None or option.name in variant.options:
+        return variant
+    options, arguments = {**variant.options, option.name: name}, dict(variant.arguments)
+    if _RELATIVE_GAP in arguments:
+        options[_RELATIVE_GAP] = arguments.pop(_RELATIVE_GAP)
+    if name == "weights":
+        arguments[option.name] = error
+    return dataclasses.replace(variant, options=options, arguments=arguments)
 
 
 def _computed(
@@ -381,6 +484,9 @@ def _description(
     if variant.depends_on_schema:
         description["participation"] = schema.to_dict()
     description |= {**variant.options, **variant.arguments}
+    if isinstance(description.get("error"), tuple):
+        # As the parameters of a factorization have them.
+        description |= RoundError.of(description["error"], num_rounds).parameters()
     if variant.base is not None:
         name, base = variant.base
         description[_BASE] = _description(name, base, num_rounds, schema)

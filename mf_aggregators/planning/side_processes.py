@@ -66,6 +66,46 @@ def computing(
         side.end()
 
 
+@contextlib.contextmanager
+def until(deadline: float | None) -> Iterator[None]:
+    """Raises TimeLimitError in a block once its time is over, where the system can.
+
+    Args:
+      deadline: The time, as ``time.monotonic`` has it; None for none.
+    """
+    reason = "was not done when the time had passed"
+    if deadline is None:
+        yield
+        return
+    left = deadline - time.monotonic()
+    if left <= 0.0:
+        raise TimeLimitError("was not begun when the time had passed")
+    is_main = threading.current_thread() is threading.main_thread()
+    if not (is_main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _AlarmError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        try:
+            yield
+        finally:
+            # Rings here as well end in the handler below.
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+    except _AlarmError:
+        raise TimeLimitError(reason) from None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class _AlarmError(BaseException):
+    """The time is over. No exception that anybody catches who guards against other packages."""
+
+
 class _SideProcesses:
     def __init__(
         self,

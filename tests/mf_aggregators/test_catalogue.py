@@ -1,6 +1,7 @@
 """Mechanisms of other packages: offered by name, and believed in nothing."""
 
 import ast
+import dataclasses
 import importlib.metadata
 import pathlib
 import warnings
@@ -385,6 +386,70 @@ def test_a_damaged_checkpoint_of_another_package_is_refused(
     monkeypatch.setattr(Boastful, "recursion", IndependentNoise(6))
     with refuses("matrix", error=checkpoints.CheckpointError):
         checkpoints.load(tmp_path / "checkpoint")
+
+
+def test_what_an_entry_says_of_weights_is_what_its_function_takes() -> None:
+    with_errors = [
+        each for each in catalogue.entries().values() if each.error_option("max") is not None
+    ]
+    assert {each.name for each in with_errors} >= {"banded", "optimal", "toeplitz", "blt"}
+    sizes = {"num_bands": 2, "num_buffers": 1}
+    for each in with_errors:
+        known = {option.name for option in each.options}
+        options = {name: size for name, size in sizes.items() if name in known}
+        request = _request(6, **options, error=np.arange(1.0, 7.0))
+        try:
+            made = each.build(request)
+        except ValueError:
+            made = None
+        assert (made is not None) == (each.error_option("weights") is not None)
+
+
+@pytest.mark.parametrize("takes_weights", [False, True])
+def test_a_plan_for_an_error_makes_a_mechanism_for_it_that_has_such_an_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, takes_weights: bool
+) -> None:
+    asked: list[Any] = []
+
+    class WithError(Discounted):
+        options = (
+            Option(
+                "error", "error", "Which.", choices=("mean", "max"), takes_weights=takes_weights
+            ),
+        )
+
+        def build(self, request: Request) -> np.ndarray:
+            asked.append(request.options.get("error"))
+            return super().build(request)
+
+    _install(monkeypatch, _EntryPoint(WithError))
+    weights = tuple(float(weight) for weight in range(1, 7))
+    setting = planning.Setting(
+        num_rounds=6,
+        population=60,
+        clients_per_round=5,
+        participation=MinSeparation(3),
+        sampling=None,
+        epsilon=4.0,
+        delta=1e-4,
+        model_size=10,
+    )
+    errors: tuple[Any, ...] = ("mean", "max", weights)
+    for error in errors:
+        plan = planning.make(
+            dataclasses.replace(setting, error=error), mechanisms=("discounted", "identity")
+        )
+        assert {each.kind for each in plan.candidates} == {"discounted", "identity"}
+    assert asked == [None, "max", weights if takes_weights else None]
+    file = tmp_path / "weights.txt"
+    np.savetxt(file, weights)
+    flags_given = {"error": str(file)}
+    if takes_weights:
+        options = mechanism_flags.given_options(flags_given, "discounted")
+        np.testing.assert_array_equal(options["error"], weights)
+    else:
+        with refuses("--error", "mean or max", error=CommandError):
+            mechanism_flags.given_options(flags_given, "discounted")
 
 
 @pytest.mark.parametrize("place", ["build", "for_timers"])

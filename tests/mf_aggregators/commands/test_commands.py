@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import checkpoints, participation, workloads
+from mf_aggregators import checkpoints, factorizations, participation, workloads
 from mf_aggregators.commands import command_line, factorize, report
 from mf_aggregators.participation import MinSeparation
 from tests.refusals import refuses
@@ -371,6 +371,38 @@ def test_blt_chooses_its_buffers(
     assert status == 0, err
     parameters = checkpoints.load(tmp_path / "c").parameters
     assert (parameters["num_buffers"], parameters["accuracy"]) == (num_buffers, float(accuracy))
+
+
+def test_an_error_may_be_a_file_of_weights(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "weights.txt"
+    weights = np.geomspace(1.0, 4.0, 8)
+    np.savetxt(file, weights)
+    common = ("mf-factorize", "--num_rounds=8", f"--output={tmp_path / 'c'}", "--format=json")
+    status, out, err = _call(
+        capsys, *common, "--mechanism=banded", "--num_bands=3", f"--error={file}"
+    )
+    assert status == 0, err
+    fields = json.loads(out)
+    found = checkpoints.load(tmp_path / "c")
+    wanted = factorizations.banded(8, 3, error=np.loadtxt(file))
+    assert found.has_same_matrix(wanted)
+    assert wanted.participation is not None
+    rows = wanted.per_round_variance(8, wanted.participation)
+    assert fields["weighted_error"] == pytest.approx(np.sqrt(np.average(rows, weights=weights)))
+    np.savetxt(file, weights[1:])
+    for error, message in (
+        (file, "(7,)"),
+        (tmp_path / "none", "cannot be read as mean, max or a file of numbers"),
+        (tmp_path, "cannot be read as mean, max or a file of numbers"),
+    ):
+        status, out, err = _call(
+            capsys, *common, "--mechanism=optimal", f"--error={error}", "--overwrite"
+        )
+        assert (status, out) == (2, "")
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("mechanism", _MECHANISMS)

@@ -35,7 +35,7 @@ _SETTING = (
     "--delta=1.5e-6",
     "--model_size=1000",
 )
-# As many parts as batches, for which there is a closed form and no search.
+# As many groups as batches, for which there is a closed form and no search.
 _SAMPLING = ("--sampling=poisson", "--num_rounds=4")
 _CANDIDATE_FIELDS = {
     "mechanism",
@@ -187,6 +187,102 @@ def test_printed_commands_run(
     assert found == pytest.approx(chosen["noise_multiplier"], rel=1e-6)
 
 
+def _weights(tmp_path: pathlib.Path, num_rounds: int) -> str:
+    path = tmp_path / "their weights.txt"
+    path.write_text("".join(f"{2.0 ** (i / 8)}\n" for i in range(num_rounds)))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--error=max",),
+        ("--error=WEIGHTS",),
+        ("--error=WEIGHTS", "--num_rounds=4"),
+        ("--error=max", "--num_rounds=24", "--mechanisms=structured"),
+        ("--error=max", "--sampling=poisson", "--mechanisms=banded"),
+        ("--error=max", "--num_rounds=8", "--sampling=balls_in_bins", "--delta=1e-3"),
+    ],
+    ids=" ".join,
+)
+def test_printed_commands_make_the_very_matrix_of_an_error(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = arguments[0].removeprefix("--error=")
+    if error == "WEIGHTS":
+        rounds = 4 if "--num_rounds=4" in arguments else 12
+        error = _weights(tmp_path, rounds)
+        arguments = (f"--error={error}", *arguments[1:])
+    own = _planned(capsys, cache, *arguments, "--output=own")
+    fields = _planned(capsys, cache, *arguments)
+    assert fields["candidates"] == own["candidates"]
+    assert fields["error"] == error
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    assert chosen["mechanism"] == "structured" or chosen["options"]["error"] == error
+    made = checkpoints.load("own")
+    *commands, aggregator = fields["commands"]
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "mf-factorize":
+            _factorize(capsys, words)
+        elif words[0] == "mf-plan":
+            status, _, err = _call(capsys, *words[1:], f"--cache_dir={tmp_path / 'new'}")
+            assert status == 0, err
+    directory, named = _arguments(aggregator)
+    found = checkpoints.load(directory)
+    assert found.has_same_matrix(made)
+    # A matrix for the mean is another one.
+    of_mean = _planned(capsys, cache, *arguments[1:], "--output=of_mean")
+    assert of_mean["error"] == "mean"
+    assert not checkpoints.load("of_mean").has_same_matrix(made)
+    factory = eval(aggregator, {"mfa": mfa})
+    assert factory.mechanism.factorization.has_same_matrix(made)
+    assert factory.mechanism.noise_multiplier == chosen["noise_multiplier"]
+    errors = made.errors(mfa.workloads.prefix_sum(made.num_rounds), named["participation"])
+    assert chosen["max_error"] == pytest.approx(errors.max_error, rel=1e-12)
+    sought = errors.max_error
+    if error != "max":
+        weights = [float(line) for line in pathlib.Path(error).read_text().split()]
+        sought = math.sqrt(
+            sum(w * e for w, e in zip(weights, errors.per_round_variance, strict=True))
+            / sum(weights)
+        )
+    assert chosen["effective_error"] == pytest.approx(
+        sought * chosen["noise_multiplier"] / 10, rel=1e-12
+    )
+
+
+def test_a_table_for_an_error_begins_with_it(
+    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+) -> None:
+    few = (*_SETTING, cache, "--separation=4", "--mechanisms=identity,toeplitz,banded")
+    weights = _weights(tmp_path, 12)
+    for error, column, unit in (
+        ("mean", "effective RMSE", "RMSE"),
+        ("max", "worst round", "max error"),
+        (weights, "weighted", "weighted error"),
+    ):
+        status, out, err = _call(capsys, *few, f"--error={error}")
+        assert status == 0, err
+        lines = out.splitlines()
+        (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism "))
+        names = [name.strip() for name in lines[at].split("  ") if name.strip()]
+        assert names[1] == column
+        assert names[names.index("noise mult.") - 1] == unit
+        assert {"effective RMSE", "worst round"} <= set(names)
+        assert (shlex.quote(error) in lines[at - 2]) == (error != "mean")
+        fields = json.loads(_call(capsys, *few, f"--error={error}", "--format=json")[1])
+        errors = [each["effective_error"] for each in fields["candidates"]]
+        rows = [line[2:].rsplit(maxsplit=len(names) - 1) for line in lines[at + 1 :]]
+        written = [float(row[1]) for row in rows[: len(errors)]]
+        assert written == pytest.approx(errors, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("sampling", "condition"),
     [
@@ -330,6 +426,8 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--sampling=poisson", "--delta=1e-13"], "at least 1e-12"),
         (["--unknown=1"], "unknown"),
         (["something"], "unexpected argument"),
+        (["--error=worst"], "--error=worst cannot be read as mean, max or a file of numbers"),
+        (["--error=/dev/null"], "--error=/dev/null must hold one number on each line"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -472,7 +570,7 @@ def test_a_template_is_marked_above_its_command(
     ("arguments", "phrases"),
     [
         (("--separation=3",), ("timers", "at least 3 rounds apart", "every device")),
-        # As many parts as batches: nothing is amplified.
+        # As many groups as batches: nothing is amplified.
         (_SAMPLING, ("all clients in one fixed order of 4 batches", "once")),
         (
             ("--sampling=poisson", "--num_rounds=12", "--population=30"),
@@ -546,12 +644,14 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("error", ["mean", "max"])
 def test_printed_commands_train(
     commands: CommandServer,
     capsys: pytest.CaptureFixture[str],
     cache: str,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
+    error: str,
 ) -> None:
     """Two rounds on a file of 40 clients, as printed but for a model that is smaller still."""
     monkeypatch.chdir(tmp_path)
@@ -562,7 +662,7 @@ def test_printed_commands_train(
         for client in range(clients)
     ]
     federated_text.write(tmp_path / "mine.sqlite", examples)
-    fields = _planned(capsys, cache, "--num_rounds=2", "--dataset=mine.sqlite")
+    fields = _planned(capsys, cache, "--num_rounds=2", "--dataset=mine.sqlite", f"--error={error}")
     make, train, _ = fields["commands"]
     assert not any(step["is_template"] for step in fields["steps"])
     _factorize(capsys, shlex.split(make))

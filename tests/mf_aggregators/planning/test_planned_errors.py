@@ -1,0 +1,229 @@
+"""Plans for the worst round and for weights on rounds, against dense matrices."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators import catalogue, planning
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import Candidate, Plan, Setting
+from mf_aggregators.planning.planner import quantity_of
+from tests.refusals import refuses
+
+_TIMERS = Setting(
+    num_rounds=24,
+    population=60,
+    clients_per_round=10,
+    participation=MinSeparation(6),
+    sampling=None,
+    epsilon=8.0,
+    delta=1e-6,
+    model_size=1000,
+)
+# How probable it is that training stops after each round, up to a factor.
+_WEIGHTS = tuple(float(weight) for weight in np.geomspace(1.0, 20.0, 24))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def _made(cache: pathlib.Path, *mechanisms: str, **changes: Any) -> Plan:
+    return planning.make(
+        dataclasses.replace(_TIMERS, **changes),
+        cache_directory=cache,
+        mechanisms=mechanisms or None,
+    )
+
+
+def _rows(candidate: Candidate) -> np.ndarray:
+    """The variance of each round, by dense matrices; a tree's decoder is not A C^-1."""
+    made, schema = candidate.mechanism.factorization, candidate.mechanism.schema
+    if candidate.kind == "tree":
+        return made.errors(made.num_rounds, schema).per_round_variance
+    decoder = np.tri(made.num_rounds) @ np.linalg.inv(made.strategy_matrix())
+    rows = np.sum(np.square(decoder), axis=1)
+    return np.asarray(rows * made.sensitivity(schema).value ** 2)
+
+
+def _effective(candidate: Candidate, variance: float) -> float:
+    scale = candidate.mechanism.noise_multiplier / candidate.clients_per_round
+    return math.sqrt(variance) * scale
+
+
+def _is_made_for(candidate: Candidate) -> Any:
+    return candidate.mechanism.factorization.parameters.get("error", "mean")
+
+
+def test_the_worst_round_decides(cache: pathlib.Path) -> None:
+    plan = _made(cache, error="max")
+    found = [_effective(each, float(np.max(_rows(each)))) for each in plan.candidates]
+    assert found == sorted(found)
+    for each, error in zip(plan.candidates, found, strict=True):
+        assert each.effective_error == each.max_effective_error == pytest.approx(error)
+        assert each.lower_bound is not None
+        assert each.over_lower_bound == pytest.approx(each.errors.max_error / each.lower_bound)
+        # What no matrix can be below holds for the mean as well.
+        assert each.errors.max_error >= each.errors.rmse >= each.lower_bound
+        # The rule for learning rates was fitted to the effective RMSE.
+        assert each.server_learning_rate == planning.server_learning_rate(each.effective_rmse)
+    asked = {each.kind for each in plan.candidates if "max" in each.name.split()}
+    assert asked == {"blt", "banded_inverse", "toeplitz", "banded"}
+    assert all((_is_made_for(each) == "max") == (each.kind in asked) for each in plan.candidates)
+    bases = {each.base for each in plan.candidates if each.kind == "structured"}
+    ((kind, options),) = (each for each in bases if each is not None)
+    assert (kind, dict(options)["error"]) == ("banded", "max")
+    assert quantity_of("max") in plan.reason
+
+
+@pytest.mark.parametrize("separation", [16, 128])
+def test_another_matrix_is_recommended_for_the_worst_round(
+    cache: pathlib.Path, separation: int
+) -> None:
+    """128 rounds: every matrix of the plan for the mean is worse in its worst round."""
+    sizes: dict[str, Any] = {
+        **{"num_rounds": 128, "population": 10 * separation},
+        "participation": MinSeparation(separation),
+    }
+    names = ("identity", "tree", "toeplitz", "banded" if separation == 16 else "optimal")
+    for_mean = _made(cache, *names, **sizes)
+    for_max = _made(cache, *names, **sizes, error="max")
+    chosen = for_max.recommended
+    worst = [float(np.max(_rows(each))) for each in for_mean.candidates]
+    assert float(np.max(_rows(chosen))) * 1.15 < min(worst)
+    # What the plan for the mean recommends has the least mean of both plans.
+    means = [float(np.mean(_rows(each))) for each in (*for_mean.candidates, chosen)]
+    assert float(np.mean(_rows(for_mean.candidates[0]))) == min(means)
+    assert not chosen.mechanism.factorization.has_same_matrix(
+        for_mean.recommended.mechanism.factorization
+    )
+    gap = chosen.mechanism.factorization.optimality_gap
+    assert gap is not None
+    assert gap <= 1e-3
+
+
+def test_another_mechanism_is_recommended_for_the_worst_round(cache: pathlib.Path) -> None:
+    """A tree is as good as 16 bands on average, and much worse in its worst round."""
+    sizes: dict[str, Any] = {
+        **{"num_rounds": 128, "population": 1280, "participation": MinSeparation(128)},
+        # What 16 bands keep.
+        "noise_memory": 15 * 4000.0,
+    }
+    for_mean = _made(cache, "tree", "banded", **sizes)
+    for_max = _made(cache, "tree", "banded", **sizes, error="max")
+    assert for_mean.recommended.name == "tree full"
+    assert for_max.recommended.name == "banded 16 max"
+    (tree,) = (each for each in for_max.candidates if each.name == "tree full")
+    assert np.max(_rows(tree)) > 1.1 * np.max(_rows(for_max.recommended))
+
+
+def test_weights_decide(cache: pathlib.Path) -> None:
+    plan = _made(cache, error=np.array(_WEIGHTS))
+    shares = np.divide(_WEIGHTS, np.sum(_WEIGHTS))
+    found = [_effective(each, float(shares @ _rows(each))) for each in plan.candidates]
+    assert found == sorted(found)
+    for each, error in zip(plan.candidates, found, strict=True):
+        assert each.effective_error == pytest.approx(error)
+        # No bound of the mean is one for weights.
+        assert each.over_lower_bound is None
+    best = plan.candidates[0]
+    assert best.name == "banded 6 weights"
+    np.testing.assert_allclose(best.mechanism.factorization.parameters["weights"], shares)
+    (of_mean,) = (each for each in _made(cache).candidates if each.name == "banded 6")
+    assert float(shares @ _rows(best)) < 0.99 * float(shares @ _rows(of_mean))
+    assert quantity_of(_WEIGHTS) in plan.reason
+
+
+def test_what_takes_no_weights_is_made_for_the_mean(cache: pathlib.Path) -> None:
+    known = catalogue.entries()
+    for each in _made(cache, error=_WEIGHTS).candidates:
+        takes_them = known[each.kind].error_option("weights") is not None
+        assert _is_made_for(each) == ("weights" if takes_them else "mean")
+        assert ("weights" in each.name.split()) == takes_them
+
+
+def test_equal_weights_are_the_mean() -> None:
+    assert dataclasses.replace(_TIMERS, error=(0.5,) * 24) == _TIMERS
+    hash(dataclasses.replace(_TIMERS, error=_WEIGHTS))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("least", ["'mean'", "'max'", "'least'"]),
+        ("weights", ["'weights'"]),
+        (np.ones(23), ["24", "(23,)"]),
+        ([-1.0] + [1.0] * 23, ["-1"]),
+        (np.zeros(24), ["0.0"]),
+        ([math.nan] * 24, ["nan"]),
+    ],
+)
+def test_what_is_no_error_is_refused(error: Any, words: list[str]) -> None:
+    with refuses("error", *words):
+        dataclasses.replace(_TIMERS, error=error)
+
+
+def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.Path) -> None:
+    """Each is computed once, and is the same from the cache as without it."""
+    others = tuple(reversed(_WEIGHTS))
+    errors: list[Any] = ["mean", "max", _WEIGHTS, others]
+    plans = [_made(tmp_path, "banded", "toeplitz", error=error) for error in errors]
+    entries = {path.name for path in tmp_path.iterdir()}
+    # Two numbers of bands, and the Toeplitz matrix for two errors, as it takes no weights.
+    for_weights = catalogue.entry("toeplitz").error_option("weights") is not None
+    assert len(entries) == 2 * len(errors) + (4 if for_weights else 2)
+    for error, plan in zip(errors, plans, strict=True):
+        setting = dataclasses.replace(_TIMERS, error=error)
+        again = planning.make(setting, cache_directory=tmp_path, mechanisms=["banded", "toeplitz"])
+        afresh = planning.make(setting, mechanisms=["banded", "toeplitz"])
+        for first, second, third in zip(
+            plan.candidates, again.candidates, afresh.candidates, strict=True
+        ):
+            assert first == second == third
+            matrices = [each.mechanism.factorization for each in (first, second, third)]
+            assert matrices[0].has_same_matrix(matrices[1])
+            assert matrices[0].has_same_matrix(matrices[2])
+    assert {path.name for path in tmp_path.iterdir()} == entries
+    bands = [plan.candidates[0].mechanism.factorization.strategy_matrix() for plan in plans]
+    assert all(
+        not np.allclose(first, second, rtol=1e-3)
+        for number, first in enumerate(bands)
+        for second in bands[:number]
+    )
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
+def test_sampling_compares_worst_rounds(cache: pathlib.Path, sampling: str) -> None:
+    changes: dict[str, Any] = {
+        **{"num_rounds": 12, "population": 60, "participation": None, "sampling": sampling},
+        "delta": 1e-3,
+    }
+    plan = _made(cache, **changes, error="max")
+    errors = [each.max_effective_error for each in plan.candidates]
+    assert errors == sorted(errors)
+    amplified = [each for each in plan.candidates if each.mechanism.sampling is not None]
+    assert {_is_made_for(each) for each in amplified if each.kind == "banded"} == {"max"}
+    assert all(each.over_lower_bound is None for each in amplified)
+    fixed = [each for each in plan.candidates if each.kind == "optimal"]
+    assert [_is_made_for(each) for each in fixed] == ["max"] * (sampling == "poisson")
+    assert not plan.recommended.is_estimate
+
+
+def test_long_searches_for_the_worst_round_are_expected() -> None:
+    """They take many times as long as those for the mean: in a limited time that counts."""
+    sizes: dict[str, Any] = {"num_rounds": 2052, "population": 342_000, "clients_per_round": 1000}
+    large = dataclasses.replace(_TIMERS, **sizes, participation=MinSeparation(342))
+    seconds = {}
+    for error in ("mean", "max"):
+        setting = dataclasses.replace(large, error=error)
+        seconds[error] = {
+            each.name.removesuffix(" max"): each.expected_seconds or 0.0
+            for each in planning.computations(setting)
+        }
+    assert seconds["max"]["banded 342"] > 4.0 * seconds["mean"]["banded 342"]
+    assert seconds["max"]["toeplitz 342"] == seconds["mean"]["toeplitz 342"]
