@@ -602,9 +602,11 @@ def _workload(
     if learning_rate_schedules.is_same_training(made_for, _training(before, earlier)):
         return _training(config, horizons)
     if made_for.constant_momentum() is not None:
-        return dataclasses.replace(made_for, num_rounds=num_rounds, learning_rates=None)
-    # Nobody knows of a schedule that is not this run's what it would be in further rounds.
-    return sums
+        made_for = dataclasses.replace(made_for, learning_rates=None)
+    if any(isinstance(value, list) for value in made_for.to_dict().values()):
+        # Nobody knows of a schedule that is not this run's what it would be in further rounds.
+        return sums
+    return dataclasses.replace(made_for, num_rounds=num_rounds)
 
 
 def _training(config: RunConfig, horizons: Sequence[Horizon]) -> Workload:

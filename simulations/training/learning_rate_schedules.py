@@ -209,13 +209,17 @@ def in_words(workload: Workload) -> str:
     Args:
       workload: The workload.
     """
-    is_constant = workload.constant_momentum() is not None
-    if workload.name == "prefix_sum" or (is_constant and workload.momentum == 0.0):
-        return "sums of updates"
-    rates = "a constant rate" if is_constant else "rates that change"
-    if workload.momentum == 0.0:
-        return f"sums of updates at {rates}"
-    return f"momentum {workload.momentum:g} at {rates}"
+    parameters = workload.to_dict()
+    name = parameters.pop("name")
+    if name not in ("prefix_sum", "momentum_sgd"):
+        return f"the workload {name}"
+    momentum, rates = parameters.pop("momentum", 0.0), parameters.pop("learning_rates", None)
+    words = f"momentum {momentum:g}" if momentum else "sums of updates"
+    if rates is not None and len(set(rates)) > 1:
+        words += " at rates that change"
+    elif momentum:
+        words += " at a constant rate"
+    return ", ".join([words, *(f"{other} {value}" for other, value in parameters.items())])
 
 
 def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:
