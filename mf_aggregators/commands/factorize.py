@@ -91,7 +91,7 @@ def main(values: flags.FlagValues) -> None:
         "sensitivity_is_exact": errors.sensitivity.is_exact,
         **errors.to_dict(),
         "rmse_lower_bound": None if bound is None else bound.rmse,
-        "optimality_gap": gap,
+        **mechanism_flags.gap_fields(factorization, workload, schema),
         "seconds": seconds,
         "participation": str(schema),
         "output": values.output,

@@ -298,6 +298,12 @@ def _write_learning_rates(
     """Writes the learning rates of a run, trains nothing, and says what makes a matrix for them."""
     file = config.write_learning_rates
     assert file is not None
+    output_paths.check_parent(file, "write_learning_rates")
+    output_paths.check_file(file, "write_learning_rates")
+    command_line.check_choice(
+        not os.path.lexists(file),
+        f"--write_learning_rates={file} is there already: delete it, or choose another name.",
+    )
     data = command.open_data(config)
     horizons: tuple[Horizon, ...] = ()
     if values.output_dir:
@@ -308,11 +314,6 @@ def _write_learning_rates(
         if _is_longer(begun.get("flags", {}), config):
             horizons = (*horizons, _horizon_before(begun["flags"], config, data, directory))
     rates = planned_runs.server_rates(config, horizons)
-    output_paths.check_file(file, "write_learning_rates")
-    command_line.check_choice(
-        not os.path.lexists(file),
-        f"--write_learning_rates={file} is there already: delete it, or choose another name.",
-    )
     most_bands = command.defaults(values)["max_bands"]
     shell = planned_runs.factorize_command(config, data, most_bands, file)
     learning_rate_schedules.write(rates, file)

@@ -16,6 +16,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
+from simulations.examples.digit_classification import run_digits
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.planned_runs import Run
@@ -377,6 +378,19 @@ def test_rates_are_written_for_mechanisms_of_no_workload_as_well(
     assert again.status == 2
     assert f"--write_learning_rates={file}" in again.errors
     assert [float(line) for line in file.read_text().splitlines()] == rates
+
+
+@pytest.mark.parametrize("file", ["", "missing/rates.txt", "rates.txt/rates.txt"])
+def test_rates_that_cannot_be_written_are_refused_before_data_are_opened(
+    file: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rates.txt").write_text("mine")
+    monkeypatch.setattr(run_digits.data, "load", None)
+    ended = console_commands.call("run-digits", f"--write_learning_rates={tmp_path / file}")
+    assert ended.status == 2
+    assert f"--write_learning_rates={tmp_path / file}" in ended.errors
+    assert not ended.printed
+    assert (tmp_path / "rates.txt").read_text() == "mine"
 
 
 def test_the_rates_of_an_extended_run_are_those_that_it_has(tmp_path: pathlib.Path) -> None:
