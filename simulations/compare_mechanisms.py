@@ -42,6 +42,7 @@ _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
         "checkpoint": "--mechanisms names what is compared",
         "format": "the results of runs are read as JSON",
         "noise_directory": "runs that share one would share their noise",
+        "write_learning_rates": "a run that writes them does not train",
         "seed": "repetitions with a fixed seed are the same run, without a guarantee",
         "flagfile": "name its flags themselves",
     }

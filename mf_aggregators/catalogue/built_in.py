@@ -32,6 +32,7 @@ from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
 )
+from mf_aggregators.workloads import Workload
 
 # Plans compare optima that are certified to this relative gap of the squared error.
 RELATIVE_GAP_OF_PLANS = 1e-3
@@ -102,6 +103,13 @@ def _relative_gap(function: Callable[..., Any], default_text: str = "") -> Optio
     )
 
 
+def _at_constant_rate(workload: Workload) -> Workload:
+    """The workload without its learning rates, which Toeplitz coefficients have no place for."""
+    if workload.constant_momentum() is not None:
+        return workload
+    return dataclasses.replace(workload, learning_rates=None)
+
+
 def _too_many_rounds(most: int) -> str:
     return f"is optimised for at most {most} rounds"
 
@@ -117,6 +125,9 @@ class IdentityEntry(Entry):
     def build(self, request: Request) -> IdentityFactorization:
         """Makes the factorization."""
         return identity(request.num_rounds)
+
+    def nearest_workload(self, workload: Workload) -> None:
+        """Returns nothing: the matrix is the same for all workloads."""
 
     def num_bands(self, options: Mapping[str, Any]) -> int:
         """Returns the single band."""
@@ -151,6 +162,9 @@ class TreeEntry(Entry):
     def build(self, request: Request) -> TreeAggregationFactorization:
         """Makes the factorization, which depends on no workload and no schema."""
         return tree_aggregation(request.num_rounds, **self.arguments(request))
+
+    def nearest_workload(self, workload: Workload) -> None:
+        """Returns nothing: the matrix is the same for all workloads."""
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns both estimators."""
@@ -195,6 +209,10 @@ class BltEntry(Entry):
             **self.arguments(request),
         )
 
+    def nearest_workload(self, workload: Workload) -> Workload:
+        """Returns the workload with the same momentum at a constant learning rate."""
+        return _at_constant_rate(workload)
+
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns few and some buffers."""
         return [Variant({"num_buffers": number}) for number in (2, 4)]
@@ -233,6 +251,10 @@ class BandedInverseEntry(Entry):
             show_progress=request.show_progress,
             **self.arguments(request),
         )
+
+    def nearest_workload(self, workload: Workload) -> Workload:
+        """Returns the workload with the same momentum at a constant learning rate."""
+        return _at_constant_rate(workload)
 
     def for_audit(self, request: Request) -> Request:
         """Returns the request with as many bands as the separation."""
@@ -291,6 +313,10 @@ class ToeplitzEntry(Entry):
             show_progress=request.show_progress,
             **self.arguments(request),
         )
+
+    def nearest_workload(self, workload: Workload) -> Workload:
+        """Returns the workload with the same momentum at a constant learning rate."""
+        return _at_constant_rate(workload)
 
     def for_audit(self, request: Request) -> Request:
         """Returns the request with as many bands as the separation."""

@@ -250,6 +250,20 @@ class Entry(abc.ABC):
             **{option.name: option.default_of_runs for option in self.options}
         )
 
+    def nearest_workload(self, workload: Workload) -> Workload | None:
+        """Returns the workload that the mechanism can be optimised for in place of one.
+
+        Args:
+          workload: What is asked for.
+
+        Returns:
+          The workload itself where the mechanism can be optimised for it, and else the one that is
+          nearest to it: by default the prefix sum. None if its matrix depends on no workload.
+        """
+        if self.has_any_workload:
+            return workload
+        return Workload("prefix_sum", workload.num_rounds)
+
     def num_bands(self, options: Mapping[str, Any]) -> int | None:
         """Returns the bands of C before it is made, for amplification by sampling.
 

@@ -21,6 +21,7 @@ from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.workloads import Workload
 
 # How much of the noise multiplier a recursion may take: rounding takes far less.
 _TOLERANCE = 1e-8
@@ -178,6 +179,10 @@ class CheckedEntry(Entry):
     def for_run(self, request: Request, most_bands: int) -> Request:
         """Returns what the mechanism asks for in a training run."""
         return self._made.for_run(request, most_bands)
+
+    def nearest_workload(self, workload: Workload) -> Workload | None:
+        """Returns the workload that the mechanism says it is optimised for."""
+        return self._made.nearest_workload(workload)
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns what the mechanism wants to be evaluated."""

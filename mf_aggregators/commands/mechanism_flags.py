@@ -32,6 +32,8 @@ _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     ),
     "first_column": "toeplitz",
 }
+# What a gap is of, by what was minimised, where it is not of the mean.
+_CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
 
 
 def names(*, for_runs: bool = False) -> list[str]:
@@ -343,6 +345,17 @@ def gap_for(
         return None
     own = factorization.parameters.get("workload")
     return gap if workloads.has_fingerprint(workload, own) else None
+
+
+def gap_fields(
+    factorization: Factorization, workload: Workload, participation: Participation
+) -> dict[str, Any]:
+    """Returns ``optimality_gap`` as a field, and the error that it is of where that is no mean."""
+    gap = gap_for(factorization, workload, participation)
+    error = _CERTIFIED_ERRORS.get(str(factorization.parameters.get("error")))
+    if gap is None or error is None:
+        return {"optimality_gap": gap}
+    return {"optimality_gap": gap, "optimality_gap_of": error}
 
 
 def define_privacy(values: flags.FlagValues) -> None:

@@ -98,7 +98,7 @@ class Subject:
             **errors.to_dict(),
             "rmse_lower_bound": None if bound is None else bound.rmse,
             "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
-            "optimality_gap": mechanism_flags.gap_for(factorization, self.workload, self.schema),
+            **mechanism_flags.gap_fields(factorization, self.workload, self.schema),
             "noise_state_floats_per_parameter": recursion.floats_per_parameter,
             "rows_of_z_per_round": recursion.rows_of_z_per_round,
         }

@@ -14,6 +14,7 @@ that is killed before it has extended nothing, and after it only the larger one 
 import dataclasses
 import datetime
 import math
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import checkpoints, printed_guarantees
+from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT
@@ -38,6 +39,7 @@ from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
+from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
 
@@ -69,6 +71,9 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
     workers = None if config.workers is None else worker_addresses.parse(config.workers)
+    if config.write_learning_rates is not None:
+        _write_learning_rates(values, config, command)
+        return None
     command_line.check_extra("a training run")
     if values.noise_directory:
         output_paths.check_name(values.noise_directory, "noise_directory")
@@ -191,6 +196,7 @@ def extend(run: Run, command: TaskCommand, begun: Mapping[str, Any]) -> dict[str
     checkpoints.save(
         mechanism.factorization,
         directory.extended_factorization,
+        workload=run.workload.to_dict(),
         participation=mechanism.schema,
     )
     config = {
@@ -219,6 +225,8 @@ def _train(
     workers: tuple[str, ...] | None,
 ) -> int | None:
     directory = run.directory
+    if note := workload_note(run):
+        _say(command, note)
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
     from simulations.runs import federated_training
@@ -249,6 +257,77 @@ def _train(
     if outcome.message and not outcome.stopped_by_rule:
         return command_line.BAD_INPUT
     return command_line.INTERRUPTED if outcome.interrupted else None
+
+
+def workload_note(run: Run) -> str:
+    """Returns what is worth knowing of a matrix that is for another workload than the training.
+
+    Args:
+      run: The run.
+
+    Returns:
+      One line; empty where the matrix is for this training, or for no workload at all.
+    """
+    factorization, training, own = run.mechanism.factorization, run.training, run.workload
+    entry = catalogue.entries().get(factorization.mechanism)
+    nearest = own if entry is None else entry.nearest_workload(training)
+    stated = factorization.parameters.get("workload")
+    if (
+        nearest is None
+        or run.mechanism.noise_multiplier == 0.0
+        or learning_rate_schedules.is_same_training(own, training)
+        or (stated is not None and workloads.has_fingerprint(training, stated))
+    ):
+        return ""
+    made_for, trained = (learning_rate_schedules.in_words(each) for each in (own, training))
+    note = f"the matrix is for {made_for}, and this training has "
+    note += "other rates" if made_for == trained else trained
+    if learning_rate_schedules.is_same_training(own, nearest):
+        return f"{note}, which no {factorization.mechanism} matrix is made for"
+    if run.config.checkpoint is None:
+        return f"{note}: --workload={run_config.TRAINING} makes one for that, at the same epsilon"
+    return (
+        f"{note}: --write_learning_rates writes what mf-factorize needs to make one for that, at "
+        "the same epsilon"
+    )
+
+
+def _write_learning_rates(
+    values: flags.FlagValues, config: RunConfig, command: TaskCommand
+) -> None:
+    """Writes the learning rates of a run, trains nothing, and says what makes a matrix for them."""
+    file = config.write_learning_rates
+    assert file is not None
+    output_paths.check_parent(file, "write_learning_rates")
+    output_paths.check_file(file, "write_learning_rates")
+    command_line.check_choice(
+        not os.path.lexists(file),
+        f"--write_learning_rates={file} is there already: delete it, or choose another name.",
+    )
+    data = command.open_data(config)
+    horizons: tuple[Horizon, ...] = ()
+    if values.output_dir:
+        # One that was begun may have other rates than a new run.
+        directory = RunDirectory(values.output_dir)
+        begun = directory.read_config() or {}
+        horizons = planned_runs.horizons_of(begun, directory)
+        if _is_longer(begun.get("flags", {}), config):
+            horizons = (*horizons, _horizon_before(begun["flags"], config, data, directory))
+    rates = planned_runs.server_rates(config, horizons)
+    most_bands = command.defaults(values)["max_bands"]
+    shell = planned_runs.factorize_command(config, data, most_bands, file)
+    learning_rate_schedules.write(rates, file)
+    fields = {
+        "learning_rates": file,
+        "num_rounds": config.num_rounds,
+        "momentum": config.server_momentum,
+        "factorize": shell,
+    }
+    lines = [("learning rates", file), ("momentum", f"{config.server_momentum:g}")]
+    text = command_line.table(lines)
+    if shell is not None:
+        text += f"\n\nA matrix for this training, which --checkpoint= takes:\n\n  {shell}"
+    command_line.print_result(values, fields, text)
 
 
 def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
@@ -376,6 +455,7 @@ def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
         checkpoints.save(
             run.mechanism.factorization,
             directory.factorization,
+            workload=run.workload.to_dict(),
             participation=run.mechanism.schema,
         )
     matrix = directory.factorization_sha256()

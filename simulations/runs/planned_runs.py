@@ -7,7 +7,9 @@ Guarantees and statements are asked of the mechanism.
 
 import dataclasses
 import functools
+import os
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +43,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.random_streams import SeedError
+from mf_aggregators.workloads import Workload
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import run_config, run_directory
 from simulations.runs.run_config import TIMERS, RunConfig
@@ -84,6 +87,7 @@ class Run:
         extended. Where few clients stand for a larger cohort, it has the smaller noise of the few.
       directory: Where states, ledger, metrics and statements go.
       seed: Seed of cohorts under timers, devices, the order of data and initial weights.
+      workload: What the matrix is optimised for, and the errors in its checkpoint are stated for.
       behaviour: What the clients' devices do.
       sampler: What draws the clients of each round in the place of timers; None for timers.
       horizons: The horizons before, of a run that was extended.
@@ -94,6 +98,7 @@ class Run:
     mechanism: Mechanism
     directory: RunDirectory
     seed: int
+    workload: Workload
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
     sampler: Sampler | None = None
     horizons: tuple[Horizon, ...] = ()
@@ -159,6 +164,11 @@ class Run:
         """(n,) float64: the server's learning rate of every round."""
         return server_rates(self.config, self.horizons)
 
+    @property
+    def training(self) -> Workload:
+        """The workload of the training, with momentum and the learning rate of every round."""
+        return _training(self.config, self.horizons)
+
 
 def plan(
     config: RunConfig,
@@ -195,21 +205,25 @@ def plan(
         f"--delta={config.delta:g} is not below 1 / {data.num_clients} clients: a mechanism "
         "that publishes one client's data outright would satisfy it.",
     )
-    own = None
+    own, made_for = None, None
     # One factorization for all rounds of a run, whatever becomes of where it came from.
     if begun is not None and directory.factorization.exists():
-        own = checkpoints.load(directory.factorization)
+        own, made_for = _read(directory.factorization)
+    elif config.checkpoint is not None:
+        own, made_for = _loaded(config)
+    workload = _workload(config, horizons, made_for)
     if config.sampling == TIMERS:
-        mechanism = _of_timers(config, data, max_bands, own, begun or {}, horizons)
+        mechanism = _of_timers(config, data, max_bands, own, workload, begun or {}, horizons)
     elif horizons:
         raise CommandError(
             f"a run with --sampling={config.sampling} cannot be extended: its batches are drawn "
             "by a scheme for all of its rounds, which its guarantee rests on. Start a new run."
         )
     else:
-        mechanism = _of_sampling(config, data, own, (begun or {}).get("noise_multiplier"))
+        known_noise = (begun or {}).get("noise_multiplier")
+        mechanism = _of_sampling(config, data, own, workload, known_noise)
     behaviour = DeviceBehaviour() if behaviour is None else behaviour
-    run = Run(config, data, mechanism, directory, seed, behaviour, horizons=horizons)
+    run = Run(config, data, mechanism, directory, seed, workload, behaviour, horizons=horizons)
     try:
         _ = run.noise_split
     except ValueError as error:
@@ -372,6 +386,7 @@ def _of_timers(
     data: TaskData,
     max_bands: int,
     own: Factorization | None,
+    workload: Workload,
     begun: Mapping[str, Any],
     horizons: Sequence[Horizon],
 ) -> Mechanism:
@@ -379,9 +394,9 @@ def _of_timers(
     participations.check_population(participation, num_rounds, data.num_clients, config.cohort)
     if own is None:
         bands = min(participation.separation, num_rounds, max_bands)
-        own = _factorization(config, participation, bands)
+        own = _factorization(config, participation, bands, workload)
     if horizons:
-        return _extended(config, participation, own, begun, horizons)
+        return _extended(config, participation, own, workload, begun, horizons)
     assert config.noise_multiplier is not None
     return Mechanism(own, participation, config.noise_multiplier * config.simulated_share)
 
@@ -390,6 +405,7 @@ def _extended(
     config: RunConfig,
     participation: MinSeparation,
     factorization: Factorization,
+    workload: Workload,
     begun: Mapping[str, Any],
     horizons: Sequence[Horizon],
 ) -> Mechanism:
@@ -422,11 +438,7 @@ def _extended(
             mechanism = mechanism.extended(
                 num_rounds,
                 schema,
-                workload=(
-                    None
-                    if is_known
-                    else workloads.describe(_workload(config, horizons), num_rounds)
-                ),
+                workload=None if is_known else workload,
                 # The indicators of an adaptive clip norm are one number more.
                 num_parameters=size + int(config.adaptive_clip is not None),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
@@ -461,16 +473,15 @@ def _of_sampling(
     config: RunConfig,
     data: TaskData,
     own: Factorization | None,
+    workload: Workload,
     own_noise_multiplier: float | None,
 ) -> Mechanism:
     factorization = own
-    if own is None and config.checkpoint is not None:
-        factorization = _loaded(config)
     # Where it can be, the noise is found, or found impossible, before a matrix is computed.
     scheme = scheme_of(config, data.num_clients, factorization)
 
     def matrix() -> Factorization:
-        return _factorization(config, SingleParticipation(), scheme.num_bands)
+        return _factorization(config, SingleParticipation(), scheme.num_bands, workload)
 
     multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
     if multiplier is None:
@@ -483,30 +494,35 @@ def _of_sampling(
     return Mechanism(matrix() if factorization is None else factorization, scheme, multiplier)
 
 
-def _loaded(config: RunConfig) -> Factorization:
+def _read(checkpoint: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
+    """A checkpoint's factorization, and the workload that it is said to be for."""
+    factorization, description = checkpoints.load_with_description(checkpoint)
+    made_for = description["errors"]["workload"]
+    return factorization, workloads.describe(made_for, factorization.num_rounds)
+
+
+def _loaded(config: RunConfig) -> tuple[Factorization, Workload]:
     assert config.checkpoint is not None
-    factorization = checkpoints.load(config.checkpoint)
+    factorization, workload = _read(config.checkpoint)
     check_choice(
         factorization.num_rounds == config.num_rounds,
         f"--checkpoint={config.checkpoint} is for {factorization.num_rounds} rounds, and "
         f"--num_rounds is {config.num_rounds}: noise for other rounds than those of the run "
         "would be too much or too little. Make the two equal.",
     )
-    return factorization
+    return factorization, workload
 
 
 def _factorization(
-    config: RunConfig, participation: Participation, default_bands: int
+    config: RunConfig, participation: Participation, default_bands: int, workload: Workload
 ) -> Factorization:
     num_rounds, name = config.num_rounds, config.mechanism
-    if config.checkpoint is not None:
-        return _loaded(config)
     if name == run_config.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
     mechanism = catalogue.entry(name)
     request = Request(
         num_rounds,
-        workloads.describe(_workload(config, ()), num_rounds),
+        workload,
         participation,
         mechanism_flags.given_options(config, name),
         show_progress=True,
@@ -516,12 +532,83 @@ def _factorization(
     return factorization
 
 
-def _workload(config: RunConfig, horizons: Sequence[Horizon]) -> dict[str, Any]:
-    """The description of the workload that a run's matrix is optimised for."""
-    if config.workload != run_config.TRAINING:
-        return {"name": "prefix_sum"}
-    return {
-        "name": "momentum_sgd",
-        "momentum": config.server_momentum,
-        "learning_rates": [float(rate) for rate in server_rates(config, horizons)],
-    }
+def factorize_command(
+    config: RunConfig, data: TaskData, max_bands: int, learning_rates: str
+) -> str | None:
+    """Returns the mf-factorize command for the matrix of a run with ``--workload=training``.
+
+    Args:
+      config: What was asked.
+      data: The task's data.
+      max_bands: The most bands that a mechanism gets without ``--num_bands``.
+      learning_rates: The file of the run's learning rates.
+
+    Returns:
+      The command; None where no mechanism is named whose matrix can be made for the training.
+
+    Raises:
+      CommandError: If there are too few clients for a cohort.
+    """
+    name, num_rounds = config.mechanism, config.num_rounds
+    if config.checkpoint is not None or name not in run_config.mechanisms_of_training():
+        return None
+    mechanism = catalogue.entry(name)
+    workload = mechanism.nearest_workload(_training(config, ()))
+    assert workload is not None
+    participation: Participation = SingleParticipation()
+    if config.sampling == TIMERS:
+        participation = timers = participation_of(config, data)
+        max_bands = min(timers.separation, num_rounds, max_bands)
+    given = {option.name: config.get(option.name) for option in mechanism.options}
+    options = {each: value for each, value in given.items() if value is not None}
+    request = mechanism.for_run(Request(num_rounds, workload, participation, options), max_bands)
+    rates = workload.constant_momentum() is None
+    return " ".join(
+        (
+            f"mf-factorize --mechanism={name} --num_rounds={num_rounds}",
+            *(f"--{each}={value}" for each, value in request.options.items()),
+            f"--workload=momentum_sgd --momentum={config.server_momentum!r}",
+            *([f"--learning_rates={shlex.quote(learning_rates)}"] if rates else []),
+            *([] if request.participation is None else [request.participation.factorize_flags()]),
+            f"--output={name}_training",
+        )
+    )
+
+
+def _workload(
+    config: RunConfig, horizons: Sequence[Horizon], made_for: Workload | None
+) -> Workload:
+    """The workload that the matrix of all rounds is optimised for.
+
+    Args:
+      config: What was asked.
+      horizons: Those before.
+      made_for: What the checkpoint is for, which the run uses or began with; it may be one of fewer
+        rounds. None for a matrix that is to be computed.
+    """
+    num_rounds = config.num_rounds
+    sums = Workload("prefix_sum", num_rounds)
+    if config.checkpoint is None or made_for is None:
+        if config.workload != run_config.TRAINING:
+            return sums
+        training = _training(config, horizons)
+        return catalogue.entry(config.mechanism).nearest_workload(training) or sums
+    if made_for.num_rounds == num_rounds:
+        return made_for
+    if made_for.name == sums.name:
+        return sums
+    before = dataclasses.replace(config, num_rounds=made_for.num_rounds)
+    earlier = [each for each in horizons if each.num_rounds < made_for.num_rounds]
+    if learning_rate_schedules.is_same_training(made_for, _training(before, earlier)):
+        return _training(config, horizons)
+    if made_for.constant_momentum() is not None:
+        made_for = dataclasses.replace(made_for, learning_rates=None)
+    if any(isinstance(value, list) for value in made_for.to_dict().values()):
+        # Nobody knows of a schedule that is not this run's what it would be in further rounds.
+        return sums
+    return dataclasses.replace(made_for, num_rounds=num_rounds)
+
+
+def _training(config: RunConfig, horizons: Sequence[Horizon]) -> Workload:
+    rates = server_rates(config, horizons)
+    return learning_rate_schedules.workload_of(rates, config.server_momentum)

@@ -14,6 +14,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from mf_aggregators.participation import sampling_schemes
+from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.training.federated_task import TaskCommand
@@ -23,6 +24,8 @@ ADAPTIVE = "adaptive"
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
+# A workload with all that training may have: a mechanism says what it can be optimised for of it.
+_TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
 # A value of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = "timers"
 
@@ -188,7 +191,9 @@ class RunConfig(Mapping[str, Any]):
             "What the mechanism's matrix is optimised for: sums of updates, with momentum and "
             "learning rates as post-processing, or this very training, with both inside the "
             "mechanism (Denisov et al., Prop. 4.2; "
-            f"--mechanism={' or '.join(mechanisms_of_any_workload())})."
+            f"--mechanism={' or '.join(mechanisms_of_training())}), as far as the mechanism knows "
+            "such workloads: those that know no learning rates that change have the momentum "
+            "inside. Epsilon does not depend on it."
         ),
         default=PREFIX_SUM,
         choices=_words(PREFIX_SUM, TRAINING),
@@ -336,6 +341,14 @@ class RunConfig(Mapping[str, Any]):
         is_of_the_run=False,
         is_path=True,
     )
+    write_learning_rates: str | None = _flag(
+        "Output",
+        "A text file to write, with the server's learning rate of each round, one a line: what "
+        "mf-factorize --workload=momentum_sgd takes as --learning_rates. Nothing is trained then.",
+        default=None,
+        is_of_the_run=False,
+        is_path=True,
+    )
     name_clients: bool = _flag(
         "Output",
         "Whether privacy.json names the client that was protected least, with its rounds.",
@@ -433,10 +446,14 @@ def of_values(given: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**own, others=others)
 
 
-def mechanisms_of_any_workload() -> list[str]:
-    """Returns the mechanisms of runs whose matrices can be optimised for any workload."""
+def mechanisms_of_training() -> list[str]:
+    """Returns the mechanisms of runs whose matrices can have momentum inside, or more of it."""
     known = catalogue.entries()
-    return [name for name in mechanism_flags.names(for_runs=True) if known[name].has_any_workload]
+    nearest = {
+        name: known[name].nearest_workload(_TRAINING_WORKLOAD)
+        for name in mechanism_flags.names(for_runs=True)
+    }
+    return [name for name, each in nearest.items() if each and each.name != PREFIX_SUM]
 
 
 def num_bands(options: RunConfig) -> int | None:
@@ -566,12 +583,17 @@ def _check_mechanism(options: RunConfig) -> None:
             f"--{name} and --checkpoint exclude each other: the checkpoint has its own.",
         )
     mechanism_flags.check_options(options, options.mechanism, for_runs=True)
-    any_workload = mechanisms_of_any_workload()
+    of_training = mechanisms_of_training()
     check_choice(
-        options.workload == PREFIX_SUM
-        or (options.mechanism in any_workload and not has_checkpoint),
-        f"--workload={TRAINING} needs --mechanism={' or '.join(any_workload)}: the other "
-        "mechanisms are optimised for sums alone, and a checkpoint has its workload.",
+        options.workload == PREFIX_SUM or not has_checkpoint,
+        f"--workload={TRAINING} and --checkpoint exclude each other: the checkpoint has its "
+        "workload. mf-factorize makes one for the learning rates that --write_learning_rates "
+        "writes.",
+    )
+    check_choice(
+        options.workload == PREFIX_SUM or options.mechanism in of_training,
+        f"--workload={TRAINING} needs --mechanism={' or '.join(of_training)}: the other "
+        "mechanisms are optimised for sums alone, or for nothing.",
     )
 
 

@@ -15,12 +15,14 @@ has 513: each of the last 513 rounds is below the full rate and the last is at 0
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mf_aggregators import validation
+from mf_aggregators import atomic_files, validation, workloads
+from mf_aggregators.workloads import Workload
 
 LINEAR = "linear"
 DROP = "drop"
@@ -28,6 +30,8 @@ CLIPPED = "clipped"
 
 # Shares such as 0.07 are not binary fractions: 0.07 * 100 is a little more than 7.
 _ROUNDING_OF_SHARES = 1e-9
+# Relative to entries, for workloads that were computed in two ways.
+_ROUNDING_OF_WORKLOADS = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +154,72 @@ def by_name(name: str) -> Schedule:
     if name not in _SCHEDULES:
         raise ValueError(f"a schedule must be one of {', '.join(_SCHEDULES)}, found {name!r}.")
     return _SCHEDULES[name]
+
+
+def write(rates: Sequence[float] | np.ndarray, file: str | os.PathLike[str]) -> None:
+    """Writes learning rates as ``mf-factorize --learning_rates`` reads them, whole or not at all.
+
+    Args:
+      rates: The n learning rates.
+      file: The text file; each line has a rate, with all digits that it takes to read it back.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    atomic_files.write_text(file, "".join(f"{float(rate)!r}\n" for rate in rates))
+
+
+def workload_of(rates: Sequence[float] | np.ndarray, momentum: float) -> Workload:
+    """Returns the workload of training with server momentum at learning rates.
+
+    Args:
+      rates: The n learning rates, finite and above zero.
+      momentum: The momentum of the server, at least 0 and below 1.
+
+    Returns:
+      ``workloads.Workload("momentum_sgd", n, momentum, rates)``.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    known = tuple(float(rate) for rate in rates)
+    return Workload("momentum_sgd", len(known), momentum, known)
+
+
+def is_same_training(one: Workload, other: Workload) -> bool:
+    """Returns whether two workloads are the same up to a factor, which no matrix depends on.
+
+    Args:
+      one: A workload.
+      other: Another one.
+    """
+    if one.num_rounds != other.num_rounds:
+        return False
+    ours, theirs = (workloads.inverse_bands(each) for each in (one, other))
+    if ours is None or theirs is None:
+        return one == other
+    return ours.shape == theirs.shape and np.allclose(
+        ours / ours[0, 0], theirs / theirs[0, 0], rtol=_ROUNDING_OF_WORKLOADS, atol=0.0
+    )
+
+
+def in_words(workload: Workload) -> str:
+    """Returns a workload in a few words, such as ``momentum 0.9 at a constant rate``.
+
+    Args:
+      workload: The workload.
+    """
+    parameters = workload.to_dict()
+    name = parameters.pop("name")
+    if name not in ("prefix_sum", "momentum_sgd"):
+        return f"the workload {name}"
+    momentum, rates = parameters.pop("momentum", 0.0), parameters.pop("learning_rates", None)
+    words = f"momentum {momentum:g}" if momentum else "sums of updates"
+    if rates is not None and len(set(rates)) > 1:
+        words += " at rates that change"
+    elif momentum:
+        words += " at a constant rate"
+    return ", ".join([words, *(f"{other} {value}" for other, value in parameters.items())])
 
 
 def rate_of_round(rates: Sequence[float] | np.ndarray) -> Callable[[Any], Any]:

@@ -534,6 +534,55 @@ def test_every_mechanism_says_what_it_is() -> None:
             assert (_ROOT / "docs" / "mechanisms" / f"{name}.md").is_file()
 
 
+@pytest.mark.parametrize("name", catalogue.entries())
+def test_a_mechanism_is_optimised_for_the_nearest_workload(name: str) -> None:
+    """It says neither more than it can, which training runs rely on, nor less."""
+    rounds, schema = 12, MinSeparation(4)
+    changing = Workload("momentum_sgd", rounds, 0.5, tuple(np.linspace(1.0, 0.1, rounds)))
+    entry = catalogue.entry(name)
+
+    def made(workload: Workload) -> Factorization:
+        options = {"num_diagonals": 2, "rank": 2} if name == "structured" else {}
+        participation = None if name in ("optimal", "structured") else schema
+        found = entry.build(
+            entry.for_audit(Request(rounds, workload, participation, options=options))
+        )
+        assert isinstance(found, Factorization)
+        return found
+
+    sums = Workload("prefix_sum", rounds)
+    assert entry.nearest_workload(sums) in (None, sums)
+    nearest = entry.nearest_workload(changing)
+    if nearest is None:
+        assert made(changing).has_same_matrix(made(sums))
+        return
+    if nearest != changing:
+        with refuses(name):
+            made(changing)
+    if nearest != sums:
+        assert nearest.momentum == 0.5
+        inside, after = (made(each).rmse(nearest, schema) for each in (nearest, sums))
+        assert inside < 0.999 * after
+
+
+def test_another_package_says_what_its_mechanism_is_optimised_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changing = Workload("momentum_sgd", 4, 0.5, (1.0, 2.0, 3.0, 4.0))
+
+    class OfAnyWorkload(Discounted):
+        has_any_workload = True
+
+    class OfNone(Discounted):
+        def nearest_workload(self, workload: Workload) -> None:
+            return None
+
+    expected = {Discounted: Workload("prefix_sum", 4), OfAnyWorkload: changing, OfNone: None}
+    for made, nearest in expected.items():
+        _install(monkeypatch, _EntryPoint(made))
+        assert catalogue.entry("discounted").nearest_workload(changing) == nearest
+
+
 def test_no_other_file_lists_mechanisms() -> None:
     """Names stand in the files of mechanisms, in colours of figures and in flags' defaults."""
     names = set(catalogue.entries())

@@ -438,6 +438,41 @@ def test_every_mechanism_is_made_reported_and_loaded(
     assert factorization.rmse(workloads.prefix_sum(12), schema) == pytest.approx(fields["rmse"])
 
 
+@pytest.mark.parametrize("mechanism", ["optimal", "banded"])
+@pytest.mark.parametrize(("error", "named"), [("mean", None), ("max", "max_error")])
+def test_a_gap_says_which_error_it_is_of(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    mechanism: str,
+    error: str,
+    named: str | None,
+) -> None:
+    checkpoint, own = tmp_path / "c", ["--num_bands=12"] if mechanism == "banded" else []
+    status, out, err = _call(
+        capsys,
+        *("mf-factorize", f"--mechanism={mechanism}", "--num_rounds=12", f"--error={error}"),
+        *(f"--output={checkpoint}", "--format=json", *own),
+    )
+    assert status == 0, err
+    made = json.loads(out)
+    _, out, _ = _call(capsys, "mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    reported = json.loads(out)
+    for fields in (made, reported):
+        assert fields.get("optimality_gap_of") == named
+        # It is of that error: no other matrix of the class has so much less of it.
+        others = (factorizations.optimal(12), factorizations.optimal(12, error="max"))
+        for other in others:
+            least = fields[named or "rmse"] ** 2 / (1.0 + fields["optimality_gap"])
+            errors = other.errors(12, participation.SingleParticipation()).to_dict()
+            assert errors[named or "rmse"] ** 2 >= least
+    # Of another schema, nothing is certified.
+    _, out, _ = _call(
+        capsys, "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
+    )
+    assert json.loads(out)["optimality_gap"] is None
+    assert "optimality_gap_of" not in json.loads(out)
+
+
 @pytest.mark.parametrize("mechanism", _MECHANISMS)
 def test_flags_of_other_mechanisms_are_refused(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], mechanism: str

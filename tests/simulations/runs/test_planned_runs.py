@@ -1,0 +1,418 @@
+"""The matrix of a run is for the workload that its flags say, and stays that."""
+
+import json
+import pathlib
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+import mf_aggregators as mfa
+from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.workloads import Workload
+from simulations.devices import device_behaviour
+from simulations.examples.digit_classification import run_digits
+from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
+from simulations.runs.planned_runs import Run
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.training import learning_rate_schedules
+from tests import console_commands
+from tests.mf_aggregators import brute_force
+from tests.refusals import refuses
+
+_ROUNDS, _MORE, _SCHEMA = 12, 30, MinSeparation(4)
+_CLIENTS = ("--separation=4", "--clients_per_round=5")
+_RECIPE = ("--server_momentum=0.9", "--server_warmup=0.25", "--server_cooldown=0.25")
+_CONSTANT = ("--server_warmup=0", "--server_cooldown=0")
+_TRAINING = "--workload=training"
+_MAX_BANDS = 64
+
+
+def _values(*arguments: str, clients: Sequence[str]) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_config.define_flags(values, COMMAND)
+    values(["run-digits", f"--num_rounds={_ROUNDS}", *clients, *_RECIPE, *arguments])
+    return values
+
+
+def _plan(
+    *arguments: str, path: pathlib.Path | None = None, clients: Sequence[str] = _CLIENTS
+) -> Run:
+    """The run of a command; with a path, one that began there, or goes on."""
+    values = _values(*arguments, clients=clients)
+    config, behaviour = run_config.of_flags(values, COMMAND), device_behaviour.of_flags(values)
+    directory = RunDirectory(pathlib.Path("not written") if path is None else path)
+    begun = directory.read_config()
+    if path is None:
+        data = COMMAND.open_data(config)
+        return planned_runs.plan(config, data, directory, _MAX_BANDS, behaviour=behaviour)
+    if begun is None:
+        return federated_runs.begin(config, COMMAND, directory, behaviour, _MAX_BANDS)
+    return federated_runs.resume(begun, config, COMMAND, directory, behaviour, _MAX_BANDS)
+
+
+def _trained(num_rounds: int, momentum: float = 0.9) -> Workload:
+    """The workload of the recipe, from the formulas of the documents."""
+    rounds = np.arange(num_rounds)
+    rising, falling = np.ceil(num_rounds / 4), np.ceil(num_rounds / 4)
+    rates = np.minimum(0.05 + 0.95 * rounds / rising, 0.05 + 0.95 * rounds[::-1] / falling)
+    return Workload("momentum_sgd", num_rounds, momentum, tuple(2.0 * np.minimum(rates, 1.0)))
+
+
+def _made(mechanism: str, workload: Workload) -> Factorization:
+    """What the library makes, called directly."""
+    if mechanism == "banded":
+        return factorizations.banded(workload, 4, participation=_SCHEMA)
+    if mechanism == "optimal":
+        return factorizations.optimal(workload)
+    if mechanism == "toeplitz":
+        return factorizations.toeplitz(workload, 4, participation=_SCHEMA)
+    if mechanism == "blt":
+        return factorizations.blt(workload, 2, participation=_SCHEMA)
+    return factorizations.banded_inverse(workload, 4, participation=_SCHEMA)
+
+
+_OF_TRAINING = ("banded", "optimal", "toeplitz", "blt", "banded_inverse")
+_AT_CONSTANT_RATES = _OF_TRAINING[2:]
+_MOMENTUM = Workload("momentum_sgd", _ROUNDS, 0.9)
+
+
+def _flags_of(mechanism: str) -> tuple[str, ...]:
+    has_bands = mechanism in ("banded", "toeplitz", "banded_inverse")
+    options = ["--num_bands=4"] if has_bands else ["--num_buffers=2"] * (mechanism == "blt")
+    return (f"--mechanism={mechanism}", *options)
+
+
+def _same(one: Factorization, other: Factorization) -> bool:
+    return one.strategy_matrix().tobytes() == other.strategy_matrix().tobytes()
+
+
+def test_a_run_says_which_mechanisms_have_its_training_inside() -> None:
+    assert sorted(run_config.mechanisms_of_training()) == sorted(_OF_TRAINING)
+
+
+@pytest.mark.parametrize("mechanism", _OF_TRAINING)
+def test_the_matrix_is_for_the_training_if_asked_and_for_sums_if_not(mechanism: str) -> None:
+    own = _flags_of(mechanism)
+    inside, after = _plan(*own, _TRAINING), _plan(*own)
+    training = _MOMENTUM if mechanism in _AT_CONSTANT_RATES else inside.training
+    assert inside.workload == training
+    assert _same(inside.mechanism.factorization, _made(mechanism, training))
+    assert after.workload == Workload("prefix_sum", _ROUNDS)
+    assert _same(after.mechanism.factorization, _made(mechanism, after.workload))
+    assert not _same(inside.mechanism.factorization, after.mechanism.factorization)
+    errors = [
+        each.mechanism.factorization.rmse(_trained(_ROUNDS), each.mechanism.schema)
+        for each in (inside, after)
+    ]
+    assert errors[0] < 0.99 * errors[1]
+
+
+def test_training_is_the_workload_of_the_documents() -> None:
+    run = _plan("--mechanism=identity")
+    expected = _trained(_ROUNDS)
+    assert run.training.momentum == expected.momentum
+    np.testing.assert_allclose(run.training.matrix(), expected.matrix(), rtol=1e-12)
+    assert tuple(run.server_rates) == run.training.learning_rates
+
+
+@pytest.mark.parametrize("mechanism", _OF_TRAINING)
+@pytest.mark.parametrize("more", [[], ["--simulated_clients=2"]], ids=["", "fewer clients"])
+def test_the_statement_is_the_same_but_for_the_sensitivity(mechanism: str, more: list[str]) -> None:
+    """Epsilon depends on the noise over the sensitivity, and no workload has a part in either."""
+    runs = [
+        _plan(*_flags_of(mechanism), "--target_epsilon=3", *more, *workload)
+        for workload in ([_TRAINING], [])
+    ]
+    inside, after = (run_statements.planned(run) for run in runs)
+    assert inside.stated.epsilon == after.stated.epsilon
+    if not more:
+        assert inside.stated.epsilon == pytest.approx(3.0, rel=1e-6)
+    assert _without_sensitivity(inside.to_dict()) == _without_sensitivity(after.to_dict())
+    for run, statement in zip(runs, (inside, after), strict=True):
+        # At least that of every pattern, of any signs: columns of non-negative matrices add up.
+        strategy = run.mechanism.factorization.strategy_matrix()
+        norms = [
+            np.linalg.norm(np.sum(strategy[:, pattern], axis=1))
+            for pattern in brute_force.patterns(run.mechanism.schema, _ROUNDS)
+        ]
+        assert statement.plan.sensitivity >= max(norms) * (1.0 - 1e-12)
+
+
+def test_amplification_is_the_same_for_every_workload() -> None:
+    inside, after = (
+        _plan(
+            *("--mechanism=banded", "--num_bands=3", "--sampling=poisson"),
+            *("--noise_multiplier=2", *more),
+            clients=("--examples_per_client=1", "--clients_per_round=50"),
+        )
+        for more in ([_TRAINING], [])
+    )
+    assert not _same(inside.mechanism.factorization, after.mechanism.factorization)
+    assert inside.mechanism.noise_multiplier == after.mechanism.noise_multiplier
+    assert inside.guarantee.epsilon == after.guarantee.epsilon
+    made = factorizations.banded(inside.training, 3, participation=SingleParticipation())
+    assert _same(inside.mechanism.factorization, made)
+
+
+def _without_sensitivity(statement: Any) -> Any:
+    if isinstance(statement, dict):
+        return {
+            name: _without_sensitivity(each)
+            for name, each in statement.items()
+            if not name.startswith("sensitivity")
+        }
+    return statement
+
+
+# Runs that go on.
+
+
+def _described(path: pathlib.Path) -> Workload:
+    description = checkpoints.load_with_description(path / run_directory.FACTORIZATION_DIRECTORY)[1]
+    return workloads.describe(description["errors"]["workload"], description["num_rounds"])
+
+
+@pytest.mark.parametrize("mechanism", ["banded", "toeplitz"])
+def test_runs_that_go_on_keep_the_workload(mechanism: str, tmp_path: pathlib.Path) -> None:
+    arguments = [*_flags_of(mechanism), _TRAINING, "--noise_multiplier=2"]
+    first = _plan(*arguments, path=tmp_path)
+    assert _described(tmp_path) == first.workload
+    assert first.workload.momentum == 0.9
+    again = _plan(*arguments, path=tmp_path)
+    assert again.workload == first.workload
+    assert _same(again.mechanism.factorization, first.mechanism.factorization)
+    _train(tmp_path)
+    longer = _plan(*arguments, f"--num_rounds={_MORE}", path=tmp_path)
+    assert _described(tmp_path) == longer.workload
+    expected = longer.training if mechanism == "banded" else Workload("momentum_sgd", _MORE, 0.9)
+    assert longer.workload == expected
+    before = first.mechanism.factorization
+    of_sums, of_training = (
+        before.extended(_MORE, participation=_SCHEMA, workload=workload)
+        for workload in (Workload("prefix_sum", _MORE), expected)
+    )
+    assert _same(longer.mechanism.factorization, of_training)
+    assert _same(of_training, of_sums) == (mechanism == "toeplitz")
+    once_more = _plan(*arguments, f"--num_rounds={_MORE}", path=tmp_path)
+    assert _same(once_more.mechanism.factorization, of_training)
+    assert once_more.workload == expected
+
+
+def _train(path: pathlib.Path, released: int = _ROUNDS - 2) -> None:
+    """Writes down what a run knows once its model was loaded and some rounds took place."""
+    directory = RunDirectory(path)
+    begun = directory.read_config()
+    assert begun is not None
+    directory.write_json(run_directory.CONFIG_FILE, {**begun, "num_parameters": 650})
+    ledger = ParticipationLedger(tuple(f"client {number}" for number in range(5)))
+    for number in range(released):
+        ledger = ledger.with_round(np.array([number % 5]))
+    ledger.save(directory.ledger)
+
+
+def test_a_checkpoint_for_the_training_goes_on_as_the_runs_own_matrix(
+    tmp_path: pathlib.Path,
+) -> None:
+    own = [*_flags_of("banded"), _TRAINING]
+    training = _plan(*own).workload
+    made = factorizations.banded(training, 4, participation=_SCHEMA)
+    checkpoint, runs = tmp_path / "checkpoint", {"own": tmp_path / "own", "its": tmp_path / "its"}
+    checkpoints.save(made, checkpoint, workload=training.to_dict(), participation=_SCHEMA)
+    for path, arguments in ((runs["own"], own), (runs["its"], [f"--checkpoint={checkpoint}"])):
+        noise = "--noise_multiplier=2"
+        run = _plan(*arguments, noise, path=path)
+        assert _same(run.mechanism.factorization, made)
+        assert _described(path) == training
+        _train(path)
+        _plan(*arguments, noise, f"--num_rounds={_MORE}", path=path)
+    extended = [
+        checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY) for path in runs.values()
+    ]
+    assert _same(*extended)
+    assert _described(runs["own"]) == _described(runs["its"])
+    assert _described(runs["own"]).num_rounds == _MORE
+
+
+@pytest.mark.parametrize(
+    ("made_for", "goes_on_as"),
+    [
+        (Workload("prefix_sum", _ROUNDS), Workload("prefix_sum", _MORE)),
+        (Workload("momentum_sgd", _ROUNDS, 0.5), Workload("momentum_sgd", _MORE, 0.5)),
+        # Nobody knows further rates of a schedule that is another one.
+        (_trained(_ROUNDS, 0.5), Workload("prefix_sum", _MORE)),
+    ],
+)
+def test_a_checkpoint_for_another_workload_goes_on_as_far_as_that_is_known(
+    made_for: Workload, goes_on_as: Workload, tmp_path: pathlib.Path
+) -> None:
+    made = factorizations.banded(made_for, 4, participation=_SCHEMA)
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "run"
+    checkpoints.save(made, checkpoint, workload=made_for.to_dict(), participation=_SCHEMA)
+    arguments = (f"--checkpoint={checkpoint}", "--noise_multiplier=2")
+    _plan(*arguments, path=path)
+    assert _described(path) == made_for
+    _train(path)
+    longer = _plan(*arguments, f"--num_rounds={_MORE}", path=path)
+    assert longer.workload == goes_on_as
+    expected = made.extended(_MORE, participation=_SCHEMA, workload=goes_on_as)
+    assert _same(longer.mechanism.factorization, expected)
+
+
+# What is said of it.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([*_flags_of("banded")], ["sums of updates", "momentum 0.9", _TRAINING]),
+        ([*_flags_of("banded"), _TRAINING], []),
+        (["--mechanism=identity"], []),
+        (["--mechanism=tree"], []),
+        (["--mechanism=none"], []),
+        ([*_flags_of("blt")], ["sums of updates", "rates that change", _TRAINING]),
+        ([*_flags_of("blt"), _TRAINING], ["at a constant rate", "rates that change", "no blt"]),
+        ([*_flags_of("blt"), _TRAINING, *_CONSTANT], []),
+        (
+            [*_flags_of("banded"), *_CONSTANT],
+            ["sums of updates", "momentum 0.9 at a constant rate"],
+        ),
+        (
+            [*_flags_of("banded"), *_CONSTANT, "--server_momentum=0"],
+            [],
+        ),
+    ],
+)
+def test_a_run_says_if_its_matrix_is_for_another_workload(
+    arguments: list[str], names: list[str]
+) -> None:
+    note = federated_runs.workload_note(_plan(*arguments))
+    assert bool(note) == bool(names)
+    assert all(name in note for name in names)
+
+
+@pytest.mark.parametrize(
+    ("made_for", "names"),
+    [
+        (_trained(_ROUNDS), []),
+        # A factor changes no matrix.
+        (
+            Workload(
+                "momentum_sgd", _ROUNDS, 0.9, tuple(3.0 * np.array(_trained(12).learning_rates))
+            ),
+            [],
+        ),
+        (_trained(_ROUNDS, 0.5), ["momentum 0.5 at rates that change", "momentum 0.9"]),
+        (Workload("momentum_sgd", _ROUNDS, 0.9, tuple(range(1, 13))), ["other rates"]),
+        (_MOMENTUM, ["momentum 0.9 at a constant rate"]),
+        (Workload("prefix_sum", _ROUNDS), ["sums of updates"]),
+    ],
+)
+def test_a_run_says_if_its_checkpoint_is_for_another_workload(
+    made_for: Workload, names: list[str], tmp_path: pathlib.Path
+) -> None:
+    made = factorizations.banded(made_for, 4, participation=_SCHEMA)
+    checkpoints.save(made, tmp_path / "stated", workload=made_for.to_dict())
+    note = federated_runs.workload_note(_plan(f"--checkpoint={tmp_path / 'stated'}"))
+    assert bool(note) == bool(names)
+    assert all(name in note for name in [*names, *(["--write_learning_rates"] if names else [])])
+    if not names and made_for == _plan("--mechanism=identity").training:
+        # A matrix knows what it was made for, whatever the errors beside it are of.
+        checkpoints.save(made, tmp_path / "not stated")
+        assert not federated_runs.workload_note(_plan(f"--checkpoint={tmp_path / 'not stated'}"))
+
+
+def test_a_checkpoint_and_its_own_workload_exclude_each_other(tmp_path: pathlib.Path) -> None:
+    with refuses("--workload", "--checkpoint", "--write_learning_rates"):
+        _plan(f"--checkpoint={tmp_path}", _TRAINING)
+
+
+# Making the same matrix without a run.
+
+
+@pytest.mark.parametrize("mechanism", _OF_TRAINING)
+def test_the_rates_and_the_command_make_the_matrix_of_the_run(
+    mechanism: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags_of_run = [f"--num_rounds={_ROUNDS}", *_CLIENTS, *_RECIPE, *_flags_of(mechanism)]
+    written = ["--write_learning_rates=the rates.txt", "--format=json"]
+    ended = console_commands.call("run-digits", *flags_of_run, *written)
+    assert ended.status == 0, ended.errors
+    fields = json.loads(ended.printed)
+    run = _plan(*_flags_of(mechanism), _TRAINING)
+    assert fields["momentum"] == 0.9
+    np.testing.assert_array_equal(np.loadtxt(fields["learning_rates"]), run.server_rates)
+    # Nothing else: no run began.
+    assert [each.name for each in tmp_path.iterdir()] == ["the rates.txt"]
+    command, *arguments = shlex.split(fields["factorize"])
+    ended = console_commands.call(command, *arguments)
+    assert ended.status == 0, ended.errors
+    (output,) = (each.partition("=")[2] for each in arguments if each.startswith("--output="))
+    assert _same(checkpoints.load(output), run.mechanism.factorization)
+    by_checkpoint = _plan(f"--checkpoint={output}")
+    assert by_checkpoint.workload == run.workload
+    assert by_checkpoint.mechanism.noise_multiplier == run.mechanism.noise_multiplier
+
+
+@pytest.mark.parametrize("mechanism", ["identity", "none"])
+def test_rates_are_written_for_mechanisms_of_no_workload_as_well(
+    mechanism: str, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "rates.txt"
+    arguments = (f"--mechanism={mechanism}", f"--write_learning_rates={file}", "--format=json")
+    ended = console_commands.call("run-digits", f"--num_rounds={_ROUNDS}", *_RECIPE, *arguments)
+    assert json.loads(ended.printed)["factorize"] is None
+    rates = [float(line) for line in file.read_text().splitlines()]
+    assert tuple(rates) == pytest.approx(_trained(_ROUNDS).learning_rates)
+    # It is the user's now.
+    again = console_commands.call("run-digits", f"--num_rounds={_ROUNDS}", *arguments)
+    assert again.status == 2
+    assert f"--write_learning_rates={file}" in again.errors
+    assert [float(line) for line in file.read_text().splitlines()] == rates
+
+
+@pytest.mark.parametrize("file", ["", "missing/rates.txt", "rates.txt/rates.txt"])
+def test_rates_that_cannot_be_written_are_refused_before_data_are_opened(
+    file: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rates.txt").write_text("mine")
+    monkeypatch.setattr(run_digits.data, "load", None)
+    ended = console_commands.call("run-digits", f"--write_learning_rates={tmp_path / file}")
+    assert ended.status == 2
+    assert f"--write_learning_rates={tmp_path / file}" in ended.errors
+    assert not ended.printed
+    assert (tmp_path / "rates.txt").read_text() == "mine"
+
+
+def test_the_rates_of_an_extended_run_are_those_that_it_has(tmp_path: pathlib.Path) -> None:
+    path, file = tmp_path / "run", tmp_path / "rates.txt"
+    arguments = [*_flags_of("banded"), "--noise_multiplier=2"]
+    _plan(*arguments, path=path)
+    _train(path)
+    extended = _plan(*arguments, f"--num_rounds={_MORE}", path=path)
+    fresh = _plan(*arguments, f"--num_rounds={_MORE}")
+    assert not np.array_equal(extended.server_rates, fresh.server_rates)
+    ended = console_commands.call(
+        "run-digits",
+        *(f"--num_rounds={_MORE}", *_CLIENTS, *_RECIPE, *arguments),
+        *(f"--output_dir={path}", f"--write_learning_rates={file}"),
+    )
+    assert ended.status == 0, ended.errors
+    np.testing.assert_array_equal(np.loadtxt(file), extended.server_rates)
+
+
+def test_learning_rates_are_read_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
+    rates = np.random.default_rng(3).uniform(1e-9, 1e9, 50) / 3.0
+    learning_rate_schedules.write(rates, tmp_path / "rates.txt")
+    np.testing.assert_array_equal(np.loadtxt(tmp_path / "rates.txt"), rates)
+    workload = learning_rate_schedules.workload_of(rates, 0.5)
+    assert workload == mfa.workloads.Workload("momentum_sgd", 50, 0.5, tuple(rates))
