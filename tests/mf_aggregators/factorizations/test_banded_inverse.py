@@ -252,6 +252,39 @@ def test_what_is_found_is_a_local_optimum(
     )
 
 
+def test_no_start_and_no_matrix_that_is_not_negative_ends_below_the_worst_round_found() -> None:
+    """Over all C without negative entries, whose sensitivity is at least that of the pattern."""
+    num_rounds, num_bands, schema = 128, 16, MinSeparation(21, 6)
+    found = banded_inverse(num_rounds, num_bands, schema, error="max")
+    pattern = np.zeros(num_rounds)
+    pattern[: 6 * 21 : 21] = 1.0
+
+    def column(free: np.ndarray) -> np.ndarray:
+        return power_series.reciprocal(np.append(1.0, free), num_rounds)
+
+    def error(free: np.ndarray) -> float:
+        squared = np.sum(power_series.product(column(free), pattern, num_rounds) ** 2)
+        sums = np.cumsum(power_series.padded(np.append(1.0, free), num_rounds))
+        return float(np.log(squared) + np.log(sums @ sums))
+
+    ours = found.max_error(num_rounds, schema)
+    assert np.exp(error(found.coefficients[1:]) / 2) == pytest.approx(ours, rel=1e-9)
+    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    others = []
+    for start in (0.98 * found.coefficients[1:], root, 0.7 * root):
+        # Steps too far overflow, and are taken back.
+        with np.errstate(over="ignore", invalid="ignore"):
+            other = scipy.optimize.minimize(
+                error,
+                start,
+                method="SLSQP",
+                constraints={"type": "ineq", "fun": lambda free: 100.0 * column(free)[1:]},
+                options={"maxiter": 80, "ftol": 1e-11},
+            )
+        others.append(np.exp(other.fun / 2))
+    assert min(others) == pytest.approx(ours, rel=1e-7)
+
+
 # Rounds, bands, separation, participations, error, momentum, and the error of version 1.0.0.
 _ERRORS_OF_1_0_0 = [
     (24, 24, 9, 1, "mean", 0.9, 8.07957),
