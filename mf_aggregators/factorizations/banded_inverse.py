@@ -7,6 +7,7 @@ square roots").
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,18 +16,24 @@ import scipy.signal
 import scipy.special
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators import validation, workloads
+from mf_aggregators.arrays import FloatArray
+from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._decoder_rows import (
+    DecoderRows,
+    MeanOfRows,
+    Rows,
+    RowsOfAnyRates,
+    RowsOfConstantRates,
+    WorstOfRows,
+    gram_of_shifts,
+)
+from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._toeplitz_search import (
-    ErrorMeasure,
     PatternOfRounds,
     check_bands,
-    check_measure,
-    check_workload,
-    error_weights,
+    check_rounds,
     parameters_of,
-    with_momentum,
-    with_momentum_adjoint,
 )
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import (
@@ -38,6 +45,7 @@ from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.workloads import Workload
 
 # Bounds of the variables of ratios, logarithms of odds.
 _LARGEST_LOG = 40.0
@@ -56,7 +64,11 @@ _LEAST_CURVATURE = 1e-13
 _ROUNDING_OF_SLACKS = 5e-14
 # Entries fall no further than to about this: arithmetic of denormal numbers is slow.
 _NO_DENORMALS = 1e-30
-_ROWS_AT_A_TIME = 4096
+# The most n p of the numbers that the rows of B follow from where learning rates change.
+_MOST_NUMBERS = 2.5e7
+# How far an array's entries may be from those of a workload that is known by its name.
+_ROUNDING_OF_WORKLOAD = 1e-9
+_DIGITS_OF_MOMENTUM = 12
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -96,6 +108,16 @@ class BandedInverseFactorization(ToeplitzStructure):
         """Returns the first column of C^-1, (n,) float64."""
         return power_series.padded(self.coefficients, self.num_rounds)
 
+    def squared_decoder_rows(self, workload: Any) -> FloatArray:
+        """Returns the squared row norms of B; in O(n) memory for a known workload."""
+        workload = workloads.resolve(workload)
+        if isinstance(workload, Workload) and workload.coefficients() is None:
+            self._check_rounds(workload.num_rounds)
+            bands = workloads.inverse_bands(workload)
+            if bands is not None:
+                return _decoder_rows.squared_rows(bands, self.coefficients)
+        return super().squared_decoder_rows(workload)
+
     def noise_recursion(self) -> WindowNoise:
         """Returns the combination of the last ``num_bands`` rows of Z."""
         none = np.empty((self.num_rounds, 0))
@@ -108,22 +130,27 @@ def banded_inverse(
     participation: Participation | None = None,
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
-    error: ErrorMeasure = "mean",
+    error: RoundWeights = "mean",
     workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BandedInverseFactorization:
-    """Computes a factorization of a Toeplitz workload with a banded C^-1, in O(n) memory.
+    """Computes a factorization of a workload with a banded C^-1.
+
+    It takes O(n) memory for prefix sums and momentum with constant learning rates, O(n p) for p
+    bands where they change, and O(n^2) for an array.
 
     Args:
       num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.
       num_bands: The number of bands of C^-1, 1 (independent noise) to n.
       participation: The schema to optimise for; SingleParticipation by default.
       coefficients: ``optimised``, or ``square_root`` for those of the inverse of the workload's
-        square root, (1 - x)^(1/2) for the prefix sum.
-      error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
-      workload: What to optimise for: the prefix sum, which is the default, or momentum with
-        constant learning rates, a ``workloads.Workload`` or an (n, n) array.
+        square root, (1 - x)^(1/2) for the prefix sum; of that of constant learning rates, where
+        they change.
+      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or (n,) weights
+        of the rounds.
+      workload: What to optimise for: the prefix sum, which is the default, another
+        ``workloads.Workload``, or an (n, n) array.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -133,8 +160,8 @@ def banded_inverse(
       NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, the workload has other learning rates than
-        constant ones or is given twice, or the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload is not lower triangular with a
+        non-zero diagonal or is given twice, or the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -142,43 +169,37 @@ def banded_inverse(
       >>> make(4, num_bands=2, coefficients="square_root").noising_matrix()[:, 0]
       array([ 1. , -0.5,  0. ,  0. ])
     """
-    num_rounds, momentum = check_workload(num_rounds, workload, "the banded inverse")
+    num_rounds, workload = _given(num_rounds, workload)
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
     num_bands = check_bands(validation.positive_integer(num_bands, "num_bands"), num_rounds, 1)
-    error = check_measure(error)
+    measure = RoundError.of(error, num_rounds)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     if coefficients not in ("optimised", "square_root"):
         raise ValueError(
             "coefficients must be 'optimised' or 'square_root', found "
             f"{validation.shown(coefficients)}."
         )
-    weights = error_weights(num_rounds, error)
+    momentum = _momentum_of(workload)
+    is_constant = isinstance(workload, Workload) and workload.constant_momentum() is not None
     series = power_series.inverse_square_root_coefficients(num_bands, momentum)
+    root = power_series.inverse_square_root_coefficients(num_bands)
     if coefficients == "optimised" and num_bands > 1:
-        pattern = PatternOfRounds.of(participation, num_rounds)
-        candidates: list[tuple[FloatArray, Any]] = [(series, None)]
         with ProgressBar(
             desc=f"banded inverse, {num_bands} bands",
             unit=" evaluations",
             disable=not show_progress,
         ) as progress:
-            by_ratios = _ErrorByRatios(pattern, weights, momentum)
-            candidates.append(_optimised(series, by_ratios, max_evaluations, progress))
-            if pattern.most > 1:
-                # Independent noise is best where clients return all the time.
-                candidates.append((power_series.padded(np.ones(1), num_bands), None))
-                # More bands than a step has time for are zero.
-                bands = min(num_bands, int((_MOST_OPERATIONS / num_rounds) ** 0.5))
-                within = _ErrorWithin(pattern, weights, momentum, bands)
-                for start in within.starts():
-                    found, result = within.optimised(start, max_evaluations, progress)
-                    candidates.append((power_series.padded(found, num_bands), result))
-        series, result = min(
-            candidates,
-            key=lambda found: _squared_error(found[0], participation, weights, momentum),
-        )
+            search = _Search(participation, num_rounds, max_evaluations, progress)
+            of_constant = RowsOfConstantRates.of(measure, momentum)
+            found, result = search.best(of_constant, num_bands, [series, root], has_newton=False)
+            if not is_constant:
+                bands = min(num_bands, max(2, int(_MOST_NUMBERS / num_rounds)))
+                rows = RowsOfAnyRates(DecoderRows.of(_of_unit_scale(workload), bands), measure)
+                starts = [series, power_series.padded(found[:bands], num_bands)]
+                found, result = search.best(rows, bands, starts, has_newton=True)
+            series = found
         if result is not None:
             warn_unless_stationary(result)
     return BandedInverseFactorization(
@@ -188,40 +209,133 @@ def banded_inverse(
         parameters={
             "num_bands": num_bands,
             "coefficients": coefficients,
-            "error": error,
-            **parameters_of(momentum),
+            "error": "mean",
+            **measure.parameters(),
+            **(
+                parameters_of(momentum)
+                if is_constant
+                else {"workload": workloads.fingerprint(workload)}
+            ),
         },
     )
 
 
-def _squared_error(
-    coefficients: FloatArray, participation: Participation, weights: FloatArray, momentum: float
-) -> float:
-    """sens(C)^2 sum_t w_t b_t^2 of the coefficients of C^-1, whatever they are."""
-    num_rounds = len(weights)
-    column = power_series.reciprocal(coefficients, num_rounds)
-    bound = sensitivities.from_toeplitz_coefficients(column, num_rounds, participation)
-    decoder = with_momentum(np.cumsum(power_series.padded(coefficients, num_rounds)), momentum)
-    return bound.value**2 * float(weights @ np.square(decoder))
+def _given(num_rounds: Any, workload: Any) -> tuple[int, Workload | FloatArray]:
+    """The rounds and the workload of both arguments; a known array by its name."""
+    is_number = num_rounds is not None and np.ndim(num_rounds) == 0
+    if isinstance(num_rounds, Workload) or not (num_rounds is None or is_number):
+        if workload is not None:
+            raise ValueError(
+                "there are two workloads, the first argument and workload=: give one of them."
+            )
+        num_rounds, workload = None, num_rounds
+    if workload is None:
+        workload = validation.positive_integer(num_rounds, "num_rounds")
+    workload = workloads.resolve(workload)
+    if not isinstance(workload, Workload):
+        workload = _named(validation.lower_triangular(workload, "the workload"))
+    own = workload.num_rounds if isinstance(workload, Workload) else len(workload)
+    rounds = check_rounds(own if num_rounds is None else num_rounds, "the banded inverse")
+    if rounds != own:
+        raise ValueError(f"the workload is for {own} rounds, and num_rounds is {rounds}.")
+    return rounds, workload
+
+
+def _named(matrix: FloatArray) -> Workload | FloatArray:
+    """The workload of constant learning rates that an array is a multiple of, or the array."""
+    num_rounds, rate = len(matrix), float(matrix[0, 0])
+    ratio = float(matrix[1, 0]) / rate - 1.0 if num_rounds > 1 else 0.0
+    for beta in (round(ratio, _DIGITS_OF_MOMENTUM), ratio):
+        if 0.0 <= beta < 1.0:
+            found = Workload("momentum_sgd", num_rounds, beta)
+            if np.allclose(matrix / rate, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
+                return found
+    return matrix
+
+
+def _of_unit_scale(workload: Workload | FloatArray) -> Workload | FloatArray:
+    """The workload, or a multiple of an array whose squares do not overflow."""
+    if isinstance(workload, Workload):
+        return workload
+    return np.asarray(workload / workloads.largest_entry(workload))
+
+
+def _momentum_of(workload: Workload | FloatArray) -> float:
+    """The momentum of the workload of constant learning rates that a workload is nearest to."""
+    if isinstance(workload, Workload) and workload.name == "momentum_sgd":
+        return workload.momentum
+    return 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+    """Searches for coefficients of C^-1.
+
+    Attributes:
+      participation: The schema.
+      num_rounds: n.
+      max_evaluations: The most evaluations of each search.
+      progress: Shows evaluations.
+    """
+
+    participation: Participation
+    num_rounds: int
+    max_evaluations: int
+    progress: "ProgressBar"
+
+    def best(
+        self, rows: Rows, num_bands: int, starts: Sequence[FloatArray], has_newton: bool
+    ) -> tuple[FloatArray, Any]:
+        """Returns the (p,) coefficients of least error, and how their search ended.
+
+        Args:
+          rows: What is minimised.
+          num_bands: The most bands to search over; more are zero.
+          starts: (p,) coefficients, none of which is better than what is returned. The first has
+            running sums that fall.
+          has_newton: Whether Newton's method searches as well; it does where clients return.
+        """
+        pattern = PatternOfRounds.of(self.participation, self.num_rounds)
+        candidates: list[tuple[FloatArray, Any]] = [(start, None) for start in starts]
+        if rows.is_sum:
+            by_ratios = _ErrorByRatios(pattern, rows)
+            series = starts[0][:num_bands]
+            candidates.append(_optimised(series, by_ratios, self.max_evaluations, self.progress))
+        if pattern.most > 1:
+            # Independent noise is best where clients return all the time.
+            candidates.append((np.ones(1), None))
+        if pattern.most > 1 or has_newton:
+            # More bands than a step has time for are zero.
+            bands = min(num_bands, int((_MOST_OPERATIONS / self.num_rounds) ** 0.5))
+            within = _ErrorWithin(pattern, rows.of_bands(bands), bands)
+            for start in within.starts(starts):
+                candidates.append(within.optimised(start, self.max_evaluations, self.progress))
+        padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
+        return min(padded, key=lambda found: self._squared_error(found[0], rows))
+
+    def _squared_error(self, coefficients: FloatArray, rows: Rows) -> float:
+        """The squared error of the coefficients of C^-1, whatever they are."""
+        column = power_series.reciprocal(coefficients, self.num_rounds)
+        bound = sensitivities.from_toeplitz_coefficients(
+            column, self.num_rounds, self.participation
+        )
+        return bound.value**2 * rows.squared(coefficients)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ErrorByRatios:
     """The squared error by the ratios r_t = s_t / s_(t-1) of running sums s of C^-1's coefficients.
 
-    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. The
-    decoder's b(x) is s(x) / (1 - beta x). The free variables are the logarithms of odds
-    r_t / (1 - r_t).
+    Ratios between 0 and 1 keep the coefficients of C non-negative and at most one. The free
+    variables are the logarithms of odds r_t / (1 - r_t).
 
     Attributes:
       pattern: The worst pattern of the schema.
-      weights: (n,) weights of the squares of the decoder's coefficients.
-      momentum: beta.
+      rows: The error of the rows of B.
     """
 
     pattern: PatternOfRounds
-    weights: FloatArray
-    momentum: float
+    rows: Rows
 
     def free_variables(self, sums: FloatArray) -> FloatArray:
         """Returns the (p - 1,) free variables of (p,) running sums."""
@@ -234,16 +348,14 @@ class _ErrorByRatios:
         return np.asarray(np.exp(np.append(0.0, logs)))
 
     def logarithm(self, free: FloatArray) -> tuple[float, FloatArray]:
-        """Returns log(sens(C)^2 sum_t w_t b_t^2) and its gradient by the free variables."""
+        """Returns the logarithm of the squared error and its gradient by the free variables."""
         sums = self.running_sums(free)
         squared_sensitivity, by_noising = self._squared_sensitivity(np.diff(sums, prepend=0.0))
-        squared_rows, by_all_sums = self._squared_rows(sums)
+        of_rows, by_sums_of_rows = self.rows.by_sums(sums)
         by_sums = by_noising / squared_sensitivity
         by_sums[:-1] -= by_sums[1:].copy()
-        by_sums += by_all_sums[: len(sums)] / squared_rows
-        # The last running sum stands for all later rounds as well.
-        by_sums[-1] += np.sum(by_all_sums[len(sums) :]) / squared_rows
-        value = float(np.log(squared_sensitivity) + np.log(squared_rows))
+        by_sums += by_sums_of_rows
+        value = float(np.log(squared_sensitivity) + of_rows)
         by_logs = np.cumsum((by_sums * sums)[::-1])[::-1][1:]
         return value, by_logs * (1.0 - scipy.special.expit(free))
 
@@ -254,13 +366,6 @@ class _ErrorByRatios:
         # A change of C^-1 by x^j changes c(x) by -x^j c(x)^2.
         response = power_series.product(column, column, self.pattern.num_rounds)
         return value, -power_series.correlation(by_column, response, len(noising))
-
-    def _squared_rows(self, sums: FloatArray) -> tuple[float, FloatArray]:
-        """The sum of w_t b_t^2, and its gradient by the running sums of all n rounds."""
-        all_sums = np.pad(sums, (0, self.pattern.num_rounds - len(sums)), mode="edge")
-        decoder = with_momentum(all_sums, self.momentum)
-        slopes = with_momentum_adjoint(2.0 * self.weights * decoder, self.momentum)
-        return float(self.weights @ np.square(decoder)), slopes
 
 
 def _optimised(
@@ -291,7 +396,7 @@ class _Point:
       noising: (p,) coefficients of C^-1, the first of them one.
       column: (n,) c(x), the first column of C.
       slacks: (n - 1,) how far each constraint is from being broken.
-      value: log(sens(C)^2 sum_t w_t b_t^2).
+      value: The logarithm of the squared error, a maximum smoothed by the barrier.
     """
 
     noising: FloatArray
@@ -316,40 +421,35 @@ class _ErrorWithin:
     """
 
     def __init__(
-        self, pattern: PatternOfRounds, weights: FloatArray, momentum: float, num_bands: int
+        self, pattern: PatternOfRounds, rows: MeanOfRows | WorstOfRows, num_bands: int
     ) -> None:
         self._pattern = pattern
-        self._weights = weights
-        self._momentum = momentum
+        self._rows = rows
         self._num_bands = num_bands
-        workload = with_momentum(np.ones(pattern.num_rounds), momentum)
-        # The decoder's squares are a quadratic form of the coefficients.
-        everything = np.arange(pattern.num_rounds)
-        self._rows = _gram(workload, weights, everything, num_bands, 0.0)
         # From lag b on, where clients return, coefficients must not increase.
-        self._falling = everything >= pattern.separation
+        self._falling = np.arange(pattern.num_rounds) >= pattern.separation
         self._falling[-1] = False
 
-    def starts(self) -> list[FloatArray]:
-        """Returns coefficients of C^-1 to start from, within the constraints."""
-        root = power_series.inverse_square_root_coefficients(self._num_bands)
+    def starts(self, others: Sequence[FloatArray]) -> list[FloatArray]:
+        """Returns coefficients of C^-1 to start from, those of others that are allowed."""
+        found: list[FloatArray] = []
+        for other in (each[: self._num_bands] for each in others):
+            is_new = not any(np.array_equal(other, each) for each in found)
+            if is_new and self._at(other, 1.0) is not None:
+                found.append(other)
         # That of the prefix sum is within, as its running sums are log-convex.
-        starts = [root]
-        if self._momentum:
-            own = power_series.inverse_square_root_coefficients(self._num_bands, self._momentum)
-            starts += [own] if self._at(own) else []
-        return starts
+        return found or [power_series.inverse_square_root_coefficients(self._num_bands)]
 
     def optimised(
         self, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
     ) -> tuple[FloatArray, Any]:
         """Returns the (p,) coefficients of C^-1 found from a start, and how the search ended."""
-        point = self._at(start)
-        if point is None:
-            raise ValueError("the search must start within its constraints.")
-        evaluations, decrement = 0, 0.0
+        noising, evaluations, decrement = start, 0, 0.0
         for barrier_of_all in _BARRIERS:
             barrier = barrier_of_all / self._pattern.num_rounds
+            point = self._at(noising, barrier)
+            if point is None:
+                raise ValueError("the search must start within its constraints.")
             before = point.value
             for _ in range(_STEPS_OF_BARRIER):
                 gradient, curvature = self._slopes(point, barrier)
@@ -363,6 +463,7 @@ class _ErrorWithin:
                 if moved is None:
                     break
                 point = moved
+            noising = point.noising
             # Smaller barriers would take long and give little.
             if decrement > barrier and before - point.value < _LEAST_PROGRESS:
                 break
@@ -373,9 +474,9 @@ class _ErrorWithin:
             nfev=evaluations,
             message="Newton's method with a barrier",
         )
-        return point.noising, result
+        return noising, result
 
-    def _at(self, noising: FloatArray) -> _Point | None:
+    def _at(self, noising: FloatArray, barrier: float) -> _Point | None:
         """The point of some coefficients of C^-1; None if it breaks a constraint."""
         num_rounds = self._pattern.num_rounds
         with np.errstate(over="ignore", invalid="ignore"):
@@ -387,8 +488,7 @@ class _ErrorWithin:
             if not (np.all(slacks > 0.0) and np.all(column < 1e100)):
                 return None
         squared_sensitivity, _ = self._pattern.squared_sensitivity(column)
-        squared_rows = float(noising @ self._rows @ noising)
-        value = float(np.log(squared_sensitivity) + np.log(squared_rows))
+        value = float(np.log(squared_sensitivity)) + self._rows.logarithm(noising, barrier)
         return _Point(noising, column, slacks, value)
 
     def _along(
@@ -397,7 +497,7 @@ class _ErrorWithin:
         """The point a step away, shortened until it is lower; None if there is none."""
         length = 1.0
         for tried in range(1, _TRIALS_OF_STEP + 1):
-            moved = self._at(point.noising + length * np.append(0.0, step))
+            moved = self._at(point.noising + length * np.append(0.0, step), barrier)
             if moved is not None:
                 change = moved.value - point.value
                 change -= barrier * float(np.sum(np.log(moved.slacks / point.slacks)))
@@ -415,13 +515,11 @@ class _ErrorWithin:
         squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
         by_column /= squared_sensitivity
         by_sensitivity = -_correlation(by_column, first, bands)
-        by_rows = self._rows @ noising
-        squared_rows = float(noising @ by_rows)
-        by_rows *= 2.0 / squared_rows
         of_pattern = sensitivities.pattern_sum(first, separation, most)
         curvature = 2.0 * _unweighted_gram(of_pattern, bands) / squared_sensitivity
-        curvature += 2.0 * self._rows / squared_rows
-        curvature -= np.outer(by_sensitivity, by_sensitivity) + np.outer(by_rows, by_rows)
+        curvature -= np.outer(by_sensitivity, by_sensitivity)
+        by_rows, of_rows = self._rows.derivatives(noising, barrier)
+        curvature += of_rows
         gradient = by_sensitivity + by_rows
         bends = _correlation(by_column, second, 2 * bands - 1)
         # Entries before lag b have to be positive, and the others above the next.
@@ -435,7 +533,7 @@ class _ErrorWithin:
             those = np.where(self._falling == is_falling, multipliers, 0.0)
             gradient += _correlation(those, slopes, bands, before)
             bends -= _correlation(those, curves, 2 * bands - 1, before)
-            curvature += _gram(slopes, np.square(those) / barrier, rows, bands, before)
+            curvature += gram_of_shifts(slopes, np.square(those) / barrier, rows, bands, before)
         lags = np.arange(bands)
         curvature += 2.0 * bends[lags[:, np.newaxis] + lags]
         return gradient[1:], curvature[1:, 1:]
@@ -455,28 +553,6 @@ def _correlation(
     """
     longer = np.concatenate([np.zeros(count - 2), [before], series])
     return np.correlate(longer, values, "valid")[::-1]
-
-
-def _gram(
-    series: FloatArray, weights: FloatArray, rows: IntArray, num_bands: int, before: float
-) -> FloatArray:
-    """The (p, p) sums over ``rows`` t of weights[t] series[t - j] series[t - k].
-
-    Args:
-      series: (n,); ``before`` is its entry -1, and earlier ones are zero.
-      weights: (n,).
-      rows: Those of n whose weights are not zero.
-      num_bands: p, at least 2.
-      before: What stands before the first entry.
-    """
-    longer = np.concatenate([np.zeros(num_bands - 2), [before], series])
-    windows = np.lib.stride_tricks.sliding_window_view(longer, num_bands)
-    total = np.zeros((num_bands, num_bands))
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        chosen = rows[start : start + _ROWS_AT_A_TIME]
-        weighted = np.sqrt(weights[chosen])[:, np.newaxis] * windows[chosen]
-        total += weighted.T @ weighted
-    return total[::-1, ::-1]
 
 
 def _unweighted_gram(series: FloatArray, num_bands: int) -> FloatArray:

@@ -13,6 +13,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     toeplitz,
 )
+from mf_aggregators.factorizations._decoder_rows import DecoderRows, WorstOfRows
 from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
@@ -20,7 +21,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
-from mf_aggregators.workloads import Workload
+from mf_aggregators.workloads import Workload, fingerprint
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
@@ -251,6 +252,39 @@ def test_what_is_found_is_a_local_optimum(
     )
 
 
+def test_no_start_and_no_matrix_that_is_not_negative_ends_below_the_worst_round_found() -> None:
+    """Over all C without negative entries, whose sensitivity is at least that of the pattern."""
+    num_rounds, num_bands, schema = 128, 16, MinSeparation(21, 6)
+    found = banded_inverse(num_rounds, num_bands, schema, error="max")
+    pattern = np.zeros(num_rounds)
+    pattern[: 6 * 21 : 21] = 1.0
+
+    def column(free: np.ndarray) -> np.ndarray:
+        return power_series.reciprocal(np.append(1.0, free), num_rounds)
+
+    def error(free: np.ndarray) -> float:
+        squared = np.sum(power_series.product(column(free), pattern, num_rounds) ** 2)
+        sums = np.cumsum(power_series.padded(np.append(1.0, free), num_rounds))
+        return float(np.log(squared) + np.log(sums @ sums))
+
+    ours = found.max_error(num_rounds, schema)
+    assert np.exp(error(found.coefficients[1:]) / 2) == pytest.approx(ours, rel=1e-9)
+    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    others = []
+    for start in (0.98 * found.coefficients[1:], root, 0.7 * root):
+        # Steps too far overflow, and are taken back.
+        with np.errstate(over="ignore", invalid="ignore"):
+            other = scipy.optimize.minimize(
+                error,
+                start,
+                method="SLSQP",
+                constraints={"type": "ineq", "fun": lambda free: 100.0 * column(free)[1:]},
+                options={"maxiter": 80, "ftol": 1e-11},
+            )
+        others.append(np.exp(other.fun / 2))
+    assert min(others) == pytest.approx(ours, rel=1e-7)
+
+
 # Rounds, bands, separation, participations, error, momentum, and the error of version 1.0.0.
 _ERRORS_OF_1_0_0 = [
     (24, 24, 9, 1, "mean", 0.9, 8.07957),
@@ -381,3 +415,189 @@ def test_optimised_coefficients_are_never_worse_than_the_square_root(
         ours = banded_inverse(40, bands, participation, error=error)
         limit = error_of(root, error, participation) * (1 + 1e-9)
         assert error_of(ours, error, participation) <= limit
+
+
+@st.composite
+def _changing(draw: st.DrawFn, most_rounds: int) -> Workload:
+    """Momentum with learning rates that change from round to round, by up to twenty times."""
+    num_rounds = draw(st.integers(2, most_rounds))
+    momentum = draw(st.sampled_from([0.0, 0.5, 0.9, 0.95]))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rates = numbers.uniform(0.05, 1.0, num_rounds)
+    if draw(st.booleans()):
+        rates = np.sort(rates)[:: draw(st.sampled_from([-1, 1]))]
+    return Workload("momentum_sgd", num_rounds, momentum, tuple(rates.tolist()))
+
+
+def _dense_rows(workload: Workload, noising: np.ndarray) -> np.ndarray:
+    decoder = workload.matrix() @ dense(noising, workload.num_rounds)
+    return np.asarray(np.sum(decoder**2, axis=1))
+
+
+@given(_changing(60), st.data())
+@settings(max_examples=40, deadline=None)
+def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.DataObject) -> None:
+    num_rounds = workload.num_rounds
+    num_bands = data.draw(st.integers(1, num_rounds))
+    numbers = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    noising = np.append(1.0, -numbers.dirichlet(np.ones(num_bands))[1:])
+    weights = numbers.uniform(size=num_rounds)
+    expected = _dense_rows(workload, noising)
+    # By polarisation: a form of two vectors from norms of their sum and difference.
+    basis = np.eye(num_bands)
+    products = np.stack(
+        [
+            (_dense_rows(workload, each + noising) - _dense_rows(workload, each - noising)) / 4.0
+            for each in basis
+        ],
+        axis=1,
+    )
+    scale = float(np.max(np.abs(products)))
+    for given_as in (workload, workload.matrix()):
+        rows = DecoderRows.of(given_as, num_bands)
+        np.testing.assert_allclose(rows.squares(noising), expected, rtol=1e-7)
+        np.testing.assert_allclose(rows.slopes(noising), products, atol=1e-9 * scale)
+        np.testing.assert_allclose(
+            rows.gram(weights) @ noising, weights @ products, atol=1e-9 * scale * num_rounds
+        )
+    made = BandedInverseFactorization(num_rounds, noising)
+    np.testing.assert_allclose(made.squared_decoder_rows(workload), expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("barrier", [0.1, 1e-3])
+def test_the_smooth_maximum_and_its_derivatives(barrier: float) -> None:
+    rates = tuple(np.linspace(1.0, 0.05, 30).tolist())
+    rows = DecoderRows.of(Workload("momentum_sgd", 30, 0.8, rates), 5)
+    noising, step = np.array([1.0, -0.5, -0.1, -0.05, 0.01]), 1e-6
+    worst, largest = WorstOfRows(rows), float(np.max(rows.squares(noising)))
+    # min over s of s - mu sum log(s - l_i), by another solver.
+    logs = np.log(rows.squares(noising))
+    least = scipy.optimize.minimize_scalar(
+        lambda log: (
+            np.log(largest)
+            + np.exp(log)
+            - barrier * np.sum(np.log(np.log(largest) + np.exp(log) - logs))
+        ),
+        bounds=(-20.0, 5.0),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    assert worst.logarithm(noising, barrier) == pytest.approx(least.fun, abs=1e-9)
+    gradient, curvature = worst.derivatives(noising, barrier)
+    for j, each in enumerate(step * np.eye(5)):
+        values = [worst.logarithm(noising + sign * each, barrier) for sign in (1, -1)]
+        slopes = [worst.derivatives(noising + sign * each, barrier)[0] for sign in (1, -1)]
+        assert gradient[j] == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-6)
+        assert curvature[j] == pytest.approx((slopes[0] - slopes[1]) / 2e-6, abs=1e-4)
+
+
+def _least_of_another_solver(
+    workload: Workload, num_bands: int, separation: int, weights: np.ndarray | None
+) -> float:
+    """The least squared error by sequential quadratic programming, dense, from several starts.
+
+    The bound of the rounds' errors is a variable where there are no weights; C is non-negative,
+    and its coefficients do not increase from lag ``separation`` on.
+    """
+    num_rounds = workload.num_rounds
+    pattern = np.zeros(num_rounds)
+    pattern[::separation] = 1.0
+
+    def column(free: np.ndarray) -> np.ndarray:
+        inverse = dense(np.clip(np.append(1.0, free[1:]), -9.0, 9.0), num_rounds)
+        return scipy.linalg.solve_triangular(inverse, np.eye(num_rounds)[0], lower=True)
+
+    def logs(free: np.ndarray) -> np.ndarray:
+        return np.log(_dense_rows(workload, np.append(1.0, free[1:])))
+
+    def function(free: np.ndarray) -> float:
+        sensitivity = np.sum((dense(column(free), num_rounds) @ pattern) ** 2)
+        if weights is None:
+            return float(np.log(sensitivity) + free[0])
+        return float(np.log(sensitivity) + np.log(weights @ np.exp(logs(free))))
+
+    def slacks(free: np.ndarray) -> np.ndarray:
+        series = column(free)
+        found = np.append(series, series[separation:-1] - series[separation + 1 :])
+        return found if weights is not None else np.append(found, free[0] - logs(free))
+
+    root = power_series.inverse_square_root_coefficients(num_bands)[1:]
+    numbers, best = np.random.default_rng(0), np.inf
+    for scale in (np.ones(len(root)), *numbers.uniform(0.2, 1.8, (3, len(root)))):
+        start = np.append(0.0, root * scale)
+        start[0] = np.max(logs(start)) + 0.1
+        found = scipy.optimize.minimize(
+            function,
+            start,
+            method="SLSQP",
+            constraints={"type": "ineq", "fun": slacks},
+            options={"maxiter": 300, "ftol": 1e-13},
+        )
+        if np.min(slacks(found.x)) >= -1e-9:
+            best = min(best, float(found.fun))
+    return float(np.exp(best))
+
+
+@given(_changing(24), st.data())
+@settings(max_examples=6, deadline=None)
+def test_another_solver_finds_nothing_better_where_rates_change(
+    workload: Workload, data: st.DataObject
+) -> None:
+    num_rounds = workload.num_rounds
+    num_bands = data.draw(st.integers(2, min(5, num_rounds)))
+    separation = data.draw(st.sampled_from([num_rounds, max(1, num_rounds // 3)]))
+    schema = MinSeparation(separation) if separation < num_rounds else SINGLE
+    kind = data.draw(st.sampled_from(["mean", "max", "weights"]))
+    weights: np.ndarray | None = np.ones(num_rounds) / num_rounds
+    error: ErrorMeasure | np.ndarray = "mean"
+    if kind == "max":
+        weights, error = None, "max"
+    elif kind == "weights":
+        weights = np.linspace(0.0, 1.0, num_rounds)
+        error = weights = weights / np.sum(weights)
+    ours = banded_inverse(workload, num_bands, schema, error=error)
+    assert ours.sensitivity(schema).is_exact
+    variances = ours.per_round_variance(workload, schema)
+    found = float(np.max(variances) if weights is None else weights @ variances)
+    least = _least_of_another_solver(workload, num_bands, separation, weights)
+    assert found <= least * (1 + 1e-5)
+    # Nor is it worse than the matrix that is made for constant learning rates.
+    plain = Workload("momentum_sgd", num_rounds, workload.momentum)
+    other = banded_inverse(plain, num_bands, schema, error=error)
+    others = other.per_round_variance(workload, schema)
+    assert found <= (np.max(others) if weights is None else weights @ others) * (1 + 1e-9)
+
+
+def test_rates_that_change_more_than_a_little_change_the_matrix() -> None:
+    """A warm-up and a cool-down, as the papers have them."""
+    rates = np.minimum(np.linspace(0.05, 7.0, 128), np.linspace(4.0, 0.05, 128)).clip(max=1.0)
+    workload = Workload("momentum_sgd", 128, 0.95, tuple(rates.tolist()))
+    plain = Workload("momentum_sgd", 128, 0.95)
+    for error, measure in (("mean", "rmse"), ("max", "max_error")):
+        own, other = (banded_inverse(each, 16, error=error) for each in (workload, plain))
+        found = getattr(own, measure)(workload, SINGLE)
+        assert found < 0.999 * getattr(other, measure)(workload, SINGLE)
+        # An array of the same workload is the same.
+        by_array = banded_inverse(workload.matrix(), 16, error=error)
+        assert getattr(by_array, measure)(workload, SINGLE) == pytest.approx(found, rel=1e-6)
+        assert own.parameters["workload"] == fingerprint(workload)
+        assert "workload" not in other.parameters
+
+
+def test_weights_of_rounds() -> None:
+    schema, weights = MinSeparation(10), np.zeros(40)
+    assert np.array_equal(
+        banded_inverse(40, 6, schema, error=np.ones(40)).coefficients,
+        banded_inverse(40, 6, schema).coefficients,
+    )
+    # The last round is the worst one where learning rates are constant.
+    weights[-1] = 1.0
+    last = banded_inverse(40, 6, schema, error=weights)
+    worst = banded_inverse(40, 6, schema, error="max")
+    assert last.max_error(40, schema) == pytest.approx(worst.max_error(40, schema), rel=1e-6)
+    assert last.parameters["error"] == "weights"
+    assert last.parameters["weights"] == weights.tolist()
+    weights[19] = 3.0
+    both = banded_inverse(40, 6, schema, error=weights)
+    least = _least_of_another_solver(Workload("momentum_sgd", 40, 0.0), 6, 10, weights)
+    assert weights @ both.per_round_variance(40, schema) <= least * (1 + 1e-5)

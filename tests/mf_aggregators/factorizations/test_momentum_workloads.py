@@ -166,7 +166,7 @@ def test_a_constant_learning_rate_changes_nothing(mechanism: str) -> None:
     assert default.strategy_matrix() == pytest.approx(sums.strategy_matrix(), rel=1e-5)
 
 
-@_EVERY_BUILDER
+@pytest.mark.parametrize("mechanism", ["blt", "toeplitz"])
 @pytest.mark.parametrize(
     ("workload", "names"),
     [
@@ -174,14 +174,26 @@ def test_a_constant_learning_rate_changes_nothing(mechanism: str) -> None:
             Workload("momentum_sgd", 4, 0.9, (1.0, 1.0, 1.0, 0.5)),
             ["banded", "optimal"],
         ),
-        (_momentum(5), ["5 rounds", "num_rounds"]),
         (
             workloads.momentum_sgd(4, learning_rates=[1.0, 1.0, 1.0, 0.5]),
             ["(4, 4)", "prefix sum"],
         ),
+    ],
+    ids=["schedule", "matrix of a schedule"],
+)
+def test_changing_rates_are_refused(mechanism: str, workload: Any, names: list[str]) -> None:
+    with refuses(*names):
+        _BUILDERS[mechanism](4, _SINGLE, workload=workload)
+
+
+@_EVERY_BUILDER
+@pytest.mark.parametrize(
+    ("workload", "names"),
+    [
+        (_momentum(5), ["5 rounds", "num_rounds"]),
         (np.ones((4, 4)), ["lower triangular"]),
     ],
-    ids=["schedule", "rounds", "matrix of a schedule", "no workload"],
+    ids=["rounds", "no workload"],
 )
 def test_other_workloads_are_refused(mechanism: str, workload: Any, names: list[str]) -> None:
     with refuses(*names):
@@ -219,9 +231,23 @@ def test_the_command_optimises_for_the_workload_that_it_states_errors_for(
     assert stated["rmse"] < 0.95 * other
 
 
-@pytest.mark.parametrize(
-    "arguments", [("toeplitz",), ("blt", "--num_buffers=2"), ("banded_inverse", "--num_bands=2")]
-)
+def test_the_command_optimises_for_schedules(tmp_path: pathlib.Path) -> None:
+    rates = tmp_path / "rates.txt"
+    schedule = np.linspace(1.0, 0.05, 40)
+    rates.write_text("\n".join(map(str, schedule)))
+    common = ("--mechanism=banded_inverse", "--num_bands=8", "--num_rounds=40")
+    training = ("--workload=momentum_sgd", f"--learning_rates={rates}")
+    ended = _factorize(tmp_path / "own", *common, *training)
+    assert ended.status == 0, ended
+    own = checkpoints.load(tmp_path / "own")
+    workload = Workload("momentum_sgd", 40, 0.9, tuple(schedule.tolist()))
+    dense = _dense_errors(workload, own.strategy_matrix(), _SINGLE)
+    assert json.loads(ended.printed)["rmse"] == pytest.approx(np.sqrt(np.mean(dense**2)))
+    plain = banded_inverse(_momentum(40), 8)
+    assert own.rmse(workload, _SINGLE) < 0.999 * plain.rmse(workload, _SINGLE)
+
+
+@pytest.mark.parametrize("arguments", [("toeplitz",), ("blt", "--num_buffers=2")])
 def test_the_command_refuses_schedules(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
     rates = tmp_path / "rates.txt"
     rates.write_text("1\n1\n0.5\n0.1\n")
