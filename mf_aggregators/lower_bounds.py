@@ -1,33 +1,106 @@
-"""Lower bounds on the error of every factorization of a workload.
+r"""Lower bounds on the error of every factorization of a workload.
 
-For any weights v >= 0 on the patterns of a schema, with V diagonal and V[i, i] the sum of
-v over the patterns that hold round i, every C of sensitivity one has tr(V C^T C) <= sum v:
-contributions of random signs change C x, on average, by the root of the sum of X[i, i]
-over their pattern. With tr(A^T A X^-1) + tr(V X) >= 2 tr((A V A^T)^1/2), the squared total
-error is at least tr((A V A^T)^1/2)^2 / sum v. Equal weights give a bound by the singular
-values of A: for single participation that of Denisov et al. Prop. C.1,
-||A||_* / sqrt(n), and for clients that take part every b rounds ||A||_* / sqrt(b).
+**The dual.** Let one client contribute s_i in round i: a random vector, none of whose values a
+schema forbids, with |s_i| <= 1, and let V = E[s s^T]. A strategy matrix C of sensitivity one has
+E |C s|^2 <= 1, which is tr(V X) <= 1 for X = C^T C. With 2 tr((A V A^T)^1/2) <= tr(A^T A X^-1) +
+tr(t V X) / t for the best t, the matrix form of 2 (a v)^1/2 <= a / x + v x, the squared total error
+of every factorization is at least
 
-Schemas that allow more patterns have larger sensitivities, so that a bound for
-(k, b)-participation is one for b-min-separation as well. The mean over rounds is at most
-the maximum, so that the bound on the root mean square bounds the maximal error.
+    tr((A V A^T)^1/2)^2 = ||A L||_*^2,   V = L L^T,   ||.||_* the sum of singular values.
+
+If contributions are vectors, and not numbers, a sensitivity is no smaller. For weights w >= 0 on
+rounds, of sum one, the same with diag(w)^1/2 A bounds the weighted mean of the variances of rounds,
+and the largest of them is no smaller than that mean.
+
+All such V are mixtures of s s^T for signs s on a pattern. They are all there is: the least of
+tr(A^T A X^-1) under s^T X s <= 1 for all of these s is a convex problem with an inner point, so
+that its dual has no gap, and its dual is the largest ||A L||_*^2 over these mixtures.
+
+**Equal weights.** With independent signs V is diagonal: V[i, i] is how often round i is taken part
+in. With all V[i, i] = 1 / c the bound is ||A||_* / c^1/2, for single participation (c = n) that of
+Denisov et al. Prop. C.1. For the prefix sum it is log(n) / pi + 0.70 in the mean over rounds, which
+is the lower bound of Henzinger, Kalinin and Upadhyay (2025). Patterns that hold every round with
+the same probability 1 / c have at most k rounds, and at most one of any b in a row; so c is at
+least n / k and b. For participations at least b rounds apart c = max(b, n / k) is reached: lay unit
+intervals for the rounds on a line, wrap it around a circle of circumference c, and take a random
+point of the circle. It is hit by at most ceil(n / c) <= k intervals, and by no two of rounds i < j
+fewer than b apart: these would need j + 1 - i > c >= b. (With intervals of length V[i, i] the same
+shows which diagonals are possible: those with sums of at most one over any b rounds, and of at most
+k over all.)
+
+**Signs that follow one another.** Independent signs leave out that sums of contributions matter: by
+far the better bounds have signs that are alike in successive participations. Here s is a Markov
+chain: it begins in round i with probability p_i, goes on from i to j with probability P_ij, where
+j - i >= b (or j - i = b), ends otherwise or after k participations, and its sign stays, on average,
+by r_ij: E[s_j / s_i] = r_ij. With Q_ij = P_ij r_ij and d_m the distribution of participation m,
+
+    V[i, j] = sum_m d_m[i] sum_(l <= k - m) (Q^l)[i, j]   for i <= j.
+
+L-BFGS searches for the best p, P, r (and w). Whatever it finds has a bound that holds.
+
+**Cells.** For many rounds one chain goes over n' cells of m rounds each, and a client takes part in
+the same place of each of its cells: cells b' apart, m b' >= b, are rounds b apart. V is then the
+Kronecker product V' x I / m, V' = L' L'^T for the chain of cells. Let S, C be symmetric (m, m) with
+S^2 + C^2 = I. For contractions Y and Z, S Y S + C Z C is one as well, and ||M||_* is the largest
+tr(M^T Z) over contractions, so that for S and C in each cell
+
+    m^1/2 ||A L||_* >= ||(I x S) A (I x S) (L' x I)||_* + ||(I x C) A (I x C) (L' x I)||_*.
+
+S is zero but for polynomials of a degree below r, with orthonormal ones as eigenvectors: the first
+term has n' r rows. Its eigenvalues fall gradually from one, at degrees 0 and 1, to zero, because T,
+the prefix sum of a cell, takes a polynomial to neighbouring degrees: C and S part few of these. For
+the prefix sum A = I x T + N x 1 1^T with C 1 = 0, so that the second term is ||C T C||_* ||L'||_*.
+It is bounded in the same way by smaller cells: no number of rounds is too large. For learning
+rates that differ within a cell, contributions are as much smaller than one as makes them even.
+Rounds after the last cell have rows and no contributions. Of other workloads the second term is
+left out, or, for few rounds, S is I.
+
+**Rounding.** Each product of matrices loses what rounding may have added, and the total of the
+chain's probabilities is raised: entries of V are off by n eps (V[i, i] V[j, j])^1/2, at most, and
+diag(V) is the V of independent signs, so that tr(X V) of what is computed is at most 1 + n^2 eps.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
+import scipy.linalg
+import scipy.optimize
 
 from mf_aggregators import validation, workloads
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
 
+_EPS = float(np.finfo(np.float64).eps)
 # Singular values of a dense matrix take minutes above this.
 _MOST_ROUNDS_OF_SINGULAR_VALUES = 5000
+# Those of A L as well as those of A may take their time up to here.
+_MOST_ROUNDS_OF_DENSE_BOUND = 512
+# Columns of A are solved for up to here.
+_MOST_ROUNDS_BY_COLUMNS = 1 << 17
 # Terms of the closed form that are summed at a time, which bounds memory.
 _TERMS_AT_A_TIME = 1 << 20
 _ROUNDING_OF_CLOSED_FORM = 1e-14
+# Of the sum of singular values of a cell, by sums over all of its rounds.
+_ROUNDING_OF_CELLS = 1e-8
+# The most rounds that are their own cells, where clients return, and where they do not or no cells
+# serve; and how many cells there are otherwise.
+_MOST_SINGLE_ROUNDS, _MOST_ROUNDS_WITHOUT_RETURN = 64, 160
+_FEWEST_CELLS, _MOST_CELLS = 24, 44
+# Polynomials of a cell, in the search and for the bound.
+_MODES_OF_SEARCH, _MODES = 3, 10
+# The most rounds of a cell that is not divided further, and how it is.
+_ROUNDS_OF_SMALLEST_CELL, _CELLS_OF_A_CELL, _MODES_OF_SMALLER_CELLS = 448, 16, 24
+_MOST_EVALUATIONS = 80
+_EVALUATIONS_TIMES_PARTICIPATIONS = 1500
+# The start: logarithms of odds to go on after b rounds, and after more.
+_ODDS_OF_LEAST_GAP, _ODDS_OF_LARGER_GAPS, _FALL_OF_ODDS = 4.0, 2.0, 2.0
+_FIRST_SIGN, _FIRST_LOG_OF_LATER_STARTS = 0.7, -4.0
+# Added to V, of its diagonal: keeps it definite.
+_SHARE_OF_DIAGONAL = 1e-10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,24 +109,25 @@ class LowerBound:
 
     Attributes:
       total_error: For the root of the summed variances.
-      rmse: For the root mean square over rounds; also for the maximum over rounds.
+      rmse: For the root mean square over rounds.
+      max_error: For the root of the largest variance of a round.
     """
 
     total_error: float
     rmse: float
+    max_error: float
 
 
 def compute(workload: Any, participation: Participation) -> LowerBound | None:
-    """Computes the lower bound by singular values.
+    """Computes the lower bound: the best of several duals.
 
     Args:
       workload: A, an (n, n) lower-triangular array, a ``workloads.Workload``, or an int n for the
-        prefix sum of n rounds, which uses its closed form.
+        prefix sum of n rounds.
       participation: The schema.
 
     Returns:
-      The bound; None for a workload of more than 5,000 rounds without a closed form, whose
-      singular values would take minutes.
+      The bound; None for an array of more than 5,000 rounds whose inverse has many bands.
 
     Raises:
       ValueError: If the workload is not square, finite, lower triangular and of full rank.
@@ -63,31 +137,56 @@ def compute(workload: Any, participation: Participation) -> LowerBound | None:
       >>> once = mfa.participation.SingleParticipation()
       >>> workload = mfa.workloads.prefix_sum(64)
       >>> bound = mfa.lower_bounds.compute(workload, once)
-      >>> round(bound.rmse, 3)
-      2.04
+      >>> round(bound.rmse, 3), round(bound.max_error, 3)
+      (2.1, 2.111)
     """
     check(participation)
     workload = workloads.resolve(workload)
     if isinstance(workload, Workload):
-        num_rounds, is_prefix_sum = workload.num_rounds, workload.name == "prefix_sum"
-    else:
-        workload = validation.lower_triangular(workload, "the workload")
-        num_rounds = len(workload)
-        is_prefix_sum = np.array_equal(workload, np.tri(num_rounds))
-    if is_prefix_sum:
+        return _of_description(workload, participation)
+    workload = validation.lower_triangular(workload, "the workload")
+    if np.array_equal(workload, np.tri(len(workload))):
+        return _of_description(Workload("prefix_sum", len(workload)), participation)
+    return _best(workload, participation)
+
+
+# Plans and reports ask for the same bounds again and again.
+@functools.lru_cache(maxsize=64)
+def _of_description(workload: Workload, participation: Participation) -> LowerBound | None:
+    return _best(workload, participation)
+
+
+def _best(workload: Workload | FloatArray, participation: Participation) -> LowerBound | None:
+    """The best bounds: with equal weights, and by chains of participations."""
+    num_rounds = _num_rounds(workload)
+    if isinstance(workload, Workload) and workload.name == "prefix_sum":
         nuclear_norm = prefix_sum_nuclear_norm(num_rounds)
     elif num_rounds > _MOST_ROUNDS_OF_SINGULAR_VALUES:
-        return None
+        nuclear_norm = 0.0
     else:
-        nuclear_norm = nuclear_norm_from_below(
-            workload.matrix() if isinstance(workload, Workload) else workload
-        )
-    most = participation.most_participations(num_rounds)
-    patterns = float(num_rounds)
-    if most > 1:
-        patterns = _fractional_patterns(num_rounds, participation.separation_in(num_rounds), most)
-    total_error = nuclear_norm / np.sqrt(patterns)
-    return LowerBound(float(total_error), float(total_error / np.sqrt(num_rounds)))
+        nuclear_norm = nuclear_norm_from_below(_matrix(workload))
+    rmse = nuclear_norm / np.sqrt(_equal_weights(participation, num_rounds) * num_rounds)
+    max_error = rmse
+    size = _size_of_cells(participation, num_rounds)
+    coarse = None if size is None else _Cells.of(workload, size, _MODES_OF_SEARCH)
+    if size is not None and coarse is not None:
+        cells = coarse
+        if size > 1:
+            modes = size if num_rounds <= _MOST_ROUNDS_OF_DENSE_BOUND else _MODES
+            fine = _Cells.of(workload, size, modes)
+            assert fine is not None
+            cells = fine
+        chain = _Chain.under(participation, num_rounds, size)
+        found = chain.start()
+        for is_maximum in (False, True):
+            found = _search(coarse, chain, found, is_maximum)
+            weights = found.row_weights() if is_maximum else np.ones(chain.num_cells)
+            bound = cells.bound(chain.moments(found).second, weights, chain.most)
+            max_error = max(max_error, bound)
+            rmse = rmse if is_maximum else max(rmse, bound)
+    if not rmse > 0.0:
+        return None
+    return LowerBound(float(rmse * np.sqrt(num_rounds)), float(rmse), float(max_error))
 
 
 def prefix_sum_nuclear_norm(num_rounds: int) -> float:
@@ -114,13 +213,497 @@ def prefix_sum_nuclear_norm(num_rounds: int) -> float:
     return total * (1.0 - _ROUNDING_OF_CLOSED_FORM)
 
 
-def _fractional_patterns(num_rounds: int, separation: int, most: int) -> float:
-    """The number of patterns that hold every round once.
+def _num_rounds(workload: Workload | FloatArray) -> int:
+    return workload.num_rounds if isinstance(workload, Workload) else len(workload)
 
-    A class of s rounds (equal modulo b) is split into ceil(s / k) patterns: consecutive
-    ones of k rounds, and one of the rest. For (k, b)-participation no weights of smaller
-    sum hold every round with weight one.
+
+def _matrix(workload: Workload | FloatArray) -> FloatArray:
+    return workload.matrix() if isinstance(workload, Workload) else workload
+
+
+def _allows_larger_gaps(participation: Participation, num_rounds: int) -> bool:
+    """Whether participations may be further apart than the separation, by any number of rounds."""
+    most = participation.most_participations(num_rounds)
+    separation = participation.separation_in(num_rounds)
+    return participation.allows_separations(most, separation, num_rounds - 1)
+
+
+def _equal_weights(participation: Participation, num_rounds: int) -> float:
+    """The least c such that random participations hold each round with probability 1 / c.
+
+    Where participations are exactly b apart, a class of s rounds (equal modulo b) is split into
+    ceil(s / k) patterns: consecutive ones of k rounds, and one of the rest.
     """
+    most = participation.most_participations(num_rounds)
+    if most == 1:
+        return float(num_rounds)
+    separation = participation.separation_in(num_rounds)
+    if _allows_larger_gaps(participation, num_rounds):
+        return max(float(separation), num_rounds / most)
     shorter, longer_classes = divmod(num_rounds, separation)
     classes_of = {shorter + 1: longer_classes, shorter: separation - longer_classes}
     return float(sum(count * -(-size // most) for size, count in classes_of.items()))
+
+
+def _size_of_cells(participation: Participation, num_rounds: int) -> int | None:
+    """How many rounds are a cell; None if no number serves.
+
+    Cells are to be few, and neither rounds at the end nor any of the separation are to be lost.
+    """
+    returns = participation.most_participations(num_rounds) > 1
+    if num_rounds <= (_MOST_SINGLE_ROUNDS if returns else _MOST_ROUNDS_WITHOUT_RETURN):
+        return 1
+    sizes = np.arange(-(-num_rounds // (_MOST_CELLS + 1)), num_rounds // _FEWEST_CELLS + 1)
+    loss = (num_rounds % sizes) / num_rounds
+    if returns:
+        separation = participation.separation_in(num_rounds)
+        loss = loss + sizes * -(-separation // sizes) / separation
+        if not _allows_larger_gaps(participation, num_rounds):
+            sizes, loss = sizes[separation % sizes == 0], loss[separation % sizes == 0]
+            if not len(sizes):
+                return 1 if num_rounds <= _MOST_ROUNDS_WITHOUT_RETURN else None
+    return int(sizes[np.argmin(loss)])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Cells:
+    """A workload on cells of rounds, as far as polynomials on each of them see it.
+
+    Attributes:
+      num_rounds: n.
+      size: The rounds m of a cell.
+      compressed: (rows, n', r) U^T A U by cells and modes of columns, each row that of a mode of
+        a cell or of a round after the last cell.
+      row_cells: (rows,) the cell whose weight a row has.
+      rates: (n',) factors of columns.
+      local: ||C T C||_* of a cell, from below; 0 if it is not known.
+      scale: What all of it is divided by.
+      roundings: How many eps the entries may be off by, relative to the largest of them.
+    """
+
+    num_rounds: int
+    size: int
+    compressed: FloatArray
+    row_cells: IntArray
+    rates: FloatArray
+    local: float
+    scale: float
+    roundings: float
+
+    @classmethod
+    def of(cls, workload: Workload | FloatArray, size: int, modes: int) -> "_Cells | None":
+        """Returns the cells; None for an array of too many rounds.
+
+        Args:
+          workload: A.
+          size: m.
+          modes: r.
+        """
+        num_rounds = _num_rounds(workload)
+        count, modes = num_rounds // size, min(size, modes)
+        rest = num_rounds - count * size
+        basis = np.eye(size) if modes == size else _polynomials(size, modes)
+        seen, unseen = _shares(size, modes)
+        rates = None
+        is_described = isinstance(workload, Workload)
+        bands = workloads.inverse_bands(workload) if is_described else None
+        is_small = num_rounds <= _MOST_ROUNDS_OF_DENSE_BOUND
+        is_dense = num_rounds <= _MOST_ROUNDS_OF_SINGULAR_VALUES and bands is None
+        roundings = float(num_rounds)
+        if not is_small and bands is not None and _has_rates(bands):
+            rates = np.min((1.0 / bands[: count * size, 0]).reshape(count, size), axis=1)
+        if rates is not None:
+            # Blocks of whole cells before a row's own, and the own one.
+            sums = np.sum(basis, axis=0)
+            blocks = (
+                np.tri(count, k=-1)[:, np.newaxis, :, np.newaxis]
+                * np.outer(sums, sums)[:, np.newaxis]
+            )
+            own = basis.T @ np.cumsum(basis, axis=0)
+            blocks[np.arange(count), :, np.arange(count)] = own
+            rows = blocks.reshape(count * modes, count, modes)
+            last = np.sqrt(rest) * np.tile(sums, (1, count, 1))
+            local = 0.0 if modes == size else _local_norm(size, unseen)
+        elif is_small or is_dense:
+            inputs = np.kron(np.eye(count), basis)
+            columns = (_matrix(workload)[:, : count * size] @ inputs).reshape(-1, count, modes)
+            rows, last = _by_modes(columns, basis)
+            rates, local = np.ones(count), 0.0
+        elif bands is not None and num_rounds <= _MOST_ROUNDS_BY_COLUMNS:
+            stored, found = np.zeros(bands.shape[::-1]), []
+            for t in range(bands.shape[1]):
+                stored[t, : num_rounds - t] = bands[t:, t]
+            for cell in range(count):
+                columns = np.zeros((num_rounds, modes))
+                columns[cell * size : (cell + 1) * size] = basis
+                columns = scipy.linalg.solve_banded((bands.shape[1] - 1, 0), stored, columns)
+                found.append(_by_modes(columns[:, np.newaxis], basis))
+            rows, last = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+            rates, local = np.ones(count), 0.0
+            growth = workloads.largest_entry(workload) * np.max(np.sum(np.abs(bands), axis=1))
+            roundings += float(growth) * num_rounds**1.5
+        else:
+            return None
+        row_cells = np.append(np.repeat(np.arange(count), modes), np.full(len(last), count - 1))
+        rows = rows * np.tile(seen, count)[:, np.newaxis, np.newaxis]
+        compressed = np.concatenate([rows, last]) * seen
+        largest, highest = float(np.max(np.abs(compressed))), float(np.max(rates))
+        return cls(
+            num_rounds=num_rounds,
+            size=size,
+            compressed=compressed / largest,
+            row_cells=row_cells,
+            rates=rates / highest,
+            local=local / largest,
+            scale=largest * highest,
+            roundings=roundings,
+        )
+
+    def rounds_of(self) -> FloatArray:
+        """(n',) the rounds that have the weight of each cell."""
+        rounds = np.full(len(self.rates), float(self.size))
+        rounds[-1] += self.num_rounds - self.size * len(rounds)
+        return rounds
+
+    def factor(
+        self, second: FloatArray, weights: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """L', and what singular values are taken of: A L (rows, n' r), and its local part.
+
+        Args:
+          second: V', (n', n') second moments.
+          weights: (n',) of the rounds of each cell.
+        """
+        factor = np.linalg.cholesky(second)
+        scaled = self.rates[:, np.newaxis] * factor
+        product = _times_factor(self.compressed, scaled)
+        product *= np.sqrt(weights[self.row_cells])[:, np.newaxis]
+        return factor, product, np.asarray(np.sqrt(weights)[:, np.newaxis] * scaled)
+
+    def bound(self, second: FloatArray, weights: FloatArray, most: int) -> float:
+        """Returns a lower bound on the root of the weighted mean of the variances of rounds.
+
+        Args:
+          second: V' of contributions of which there are ``most``, at most.
+          weights: (n',) of the rounds of each cell, none below zero.
+          most: See there.
+
+        Returns:
+          The bound; 0 if V' is not definite.
+        """
+        count = len(second)
+        second = second + np.diag(_SHARE_OF_DIAGONAL * np.diagonal(second))
+        total = 1.0 + _SHARE_OF_DIAGONAL + 16.0 * count * (count + most**2) * _EPS
+        try:
+            factor, product, local = self.factor(second, weights)
+        except np.linalg.LinAlgError:
+            return 0.0
+        magnitudes = _times_factor(
+            np.abs(self.compressed), np.abs(self.rates[:, np.newaxis] * factor)
+        )
+        magnitudes *= np.sqrt(weights[self.row_cells])[:, np.newaxis]
+        rows, columns = product.shape
+        terms = rows + columns + (columns // count) * self.roundings
+        rounding = 8.0 * terms * _EPS * np.sqrt(min(rows, columns)) * np.linalg.norm(magnitudes)
+        norm = nuclear_norm_from_below(product) - float(rounding)
+        if self.local > 0.0:
+            rounding = 8.0 * count**1.5 * _EPS * np.linalg.norm(local)
+            norm += self.local * max(nuclear_norm_from_below(local) - float(rounding), 0.0)
+        sum_of_weights = float(weights @ self.rounds_of()) * (1.0 + count * _EPS)
+        # Written so that NaN is no bound.
+        root = norm / np.sqrt(self.size * total * sum_of_weights) if norm > 0.0 else 0.0
+        return float(self.scale * root)
+
+
+def _has_rates(bands: FloatArray) -> bool:
+    """Whether the inverse is that of sums of inputs with rates: A[i, j] = rate j for i >= j."""
+    return bands.shape[1] == 2 and bool(
+        np.all(bands[:, 0] > 0.0) and np.all(bands[1:, 0] == -bands[1:, 1])
+    )
+
+
+def _by_modes(columns: FloatArray, basis: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Rows of columns of A U by modes of the cells, and those of rounds after the last cell.
+
+    Args:
+      columns: (n, cells, r).
+      basis: (m, r).
+    """
+    size, modes = basis.shape
+    end = len(columns) // size * size
+    by_cell = columns[:end].reshape(-1, size, columns.shape[1] * modes)
+    rows = np.einsum("us,cuj->csj", basis, by_cell)
+    return rows.reshape(-1, *columns.shape[1:]), columns[end:]
+
+
+def _times_factor(rows: FloatArray, factor: FloatArray) -> FloatArray:
+    """(rows, n' r): rows by cells and modes, times L' x I."""
+    return np.tensordot(rows, factor, (1, 0)).swapaxes(1, 2).reshape(len(rows), -1)
+
+
+def _polynomials(size: int, modes: int) -> FloatArray:
+    """(m, r) orthonormal polynomials on m points, the first of them constant."""
+    points = (2.0 * np.arange(size) + 1.0) / size - 1.0
+    columns = [np.ones(size), points]
+    for degree in range(2, modes):
+        # Legendre's polynomials, which nearly are orthogonal.
+        share = (degree - 1.0) / degree
+        columns.append((1.0 + share) * points * columns[-1] - share * columns[-2])
+    return np.asarray(np.linalg.qr(np.column_stack(columns[:modes]))[0])
+
+
+def _shares(size: int, modes: int) -> tuple[FloatArray, FloatArray]:
+    """The (r,) eigenvalues of S and C for the polynomials of each degree.
+
+    All of the constants are seen, and of the linear ones if there are others. All modes of a cell
+    are seen in full.
+    """
+    if modes == size:
+        return np.ones(modes), np.zeros(modes)
+    angles = 0.5 * np.pi * np.maximum(np.arange(modes) - 1.0, 0.0) / max(modes - 1.0, 1.0)
+    return np.cos(angles), np.sin(angles)
+
+
+def _local_norm(size: int, unseen: FloatArray) -> float:
+    """||C T C||_* of the prefix sum T of a cell, from below.
+
+    Args:
+      size: m.
+      unseen: (r,) eigenvalues of C for polynomials of a degree below r; others have one.
+    """
+    modes = len(unseen)
+    basis, change = _polynomials(size, modes), 1.0 - unseen
+    if size <= _ROUNDS_OF_SMALLEST_CELL:
+        others = np.eye(size) - (basis * change) @ basis.T
+        found = nuclear_norm_from_below(others @ np.cumsum(others, axis=0))
+        return found * (1.0 - _ROUNDING_OF_CELLS)
+    # What is a polynomial on each of some smaller cells, and what is none of these on any of them.
+    count = _CELLS_OF_A_CELL
+    smaller = size // count
+    part = _polynomials(smaller, _MODES_OF_SMALLER_CELLS)
+    sums = np.sum(part, axis=0)
+    blocks = np.kron(np.tri(count, k=-1), np.outer(sums, sums))
+    blocks += np.kron(np.eye(count), part.T @ np.cumsum(part, axis=0))
+
+    def on_parts(columns: FloatArray) -> FloatArray:
+        by_part = columns[: count * smaller].reshape(count, smaller, -1)
+        return np.asarray(np.einsum("us,cuj->csj", part, by_part).reshape(len(blocks), -1))
+
+    ahead, back = np.cumsum(basis, axis=0), np.cumsum(basis[::-1], axis=0)[::-1]
+    seen = on_parts(basis) * change
+    between = blocks - seen @ on_parts(back).T - on_parts(ahead) @ seen.T
+    between += seen @ (basis.T @ ahead) @ seen.T
+    found = nuclear_norm_from_below(between) * (1.0 - _ROUNDING_OF_CELLS)
+    return float(found) + count * _local_norm(smaller, np.zeros(_MODES_OF_SMALLER_CELLS))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parameters:
+    """What a chain is found by.
+
+    Attributes:
+      starts: (n',) logarithms of the odds to begin in a cell.
+      moves: (moves,) logarithms of the odds to go on from one cell to another.
+      signs: (moves,) inverse hyperbolic tangents of r.
+      rows: (n',) logarithms of weights of rounds.
+    """
+
+    starts: FloatArray
+    moves: FloatArray
+    signs: FloatArray
+    rows: FloatArray
+
+    def packed(self) -> FloatArray:
+        """Returns all of them in a row."""
+        return np.concatenate([self.starts, self.moves, self.signs, self.rows])
+
+    def row_weights(self) -> FloatArray:
+        """Returns the (n',) weights of rounds, relative to the largest."""
+        return np.asarray(np.exp(self.rows - np.max(self.rows)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Moments:
+    """The second moments V' of a chain, and what their derivatives take.
+
+    Attributes:
+      second: V', (n', n').
+      starts: (n',) p.
+      moves: (n', n') P.
+      signs: (n', n') r.
+      sums: For l = 0, ..., k - 1, the sum of Q^0, ..., Q^l.
+      visits: For each participation, (n',) how probable it is in a cell.
+    """
+
+    second: FloatArray
+    starts: FloatArray
+    moves: FloatArray
+    signs: FloatArray
+    sums: list[FloatArray]
+    visits: list[FloatArray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Chain:
+    """Which chains of participations there are.
+
+    Attributes:
+      gaps: (n', n') cells from one to another, where that may follow; 0 elsewhere.
+      separation: The fewest cells between two participations.
+      most: The most participations.
+    """
+
+    gaps: IntArray
+    separation: int
+    most: int
+
+    @property
+    def num_cells(self) -> int:
+        """The cells n'."""
+        return len(self.gaps)
+
+    @classmethod
+    def under(cls, participation: Participation, num_rounds: int, size: int) -> "_Chain":
+        """Returns the chains that a schema allows.
+
+        Args:
+          participation: The schema.
+          num_rounds: n.
+          size: The rounds of a cell.
+        """
+        count = num_rounds // size
+        separation = -(-participation.separation_in(num_rounds) // size)
+        most = min(participation.most_participations(num_rounds), -(-count // separation))
+        gaps = np.maximum(np.arange(count) - np.arange(count)[:, np.newaxis], 0)
+        if most == 1:
+            gaps = np.zeros_like(gaps)
+        elif _allows_larger_gaps(participation, num_rounds):
+            gaps = np.where(gaps >= separation, gaps, 0)
+        else:
+            gaps = np.where(gaps == separation, gaps, 0)
+        return cls(gaps, separation, most)
+
+    def start(self) -> _Parameters:
+        """Returns where a search begins."""
+        gaps = self.gaps[self.gaps > 0]
+        excess = (gaps - self.separation) / self.separation
+        fewer = np.log(max(self.separation / 4.0, 1.0))
+        odds = np.where(
+            excess == 0.0, _ODDS_OF_LEAST_GAP, _ODDS_OF_LARGER_GAPS - fewer - _FALL_OF_ODDS * excess
+        )
+        starts = np.zeros(self.num_cells)
+        if self.most > 1:
+            starts[self.separation :] = _FIRST_LOG_OF_LATER_STARTS
+        signs = np.full(len(gaps), _FIRST_SIGN)
+        return _Parameters(starts, odds, signs, np.zeros(self.num_cells))
+
+    def unpacked(self, packed: FloatArray) -> _Parameters:
+        """Returns the parameters that a row of them stands for."""
+        moves = int(np.count_nonzero(self.gaps))
+        ends = np.cumsum([self.num_cells, moves, moves])
+        return _Parameters(*np.split(packed, ends))
+
+    def moments(self, parameters: _Parameters) -> _Moments:
+        """Returns the second moments."""
+        there = self.gaps > 0
+        starts = np.exp(parameters.starts - np.max(parameters.starts))
+        starts /= np.sum(starts)
+        moves, signs = np.zeros(self.gaps.shape), np.zeros(self.gaps.shape)
+        signs[there] = np.tanh(parameters.signs)
+        logs = np.full(self.gaps.shape, -np.inf)
+        logs[there] = parameters.moves
+        # To end has odds of one.
+        largest = np.maximum(np.max(logs, axis=1, keepdims=True), 0.0)
+        moves = np.exp(logs - largest)
+        moves /= np.sum(moves, axis=1, keepdims=True) + np.exp(-largest)
+        signed, identity = moves * signs, np.eye(self.num_cells)
+        sums, visits = [identity], [starts]
+        for _ in range(self.most - 1):
+            sums.append(identity + signed @ sums[-1])
+            visits.append(moves.T @ visits[-1])
+        upper = np.zeros(self.gaps.shape)
+        for visit, after in zip(visits, reversed(sums), strict=True):
+            upper += visit[:, np.newaxis] * after
+        second = np.triu(upper) + np.triu(upper, 1).T
+        return _Moments(second, starts, moves, signs, sums, visits)
+
+    def slopes(self, moments: _Moments, by_second: FloatArray) -> _Parameters:
+        """Returns the derivatives by parameters, those of weights of rounds left out.
+
+        Args:
+          moments: The moments.
+          by_second: (n', n') symmetric G of a function whose derivative is tr(G dV').
+        """
+        most, signed = self.most, moments.moves * moments.signs
+        diagonal = np.diagonal(by_second)
+        by_visits = [
+            2.0 * np.sum(by_second * after, axis=1) - diagonal for after in reversed(moments.sums)
+        ]
+        by_signed, by_sums = np.zeros_like(signed), np.zeros_like(signed)
+        for power in range(most - 1, 0, -1):
+            by_sums += 2.0 * moments.visits[most - 1 - power][:, np.newaxis] * by_second
+            by_signed += by_sums @ moments.sums[power - 1].T
+            by_sums = signed.T @ by_sums
+        by_moves, by_visit = by_signed * moments.signs, by_visits[-1]
+        for participation in range(most - 1, 0, -1):
+            by_moves += np.outer(moments.visits[participation - 1], by_visit)
+            by_visit = by_visits[participation - 1] + moments.moves @ by_visit
+        there = self.gaps > 0
+        mean = np.sum(by_moves * moments.moves, axis=1, keepdims=True)
+        by_odds = (moments.moves * (by_moves - mean))[there]
+        by_tanh = (by_signed * moments.moves * (1.0 - moments.signs**2))[there]
+        by_starts = moments.starts * (by_visit - moments.starts @ by_visit)
+        return _Parameters(by_starts, by_odds, by_tanh, np.zeros(self.num_cells))
+
+
+def _search(cells: _Cells, chain: _Chain, start: _Parameters, is_maximum: bool) -> _Parameters:
+    """The best parameters that were found: the best bound, up to rounding."""
+    rounds = cells.rounds_of()
+
+    def negative_log_bound(packed: FloatArray) -> tuple[float, FloatArray]:
+        parameters = chain.unpacked(packed)
+        moments = chain.moments(parameters)
+        weights = parameters.row_weights() if is_maximum else np.ones(chain.num_cells)
+        second = moments.second + np.diag(_SHARE_OF_DIAGONAL * np.diagonal(moments.second))
+        try:
+            factor, *matrices = cells.factor(second, weights)
+        except np.linalg.LinAlgError:
+            return np.inf, np.zeros_like(packed)
+        norm, by_rows = 0.0, np.zeros(chain.num_cells)
+        roots = np.zeros(second.shape)
+        scales = (1.0, cells.local)
+        row_cells = (cells.row_cells, np.arange(chain.num_cells))
+        for matrix, scale, rows in zip(matrices, scales, row_cells, strict=True):
+            if scale > 0.0:
+                squares, vectors = np.linalg.eigh(matrix.T @ matrix)
+                values = np.sqrt(np.maximum(squares, _EPS * squares[-1]))
+                norm += scale * float(np.sum(values))
+                errors = np.square(matrix @ vectors) @ (1.0 / values)
+                by_rows += scale * np.bincount(rows, errors, chain.num_cells)
+                half = (vectors * np.sqrt(values)).reshape(chain.num_cells, -1)
+                roots += scale * (half @ half.T)
+        half = scipy.linalg.solve_triangular(factor, roots, lower=True, trans="T")
+        by_second = scipy.linalg.solve_triangular(factor, half.T, lower=True, trans="T") / norm
+        slopes = chain.slopes(moments, by_second)
+        value, by_weights = -2.0 * np.log(norm), np.zeros(chain.num_cells)
+        if is_maximum:
+            total = float(weights @ rounds)
+            value += float(np.log(total))
+            by_weights = by_rows / norm - weights * rounds / total
+        slopes = dataclasses.replace(slopes, rows=by_weights)
+        return value, -slopes.packed()
+
+    most = _EVALUATIONS_TIMES_PARTICIPATIONS // chain.most
+    found = scipy.optimize.minimize(
+        negative_log_bound,
+        start.packed(),
+        jac=True,
+        method="L-BFGS-B",
+        options={
+            "maxfun": max(min(_MOST_EVALUATIONS, most), 10),
+            "maxcor": 20,
+            "ftol": 1e-9,
+            "gtol": 1e-9,
+        },
+    )
+    return chain.unpacked(found.x)

@@ -18,11 +18,12 @@ def patterns(participation: Participation, num_rounds: int) -> Iterator[tuple[in
     for size in range(1, num_rounds + 1):
         for pattern in itertools.combinations(range(num_rounds), size):
             gaps = [later - earlier for earlier, later in itertools.pairwise(pattern)]
-            if _allowed(participation, size, gaps):
+            if allowed(participation, size, gaps):
                 yield pattern
 
 
-def _allowed(participation: Participation, size: int, gaps: list[int]) -> bool:
+def allowed(participation: Participation, size: int, gaps: list[int]) -> bool:
+    """Whether a schema allows so many participations with these distances."""
     if isinstance(participation, SingleParticipation):
         return size == 1
     if isinstance(participation, FixedEpochOrder):
