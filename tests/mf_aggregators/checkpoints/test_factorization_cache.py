@@ -101,6 +101,31 @@ def _exchange_mechanism(entry: pathlib.Path) -> None:
     checkpoints.save(factorizations.identity(6), entry)
 
 
+_WEIGHTS = [1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+_ERRORS = [{}, {"error": "max"}, {"error": "weights", "weights": [w / 14.0 for w in _WEIGHTS]}]
+
+
+@pytest.mark.parametrize("place", _ERRORS)
+@pytest.mark.parametrize("stored", ["mean", "max", _WEIGHTS, _WEIGHTS[::-1]])
+def test_no_entry_is_taken_for_one_of_another_error(
+    tmp_path: pathlib.Path, place: dict[str, object], stored: str | list[float]
+) -> None:
+    """A whole checkpoint of the same mechanism and bands, where that of an error belongs."""
+    factorization_cache.fetch(tmp_path, {**_DESCRIPTION, **place}, _Counted())
+    checkpoints.save(
+        factorizations.banded(6, 2, error=stored if isinstance(stored, str) else np.array(stored)),
+        _entry(tmp_path),
+        overwrite=True,
+    )
+    again = _Counted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        factorization_cache.fetch(tmp_path, {**_DESCRIPTION, **place}, again)
+    belongs = ["mean", "max"].index(stored) if isinstance(stored, str) else 2
+    is_its_own = _ERRORS[belongs] == place and stored != _WEIGHTS[::-1]
+    assert again.calls == (0 if is_its_own else 1)
+
+
 @pytest.mark.parametrize("damage", [_truncate, _alter, _lose_half, _exchange, _exchange_mechanism])
 def test_a_damaged_or_foreign_entry_is_computed_again(
     tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]
