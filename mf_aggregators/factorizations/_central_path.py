@@ -46,6 +46,8 @@ from mf_aggregators.linear_algebra import matrix_roots
 _FIRST_BARRIER, _FALL_OF_BARRIER, _LAST_BARRIER = 0.1, 0.2, 0.3
 # Squared lengths of steps, relative to n, of a point that is near the path.
 _NEAR_PATH = 0.1
+# The barrier, relative to the last one, to begin with where a good start is known.
+_BARRIER_NEAR_OPTIMUM = 10.0
 # How far steps go towards a singular V or a weight of zero: further ones lose the path.
 _SHARE_OF_WALL = 0.6
 # Logarithms between points of the quadrature, beyond both ends; and the least singular value that
@@ -99,6 +101,17 @@ class MultiplierCone:
             may_be_negative=False,
             equal_norms=True,
         )
+
+    def roots_of_diagonal(self, free: FloatArray) -> FloatArray:
+        """Returns (N - n,) roots of V[i, i] V[j, j] for the entries off the diagonal.
+
+        Args:
+          free: (m,) z, of which weights alone count.
+        """
+        num_rounds = self.layout.num_rounds
+        diagonal = (self.spread @ free)[:num_rounds]
+        rows, columns = self.rows[num_rounds:], self.columns[num_rounds:]
+        return np.asarray(np.sqrt(diagonal[rows] * diagonal[columns]))
 
     @property
     def size(self) -> int:
@@ -190,9 +203,13 @@ class CentralPath:
         logarithms = num_rounds + cone.walls.shape[0] + num_rounds * self.free_rows
         self._last_barrier = _LAST_BARRIER * relative_gap / logarithms
 
-    def points(self) -> Iterator[PathPoint]:
-        """Yields points, nearer and nearer to the optimum, as far as rounding allows."""
-        point = self.start()
+    def points(self, point: PathPoint | None = None) -> Iterator[PathPoint]:
+        """Yields points, nearer and nearer to the optimum, as far as rounding allows.
+
+        Args:
+          point: The first one; None for :meth:`start`.
+        """
+        point = self.start() if point is None else point
         yield point
         for _ in range(_MOST_STEPS):
             try:
@@ -200,6 +217,18 @@ class CentralPath:
             except np.linalg.LinAlgError:
                 return
             yield point
+
+    def near_optimum(self, row_weights: FloatArray, free: FloatArray) -> PathPoint:
+        """Returns the point to begin with where a good one is known.
+
+        Args:
+          row_weights: (n,) w.
+          free: (m,) z.
+
+        Raises:
+          LinAlgError: If V is not positive definite.
+        """
+        return self.at(_BARRIER_NEAR_OPTIMUM * self._last_barrier, row_weights, free)
 
     def start(self) -> PathPoint:
         """Returns the point to begin with, V diagonal."""

@@ -240,3 +240,43 @@ def test_a_wrong_dual_is_caught(mutant: str | None, monkeypatch: pytest.MonkeyPa
     error = found.max_error(12, schema) ** 2
     is_sound = error / (1.0 + found.optimality_gap) <= known
     assert (is_sound and found.optimality_gap <= 1e-3) == (mutant is None)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("num_rounds", [80, 77])
+def test_the_path_begins_near_the_optimum_of_fewer_rounds(
+    equal: bool, num_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema, steps = FixedEpochOrder(2, 40), []
+    true_step = CentralPath.after
+
+    def counted(path: CentralPath, point: _central_path.PathPoint) -> _central_path.PathPoint:
+        steps.append(path.cone.layout.num_rounds)
+        return true_step(path, point)
+
+    monkeypatch.setattr(CentralPath, "after", counted)
+    found = optimal(num_rounds, schema, error="max", equal_column_norms=equal)
+    # Momentum has no optimum of fewer rounds that is alike.
+    other = optimal(Workload("momentum_sgd", num_rounds, 1e-9), schema, error="max")
+
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= 1e-3
+    fewer = [each for each in steps if each < num_rounds]
+    assert len(fewer) > steps.count(num_rounds) // 3
+    if not equal:
+        error = found.max_error(num_rounds, schema)
+        assert error == pytest.approx(other.max_error(num_rounds, schema), rel=1e-3)
+
+
+def test_tables_are_refined_within_classes_of_one_length() -> None:
+    layout = PatternLayout(23, 10, 3)
+    fewer = layout.fewer(2)
+
+    assert layout.classes_by_length == (3, 7)
+    assert fewer.classes_by_length == (1, 3)
+    assert (fewer.positions, fewer.most) == (layout.positions, layout.most)
+    table = np.array([[1.0], [2.0], [4.0], [6.0]])
+    found = layout.refined(table, fewer)
+    np.testing.assert_allclose(found[:3], 1.0)
+    places = (np.arange(7) + 0.5) / 7
+    np.testing.assert_allclose(found[3:, 0], np.interp(places, [1 / 6, 0.5, 5 / 6], [2, 4, 6]))
