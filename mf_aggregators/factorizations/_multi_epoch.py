@@ -31,13 +31,14 @@ import scipy.optimize
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.arrays import BoolArray, FloatArray
+from mf_aggregators.factorizations._central_path import CentralPath, PathPoint
 from mf_aggregators.factorizations._multi_epoch_dual import (
     Evaluation,
     MultiEpochDual,
     PatternEntries,
 )
 from mf_aggregators.factorizations._patterns import PatternLayout
-from mf_aggregators.factorizations._round_errors import weighted
+from mf_aggregators.factorizations._round_errors import RoundError, weighted, weighted_inverse
 from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import (
     Converged,
@@ -50,12 +51,18 @@ from mf_aggregators.linear_algebra.matrix_roots import (
     lower_triangular_factor,
     nuclear_norm_from_below,
 )
-from mf_aggregators.participation import Participation
+from mf_aggregators.participation import FixedEpochOrder, Participation
 from mf_aggregators.progress_bars import ProgressBar
 
 # Evaluations between two certificates, each of which costs about as much as one.
 _EVALUATIONS_BETWEEN_CERTIFICATES = 8
 _LARGEST_CHANGE_OF_LOG = 12.0
+# The variables up to which Hessians along the central path are affordable.
+_MOST_VARIABLES = 4000
+# Below so many classes of rounds the path begins with V diagonal.
+_CLASSES_OF_COARSEST, _CLASSES_PER_COARSER_CLASS = 40, 2
+# How many evaluations L-BFGS has for weights of rounds before it is left for the path.
+_EVALUATIONS_BEFORE_PATH = 100
 # From so many participations on, a search from V diagonal may go astray: it is left if it is as
 # far off as this after so many evaluations, or has taken half of those that there are.
 _MANY_PARTICIPATIONS = 12
@@ -145,7 +152,7 @@ class MultiEpochSearch:
         *,
         equal_column_norms: bool,
         pattern_entries: PatternEntries,
-        is_maximum: bool = False,
+        error: RoundError,
         relative_gap: float,
         max_evaluations: int,
         show_progress: bool,
@@ -158,32 +165,37 @@ class MultiEpochSearch:
           participation: As the further arguments, those of ``optimal``.
           equal_column_norms: See there.
           pattern_entries: See there.
-          is_maximum: Whether the largest error of a round is minimised, and not their sum.
+          error: What is minimised.
           relative_gap: See there.
           max_evaluations: See there.
           show_progress: See there.
         """
         num_rounds = workload.shape[0]
-        self._workload, self._inverse_bands = workload, inverse_bands
+        self._error, self._workload = error, workload
+        # What the mean is that of; the maximum has its own weights.
+        self._weighted = weighted(workload, error.raised)
+        if inverse_bands is not None:
+            inverse_bands = weighted_inverse(inverse_bands, error.raised)
+        self._inverse_bands = inverse_bands
         self._participation = participation
         self._layout = PatternLayout(
             num_rounds,
             participation.separation_in(num_rounds),
             participation.most_participations(num_rounds),
         )
-        self._equal_column_norms = equal_column_norms
+        self._equal_column_norms, self._pattern_entries = equal_column_norms, pattern_entries
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
         self.progress = ProgressBar(
             desc="(k, b)-participation", unit=" evaluations", disable=not show_progress
         )
-        self._is_maximum = is_maximum
+        self._is_maximum = error.is_maximum
         # Logarithms of the (n,) weights of rounds, and the mean's share beside them.
         self._log_rows = np.zeros(num_rounds)
         self._share_of_mean = min(_SHARE_OF_MEAN * relative_gap, _MOST_OF_MEAN)
         self._dual = MultiEpochDual(
-            workload,
-            None if is_maximum else inverse_bands,
+            self._weighted,
+            None if error.is_maximum else inverse_bands,
             self._layout,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,
@@ -197,14 +209,100 @@ class MultiEpochSearch:
             self._next_certificate *= 2
         self._squared_error = np.inf
         self._best: Evaluation | None = None
+        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
         self.strategy_matrix = np.empty(0)
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
-        weights_mask, layout = self._dual.weights_mask, self._layout
-        if self._is_maximum:
-            self._run_by_shares(weights_mask)
+        if self._error.has_vanishing_weights:
+            self._run_on_path()
             return
+        if self._is_maximum:
+            if self._dual.cone().size + self._layout.num_rounds <= _MOST_VARIABLES:
+                self._run_on_path()
+            else:
+                self._run_by_shares(self._dual.weights_mask)
+            return
+        if self._error.weights is None or self._dual.cone().size > _MOST_VARIABLES:
+            self._run_for_mean()
+            return
+        budget = self._max_evaluations
+        self._max_evaluations = min(budget, _EVALUATIONS_BEFORE_PATH)
+        self._run_for_mean()
+        self._max_evaluations = budget
+        self._certify_best()
+        if self._estimated_gap() > _SAFE_SHARE * self._relative_gap:
+            self._run_on_path()
+
+    def _run_on_path(self) -> None:
+        """Follows the central path, where weights of rounds may vanish at the optimum."""
+        path = CentralPath(
+            self._workload, self._dual.cone(), self._error.weights, self._relative_gap
+        )
+        bound = 0.0
+        for point in path.points(self._start_from_fewer(path)):
+            self.evaluations += 1
+            self.progress.update()
+            if point.estimated_bound > bound:
+                bound, self._best_on_path = point.estimated_bound, (path, point)
+            with contextlib.suppress(np.linalg.LinAlgError):
+                strategy = lower_triangular_factor(path.gram_matrix(point))
+                if self._equal_column_norms:
+                    strategy /= np.linalg.norm(strategy, axis=0)
+                self._keep(strategy)
+            gap = self._squared_error / bound - 1.0
+            self.progress.set_postfix_str(f"relative gap {gap:.1e}")
+            if gap <= _SAFE_SHARE * self._relative_gap:
+                raise Converged
+            if self.evaluations >= self._max_evaluations:
+                return
+
+    def _start_from_fewer(self, path: CentralPath) -> PathPoint | None:
+        """The optimum of a fourth of the classes, for the maximum of prefix sums; or None."""
+        layout, bands = self._layout, self._inverse_bands
+        if not self._is_maximum or layout.separation < _CLASSES_OF_COARSEST or bands is None:
+            return None
+        if bands.shape[1] != 2 or np.ptp(bands[:, 0]) > 0.0 or np.ptp(bands[1:, 1]) > 0.0:
+            return None
+        fewer = layout.fewer(_CLASSES_PER_COARSER_CLASS)
+        known = MultiEpochSearch(
+            np.linalg.inv(
+                np.eye(fewer.num_rounds) * bands[0, 0]
+                + np.eye(fewer.num_rounds, k=-1) * bands[1, 1]
+            ),
+            bands[: fewer.num_rounds],
+            FixedEpochOrder(fewer.most, fewer.separation),
+            equal_column_norms=self._equal_column_norms,
+            pattern_entries=self._pattern_entries,
+            error=RoundError(fewer.num_rounds, None, True),
+            relative_gap=self._relative_gap,
+            max_evaluations=self._max_evaluations,
+            show_progress=not self.progress.disable,
+        )
+        with known.progress, contextlib.suppress(Converged):
+            known._run_on_path()
+        self.evaluations += known.evaluations
+        assert known._best_on_path is not None
+        _, point = known._best_on_path
+        cone, dual = known._dual.cone(), known._dual
+        weights = np.zeros(dual.weights_mask.shape)
+        num_weights = int(np.sum(dual.weights_mask))
+        weights[dual.weights_mask] = np.log(point.free[:num_weights])
+        ratios = np.zeros(dual.pair_exists.shape)
+        ratios[dual.pair_exists] = point.free[num_weights:] / cone.roots_of_diagonal(point.free)
+        free = np.zeros(path.cone.size)
+        num_weights = int(np.sum(self._dual.weights_mask))
+        free[:num_weights] = np.exp(layout.refined(weights, fewer)[self._dual.weights_mask])
+        free[num_weights:] = layout.refined(ratios, fewer)[self._dual.pair_exists]
+        free[num_weights:] *= path.cone.roots_of_diagonal(free)
+        row_weights = layout.refined(fewer.by_position(np.log(point.row_weights)), fewer)
+        try:
+            return path.near_optimum(np.exp(layout.by_round(row_weights)), free)
+        except np.linalg.LinAlgError:
+            return None
+
+    def _run_for_mean(self) -> None:
+        weights_mask, layout = self._dual.weights_mask, self._layout
         if layout.most < _MANY_PARTICIPATIONS or layout.positions > layout.most:
             # V of a banded matrix, cut to patterns, is definite only if these are whole classes.
             self._run_from_diagonal(weights_mask)
@@ -254,7 +352,7 @@ class MultiEpochSearch:
         if self._inverse_bands is not None:
             max_evaluations = max(max_evaluations, _CHEAP_EVALUATIONS)
         start = banded_start(
-            self._workload,
+            self._weighted,
             self._participation,
             self._layout,
             equal_column_norms=self._equal_column_norms,
@@ -383,12 +481,12 @@ class MultiEpochSearch:
         logarithms of the weights and the ratios V[i, j] / s[i, j], cut to their bounds.
         """
         easier = MultiEpochSearch(
-            self._workload,
+            self._weighted,
             self._inverse_bands,
             self._participation,
             equal_column_norms=False,
             pattern_entries="orthogonal",
-            is_maximum=self._is_maximum,
+            error=RoundError(self._layout.num_rounds, None, self._is_maximum),
             relative_gap=self._relative_gap,
             max_evaluations=self._max_evaluations,
             show_progress=not self.progress.disable,
@@ -421,15 +519,19 @@ class MultiEpochSearch:
 
         The bound at the best V = L L^T is computed anew from the singular values of A L.
         """
-        best = self._best
-        assert best is not None
-        self._certify_best()
-        workload = weighted(self._workload[:, self._layout.order], best.row_weights)
-        root_sum = nuclear_norm_from_below(self._layout.times_blocks(workload, best.factors))
-        total = self._dual.total(best.weights)
-        if best.row_weights is not None:
-            total *= float(np.sum(best.row_weights))
-        return max(self._squared_error * total / root_sum**2 - 1.0, 0.0)
+        bound, best = 0.0, self._best
+        if self._best_on_path is not None:
+            path, point = self._best_on_path
+            bound = path.bound_from_below(point)
+        if best is not None:
+            self._certify_best()
+            workload = weighted(self._weighted[:, self._layout.order], best.row_weights)
+            root_sum = nuclear_norm_from_below(self._layout.times_blocks(workload, best.factors))
+            total = self._dual.total(best.weights)
+            if best.row_weights is not None:
+                total *= float(np.sum(best.row_weights))
+            bound = max(bound, root_sum**2 / total)
+        return max(self._squared_error / bound - 1.0, 0.0)
 
     def _certify_best(self) -> None:
         assert self._best is not None
@@ -492,10 +594,7 @@ class MultiEpochSearch:
             strategy, self._workload.T, lower=True, trans="T", check_finite=False
         )
         bound = sensitivities.compute(strategy, self._participation).value
-        squared_rows = np.sum(np.square(decoder), axis=0)
-        squared_error = bound**2 * float(
-            np.max(squared_rows) if self._is_maximum else np.sum(squared_rows)
-        )
+        squared_error = bound**2 * self._error.of_rows(np.sum(np.square(decoder), axis=0))
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy / bound

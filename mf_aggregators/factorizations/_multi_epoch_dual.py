@@ -41,9 +41,11 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
+from mf_aggregators.factorizations._central_path import MultiplierCone
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import weighted
 from mf_aggregators.linear_algebra import matrix_roots
@@ -372,6 +374,58 @@ class MultiEpochDual:
         self.pair_exists = exists[:, self.pairs[0]] & exists[:, self.pairs[1]]
         self._spectra = spectra_of(workload, inverse_bands, layout)
         self.has_cheap_roots = self._spectra.has_cheap_roots
+
+    def cone(self) -> MultiplierCone:
+        """Returns V as linear forms of the weights and of the entries off the diagonal."""
+        layout = self._layout
+        exists, num_rounds = layout.exists, layout.num_rounds
+        by_class = np.full(exists.shape, -1)
+        by_class[exists] = np.arange(num_rounds)
+        rows, columns = (by_class[:, ends][self.pair_exists] for ends in self.pairs)
+        num_pairs = len(rows)
+        pairs = scipy.sparse.eye(num_pairs)
+        bounds = self.bounds_of_entries
+        if self._equal_column_norms:
+            spread = scipy.sparse.eye(num_rounds + num_pairs)
+            num_weights, walls = num_rounds, scipy.sparse.csr_array((0, num_rounds + num_pairs))
+        else:
+            # Of each weight: what it adds to the diagonal, and to the bounds of pairs.
+            classes, windows = np.nonzero(self.weights_mask)
+            num_weights = len(classes)
+            held = layout.held[classes, :, windows]
+            of_class = classes[:, np.newaxis] == np.arange(layout.separation)
+            cover = scipy.sparse.csr_array(
+                (of_class[:, :, np.newaxis] & held[:, np.newaxis])[:, exists].T.astype(np.float64)
+            )
+            held_pairs = held[:, self.pairs[0]] & held[:, self.pairs[1]]
+            both = (of_class[:, :, np.newaxis] & held_pairs[:, np.newaxis])[:, self.pair_exists]
+            scales = scipy.sparse.csr_array(both.T.astype(np.float64))
+            spread = scipy.sparse.block_diag([cover, pairs])
+            rows_of_walls = [
+                scipy.sparse.hstack([scales, sign * pairs])
+                for sign, bound in zip((1.0, -1.0), bounds, strict=True)
+                if np.isfinite(bound)
+            ]
+            if layout.positions > layout.most:
+                weights = scipy.sparse.eye(num_weights, num_weights + num_pairs)
+                rows_of_walls.append(weights)
+            walls = scipy.sparse.vstack(
+                [scipy.sparse.csr_array((0, num_weights + num_pairs)), *rows_of_walls]
+            )
+        costs = np.zeros(num_weights + num_pairs)
+        costs[:num_weights] = self.total(np.ones(1))
+        diagonal = np.arange(num_rounds)
+        return MultiplierCone(
+            layout=layout,
+            rows=np.concatenate([diagonal, rows]),
+            columns=np.concatenate([diagonal, columns]),
+            spread=scipy.sparse.csr_array(spread),
+            walls=scipy.sparse.csr_array(walls),
+            costs=costs,
+            may_be_positive=bool(np.isfinite(bounds[1])),
+            may_be_negative=bool(np.isfinite(bounds[0])),
+            equal_norms=self._equal_column_norms,
+        )
 
     def total(self, weights: FloatArray) -> float:
         """What tr(V X) is at most: with equal norms, X[i, i] = 1 / k."""

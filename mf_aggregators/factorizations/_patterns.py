@@ -99,6 +99,39 @@ class PatternLayout:
         product = np.einsum("nbk,bkl->nbl", padded, blocks)
         return np.asarray(product[:, self.exists])
 
+    @property
+    def classes_by_length(self) -> tuple[int, int]:
+        """The number of classes with all positions, which come first, and with one less."""
+        full = self.num_rounds - self.separation * (self.positions - 1)
+        return full, self.separation - full
+
+    def fewer(self, factor: int) -> "PatternLayout":
+        """Returns the layout of as many positions and fewer classes of each length.
+
+        Args:
+          factor: How many classes become one.
+        """
+        full, short = (max(count // factor, min(count, 1)) for count in self.classes_by_length)
+        separation = full + short
+        return PatternLayout(separation * (self.positions - 1) + full, separation, self.most)
+
+    def refined(self, table: FloatArray, fewer: "PatternLayout") -> FloatArray:
+        """Returns a (b, m) table between the classes of a (b', m) one.
+
+        Args:
+          table: By the classes of ``fewer``.
+          fewer: A layout as :meth:`fewer` returns it.
+        """
+        found, start, start_of_fewer = np.empty((self.separation, table.shape[1])), 0, 0
+        for count, known in zip(self.classes_by_length, fewer.classes_by_length, strict=True):
+            places = (np.arange(count) + 0.5) / max(count, 1)
+            known_places = (np.arange(known) + 0.5) / max(known, 1)
+            for column in range(table.shape[1] if count else 0):
+                values = table[start_of_fewer : start_of_fewer + known, column]
+                found[start : start + count, column] = np.interp(places, known_places, values)
+            start, start_of_fewer = start + count, start_of_fewer + known
+        return found
+
     def sums(self, table: FloatArray) -> FloatArray:
         """Returns (b, W) sums over each pattern of (b, K) values, zero where there is none."""
         sums = np.concatenate([np.zeros((len(table), 1)), np.cumsum(table, axis=1)], axis=1)

@@ -95,6 +95,30 @@ class RoundError:
             return None
         return with_least_weight(self.weights)
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the plain mean."""
+        return self.weights is None and not self.is_maximum
+
+    @property
+    def has_vanishing_weights(self) -> bool:
+        """Whether some weights are zero, or far below the largest."""
+        return self.weights is not None and not np.array_equal(
+            with_least_weight(self.weights), self.weights
+        )
+
+    def of_rows(self, squared_rows: FloatArray) -> float:
+        """Returns the error of rounds; the sum for the mean.
+
+        Args:
+          squared_rows: (n,) the variances of the rounds.
+        """
+        if self.is_maximum:
+            return float(np.max(squared_rows))
+        if self.weights is None:
+            return float(np.sum(squared_rows))
+        return float(self.weights @ squared_rows)
+
     def gap(self, gap: float, factorization: Factorization, workload: Any) -> float:
         """Returns the certified relative gap of the error itself.
 

@@ -40,6 +40,7 @@ from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators.arrays import FloatArray
+from mf_aggregators.factorizations._central_path import CentralPath, MultiplierCone, PathPoint
 from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
 from mf_aggregators.factorizations._round_errors import (
@@ -74,16 +75,8 @@ _SAFE_SHARE = 0.99
 _FIRST_STEP = 1.5
 _SHORTEST_STEP = 1e-12
 _TINY = 1e-300
-# Of the largest error: how many evaluations L-BFGS has before Newton's method, whose barrier
-# begins with this share of a weight, and falls by a factor once steps are short.
-_EVALUATIONS_BEFORE_NEWTON = 60
-_FIRST_BARRIER, _FALL_OF_BARRIER, _LONGEST_STEP_ON_PATH = 0.1, 0.2, 0.5
-# Relative to the gap that is to be certified, over n.
-_LEAST_BARRIER = 1e-3
-# How far steps go towards a weight of zero.
-_SHARE_OF_WALL = 0.9
-# Logarithms between points of a quadrature.
-_STEP_OF_QUADRATURE = 0.8
+# How many evaluations L-BFGS has, for other errors than the mean, before it is left for the path.
+_EVALUATIONS_BEFORE_PATH = 60
 # What gaps are beside distances from feasible matrices, before more is known.
 _GAP_OVER_DISTANCE = 2.0
 # The gap of the optimum of fewer rounds that a search starts from.
@@ -190,7 +183,7 @@ def optimal(
       relative_gap: Stop when the squared error is certified to be within this fraction of the
         smallest possible one; default 1e-6, and for clients that return 5e-6, or 1e-3 for ``max``.
       max_evaluations: Give up after this many evaluations of the lower bound; default 300, and
-        2000 for ``max``.
+        2000 for other errors than the mean.
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
@@ -236,7 +229,7 @@ def optimal(
         relative_gap = (1e-3 if measure.is_maximum else 5e-6) if returns else 1e-6
     relative_gap = validation.positive_number(relative_gap, "relative_gap")
     if max_evaluations is None:
-        max_evaluations = 2000 if measure.is_maximum else 300
+        max_evaluations = 300 if measure.is_mean else 2000
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
 
     search: _Search | MultiEpochSearch
@@ -246,14 +239,12 @@ def optimal(
         largest = np.max(np.abs(matrix))
         inverse_bands = workloads.inverse_bands(workload)
         search = MultiEpochSearch(
-            weighted(matrix / largest, measure.raised),
-            None
-            if inverse_bands is None
-            else weighted_inverse(inverse_bands * largest, measure.raised),
+            matrix / largest,
+            None if inverse_bands is None else inverse_bands * largest,
             participation,
             equal_column_norms=equal_column_norms,
             pattern_entries=pattern_entries,
-            is_maximum=measure.is_maximum,
+            error=measure,
             relative_gap=relative_gap,
             max_evaluations=max_evaluations,
             show_progress=show_progress,
@@ -285,9 +276,7 @@ def optimal(
             "workload": workloads.fingerprint(workload),
         },
     )
-    return dataclasses.replace(
-        factorization, optimality_gap=measure.gap(gap, factorization, workload)
-    )
+    return dataclasses.replace(factorization, optimality_gap=gap)
 
 
 class WorkloadSpectra(abc.ABC):
@@ -298,6 +287,10 @@ class WorkloadSpectra(abc.ABC):
     """
 
     num_rounds: int
+
+    @abc.abstractmethod
+    def workload(self) -> FloatArray:
+        """Returns A, (n, n)."""
 
     @abc.abstractmethod
     def gram_diagonal(self) -> FloatArray:
@@ -366,6 +359,10 @@ class DenseSpectra(WorkloadSpectra):
         self._workload = workload / np.max(np.abs(workload))
         self._gram = self._workload.T @ self._workload
 
+    def workload(self) -> FloatArray:
+        """Returns A."""
+        return np.asarray(self._workload)
+
     def gram_diagonal(self) -> FloatArray:
         """Returns the diagonal of A^T A."""
         return np.diagonal(self._gram)
@@ -424,6 +421,13 @@ class TridiagonalSpectra(WorkloadSpectra):
         # That of a diagonal workload has one band.
         has_second = inverse_bands.shape[1] > 1
         self._below = inverse_bands[1:, 1] if has_second else np.zeros(self.num_rounds - 1)
+
+    def workload(self) -> FloatArray:
+        """Returns A."""
+        bands = np.stack([self._diagonal, np.append(self._below, 0.0)])
+        return np.asarray(
+            scipy.linalg.solve_banded((1, 0), bands, np.eye(self.num_rounds), check_finite=False)
+        )
 
     def gram_diagonal(self) -> FloatArray:
         """Returns the diagonal of A^T A, by the columns of A from the last one on."""
@@ -582,7 +586,8 @@ class _Search:
         max_evaluations: int,
         show_progress: bool,
     ) -> None:
-        self._spectra = spectra.weighted(error.raised)
+        # The plain workload, and what the mean is that of.
+        self._spectra, self._weighted = spectra, spectra.weighted(error.raised)
         self._error = error
         self._relative_gap = relative_gap
         self._max_evaluations = max_evaluations
@@ -594,6 +599,7 @@ class _Search:
         self._estimated_bound = 0.0
         self._safe_bound = 0.0
         self._best: _Evaluation | None = None
+        self._best_on_path: tuple[CentralPath, PathPoint] | None = None
         self._squared_error = np.inf
         self._closest: _Evaluation | None = None
         self._gap_over_distance = _GAP_OVER_DISTANCE
@@ -601,6 +607,13 @@ class _Search:
 
     def run(self) -> None:
         """Searches until the target is certified (raises Converged) or no progress is made."""
+        if not self._error.has_vanishing_weights:
+            self._ascend()
+        if not self._error.is_mean:
+            self._run_on_path()
+
+    def _ascend(self) -> None:
+        """Maximises the bound by L-BFGS, from v that are all of a size."""
         start = np.log(self._evaluate(self._first_weights()).roots)
         first = self._evaluate(np.exp(start))
         # In y = sqrt(v) log(v) the bound's Hessian at the fixed point has a condition
@@ -624,11 +637,14 @@ class _Search:
             value = float(np.sum(np.log(sums))) - 2.0 * float(np.log(sum_of_roots))
             return value, -gradient.ravel()
 
+        max_evaluations = self._max_evaluations
+        if not self._error.is_mean:
+            max_evaluations = min(max_evaluations, _EVALUATIONS_BEFORE_PATH)
         if not self._error.is_maximum:
             minimise(
                 negative_log_bound,
                 (start * scale).ravel(),
-                max_evaluations=self._max_evaluations,
+                max_evaluations=max_evaluations,
                 corrections=30,
                 least_change=1e-16,
             )
@@ -638,57 +654,34 @@ class _Search:
         minimise(
             objective,
             (start * scale).ravel(),
-            max_evaluations=min(self._max_evaluations, _EVALUATIONS_BEFORE_NEWTON),
+            max_evaluations=max_evaluations,
             corrections=30,
             least_change=0.0,
             callback=objective.accept,
         )
-        self._run_newton(first.weights)
 
-    def _run_newton(self, start: FloatArray) -> None:
-        """Follows the central path, where weights of some rounds vanish at the optimum.
-
-        Newton's method maximises 2 sum(s), s the singular values over their sum, plus m times the
-        sum of all logarithms, for falling m, over v and w of sum one: where its slope vanishes,
-        X[i, i] is a multiple of 1 + n m - m / v_i and e_i one of 1 + n m - m / w_i, so that no
-        constraint is above its mean by more than n m. In steps relative to the weights its Hessian
-        is minus that of :func:`_curvature` and m.
-
-        Args:
-          start: (2, n) v and w.
-        """
-        weights, barrier = start, _FIRST_BARRIER / start.shape[1]
-        least = _LEAST_BARRIER * self._relative_gap / start.shape[1]
-        while self.evaluations < self._max_evaluations and barrier > least:
-            weights = weights / np.sum(weights, axis=1, keepdims=True)
-            # Earlier, far from the path, gaps are large beside distances.
-            self._gap_over_distance = _GAP_OVER_DISTANCE
-            evaluation = self._evaluate(weights)
-            spectra = self._spectra.weighted(evaluation.row_weights)
-            eigenvalues, right = spectra.decomposition(weights[0])
-            left = spectra.left_vectors(weights[0], eigenvalues, right)
-            values = np.sqrt(eigenvalues)
-            total = np.sum(values)
-            curvature = _curvature(left, right, values / total)
-            curvature[np.diag_indices(len(curvature))] += barrier
-            slope = (evaluation.roots / total + barrier).ravel()
-            # Steps keep both sums.
-            sums = scipy.linalg.block_diag(*weights).T
-            solved = scipy.linalg.solve(
-                curvature, np.column_stack([slope, sums]), assume_a="pos", check_finite=False
-            )
-            multipliers = np.linalg.solve(sums.T @ solved[:, 1:], sums.T @ solved[:, 0])
-            step = (solved[:, 0] - solved[:, 1:] @ multipliers).reshape(weights.shape)
-            share = min(1.0, _SHARE_OF_WALL / max(float(-np.min(step)), _TINY))
-            weights = weights * (1.0 + share * step)
-            if np.max(np.abs(step)) < _LONGEST_STEP_ON_PATH:
-                barrier *= _FALL_OF_BARRIER
+    def _run_on_path(self) -> None:
+        """Follows the central path, where weights of some rounds vanish at the optimum."""
+        cone = MultiplierCone.of_columns(self._spectra.num_rounds)
+        path = CentralPath(self._spectra.workload(), cone, self._error.weights, self._relative_gap)
+        for point in path.points():
+            self.evaluations += 1
+            self.progress.update()
+            if point.estimated_bound > self._estimated_bound:
+                self._estimated_bound, self._best_on_path = point.estimated_bound, (path, point)
+            with contextlib.suppress(np.linalg.LinAlgError):
+                self._keep(lower_triangular_factor(path.gram_matrix(point)))
+            self.progress.set_postfix_str(f"relative gap {self._estimated_gap():.1e}")
+            if self._estimated_gap() <= _SAFE_SHARE * self._relative_gap:
+                raise Converged
+            if self.evaluations >= self._max_evaluations:
+                return
 
     def _first_weights(self) -> FloatArray:
         """Where the search starts: the roots of the diagonal of A^T A, or a coarser optimum."""
-        coarser = self._spectra.coarser()
+        coarser = self._weighted.coarser()
         if coarser is None:
-            first = np.sqrt(self._spectra.gram_diagonal())
+            first = np.sqrt(self._weighted.gram_diagonal())
             return np.stack([first, np.ones_like(first)] if self._error.is_maximum else [first])
         fewer = RoundError(coarser.num_rounds, None, self._error.is_maximum)
         search = _Search(coarser, fewer, _GAP_OF_START, self._max_evaluations, self._show_progress)
@@ -708,14 +701,16 @@ class _Search:
         Where eigenvalues are too inaccurate to certify the target, the bound at the best v
         is computed anew from the singular values of A V^1/2.
         """
-        if not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap:
-            assert self._closest is not None
-            spectra = self._spectra.weighted(self._closest.row_weights)
+        is_far = not np.isfinite(self._squared_error) or self._estimated_gap() > self._relative_gap
+        if is_far and self._closest is not None:
+            spectra = self._weighted.weighted(self._closest.row_weights)
             self._certify(self._closest, *spectra.decomposition(self._closest.weights[0]))
         bound = self._safe_bound
-        if self._squared_error > bound * (1.0 + self._relative_gap):
-            assert self._best is not None
-            spectra = self._spectra.weighted(self._best.row_weights)
+        if self._best_on_path is not None:
+            path, point = self._best_on_path
+            bound = max(bound, path.bound_from_below(point))
+        if self._best is not None and self._squared_error > bound * (1.0 + self._relative_gap):
+            spectra = self._weighted.weighted(self._best.row_weights)
             root_sum = spectra.nuclear_norm_from_below(self._best.weights[0])
             bound = max(bound, root_sum**2 / self._best.total)
         return max(self._squared_error / bound - 1.0, 0.0)
@@ -725,7 +720,7 @@ class _Search:
 
     def _evaluate(self, weights: FloatArray) -> _Evaluation:
         v, row_weights = weights[0], weights[1] if len(weights) > 1 else None
-        spectra = self._spectra.weighted(row_weights)
+        spectra = self._weighted.weighted(row_weights)
         eigenvalues, eigenvectors = spectra.decomposition(v)
         roots = [np.einsum("ij,ij,j->i", eigenvectors, eigenvectors, np.sqrt(eigenvalues))]
         if row_weights is not None:
@@ -765,7 +760,7 @@ class _Search:
         half *= eigenvalues**0.25
         half /= np.sqrt(evaluation.weights[0])[:, np.newaxis]
         gram = half @ half.T
-        if self._error.is_maximum or self._error.weights is not None:
+        if not self._error.is_mean:
             # A larger X has no larger error. Where the weights of rounds vanish, it is far smaller
             # than one on the diagonal, and columns that are scaled may have a larger error.
             gram /= np.max(np.diagonal(gram))
@@ -774,41 +769,12 @@ class _Search:
             strategy = lower_triangular_factor(gram)
         except np.linalg.LinAlgError:
             return
+        self._keep(strategy)
+
+    def _keep(self, strategy: FloatArray) -> None:
+        """Keeps C, its columns scaled to norm one, if its error is the best."""
         strategy /= np.linalg.norm(strategy, axis=0)
-        rows = self._spectra.squared_rows(strategy)
-        squared_error = float(np.max(rows) if self._error.is_maximum else np.sum(rows))
+        squared_error = self._error.of_rows(self._spectra.squared_rows(strategy))
         if squared_error < self._squared_error:
             self._squared_error = squared_error
             self.strategy_matrix = strategy
-
-
-def _curvature(left: FloatArray, right: FloatArray, values: FloatArray) -> FloatArray:
-    """Minus the Hessian of 2 sum(singular values) of W^1/2 A V^1/2, by shares of v and w.
-
-    Of singular vectors u and q it is, with t_ij = s_i s_j / (s_i + s_j) of the singular values,
-    sum_ij t_ij q_i q_i^T o q_j q_j^T, and with u likewise; minus that of both between them. The
-    sum over 1 / (s_i + s_j), the integral of exp(-x (s_i + s_j)), is taken at a few x.
-
-    Args:
-      left: (n, n) left singular vectors.
-      right: (n, n) right ones.
-      values: (n,) singular values.
-
-    Returns:
-      (2 n, 2 n), for v first; positive semi-definite up to rounding.
-    """
-    num_rounds = len(values)
-    found = np.zeros((2 * num_rounds, 2 * num_rounds))
-    first, last = slice(num_rounds), slice(num_rounds, None)
-    logs = np.arange(
-        -np.log(np.max(values)) - 5.0, -np.log(np.min(values)) + 2.0, _STEP_OF_QUADRATURE
-    )
-    for x in np.exp(logs):
-        scales = values * np.exp(-x * values)
-        weight = x * _STEP_OF_QUADRATURE
-        scaled = right * scales
-        found[first, first] += weight * np.square(scaled @ right.T)
-        found[last, first] -= weight * np.square(left @ scaled.T)
-        found[last, last] += weight * np.square((left * scales) @ left.T)
-    found[first, last] = found[last, first].T
-    return found

@@ -23,6 +23,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch, banded_start
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
 from mf_aggregators.factorizations._patterns import PatternLayout
+from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -371,6 +372,7 @@ def test_gradients_are_the_slopes_of_the_bound(num_rounds: int, data: st.DataObj
         FixedEpochOrder(data.draw(st.integers(2, fitting)), separation),
         equal_column_norms=equal,
         pattern_entries="any",
+        error=RoundError.of("mean", num_rounds),
         # So that no certificate ends a search that was never begun.
         relative_gap=1e-300,
         max_evaluations=1,
@@ -411,6 +413,7 @@ def test_gradients_by_factors_of_correlations_are_slopes(
         FixedEpochOrder(-(-num_rounds // separation), separation),
         equal_column_norms=data.draw(st.booleans()),
         pattern_entries="any",
+        error=RoundError.of("mean", num_rounds),
         relative_gap=1e-300,
         max_evaluations=1,
         show_progress=False,

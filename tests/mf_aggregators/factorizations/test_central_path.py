@@ -1,0 +1,282 @@
+"""Newton's method along the central path: its slopes, its matrices and wrong duals."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+from mf_aggregators.factorizations import NotConvergedWarning, _central_path, optimal
+from mf_aggregators.factorizations._central_path import CentralPath, MultiplierCone
+from mf_aggregators.factorizations._multi_epoch_dual import MultiEpochDual, PatternEntries
+from mf_aggregators.factorizations._patterns import PatternLayout
+from mf_aggregators.participation import FixedEpochOrder, Participation, SingleParticipation
+from mf_aggregators.workloads import Workload
+
+_VARIANTS: list[tuple[bool, PatternEntries]] = [
+    (False, "any"),
+    (False, "non_negative"),
+    (False, "orthogonal"),
+    (True, "any"),
+]
+
+
+def _workload(num_rounds: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    workload = np.tril(rng.normal(size=(num_rounds, num_rounds)))
+    workload[np.diag_indices(num_rounds)] = rng.uniform(0.5, 2.0, size=num_rounds)
+    return workload
+
+
+def _cone(
+    num_rounds: int, separation: int, most: int, equal: bool, entries: PatternEntries
+) -> MultiplierCone:
+    layout = PatternLayout(num_rounds, separation, most)
+    return MultiEpochDual(
+        np.eye(num_rounds), None, layout, equal_column_norms=equal, pattern_entries=entries
+    ).cone()
+
+
+def _patterns(num_rounds: int, separation: int, most: int) -> list[list[int]]:
+    """The maximal patterns, by enumeration."""
+    found = []
+    for first in range(num_rounds):
+        rounds = list(range(first, num_rounds, separation))[:most]
+        if len(rounds) == most or first < separation:
+            found.append(rounds)
+    return found
+
+
+def _multipliers(cone: MultiplierCone, free: np.ndarray) -> np.ndarray:
+    """V, (n, n) in the order of rounds."""
+    order = cone.layout.order
+    found = np.zeros((len(order),) * 2)
+    entries = cone.spread @ free
+    found[order[cone.rows], order[cone.columns]] = entries
+    found[order[cone.columns], order[cone.rows]] = entries
+    return found
+
+
+@pytest.mark.parametrize(("equal", "entries"), _VARIANTS)
+@pytest.mark.parametrize("sizes", [(6, 2, 3), (7, 2, 4), (7, 2, 2), (5, 1, 3)])
+def test_no_feasible_matrix_costs_more_than_the_cone_says(
+    sizes: tuple[int, int, int], equal: bool, entries: PatternEntries
+) -> None:
+    """tr(V X) <= costs @ z for every V of the cone and feasible X."""
+    num_rounds, _, most = sizes
+    cone = _cone(*sizes, equal, entries)
+    patterns = _patterns(*sizes)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        free = np.where(cone.costs > 0.0, rng.exponential(size=cone.size), 0.0)
+        pairs = cone.costs == 0.0
+        free[pairs] = rng.normal(size=int(np.sum(pairs)))
+        while not np.all(cone.walls @ free >= 0.0):
+            free[pairs] *= 0.8
+        factor = rng.normal(size=(num_rounds, num_rounds))
+        gram = factor @ factor.T
+        for rounds in patterns:
+            for i, j in itertools.permutations(rounds, 2):
+                if equal or entries == "orthogonal":
+                    gram[i, j] = 0.0
+                elif entries == "non_negative":
+                    gram[i, j] = abs(gram[i, j])
+        if equal:
+            scales = 1.0 / np.sqrt(most * np.diagonal(gram))
+            gram *= scales * scales[:, np.newaxis]
+        else:
+            gram /= max(np.sum(np.abs(gram[np.ix_(each, each)])) for each in patterns)
+        multipliers = _multipliers(cone, free)
+        if not _is_one_pattern(cone) or equal or entries == "orthogonal":
+            assert np.sum(multipliers * gram) <= cone.costs @ free + 1e-12
+
+
+def _is_one_pattern(cone: MultiplierCone) -> bool:
+    """Whether V being definite is what bounds V[i, j], in the place of walls."""
+    return cone.layout.positions == cone.layout.most
+
+
+@pytest.mark.parametrize(("equal", "entries"), _VARIANTS)
+@pytest.mark.parametrize("sizes", [(6, 2, 3), (7, 2, 4), (7, 2, 2), (5, 5, 1)])
+@pytest.mark.parametrize("is_maximum", [True, False])
+def test_slopes_and_curvatures_are_those_of_the_objective(
+    sizes: tuple[int, int, int], equal: bool, entries: PatternEntries, is_maximum: bool
+) -> None:
+    num_rounds = sizes[0]
+    rng = np.random.default_rng(1)
+    workload, cone = _workload(num_rounds), _cone(*sizes, equal, entries)
+    weights = None if is_maximum else rng.uniform(0.1, 1.0, num_rounds)
+    path = CentralPath(workload, cone, weights, 1e-3)
+    point = path.start()
+    for _ in range(2):
+        point = path.after(point)
+    curvature, slope = path._curvature(point)
+    rows = num_rounds if is_maximum else 0
+    direction = rng.normal(size=len(slope))
+    direction[rows:] *= 0.1 * np.min(point.free[cone.costs > 0.0])
+
+    def objective(size: float) -> float:
+        free = point.free + size * direction[rows:]
+        row_weights = point.row_weights
+        if is_maximum:
+            row_weights = row_weights * (1.0 + size * direction[:rows])
+        order = cone.layout.order
+        weighted = np.sqrt(row_weights)[:, np.newaxis] * workload
+        multipliers = _multipliers(cone, free)
+        gram = weighted @ multipliers @ weighted.T
+        root_sum = np.sum(np.sqrt(np.linalg.eigvalsh(gram)))
+        walls = np.sum(np.log(cone.walls @ free))
+        logs = np.linalg.slogdet(multipliers[np.ix_(order, order)])[1] + walls
+        if is_maximum:
+            logs += np.sum(np.log(row_weights))
+        return float(2.0 * root_sum / point.root_sum + point.barrier * logs)
+
+    size = 1e-3
+    above, here, below = (objective(each) for each in (size, 0.0, -size))
+    assert slope @ direction == pytest.approx((above - below) / (2.0 * size), rel=1e-5, abs=1e-7)
+    second = -(above - 2.0 * here + below) / size**2
+    # The quadrature is that accurate.
+    assert direction @ curvature @ direction == pytest.approx(second, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    "schema", [SingleParticipation(), FixedEpochOrder(4, 6), FixedEpochOrder(2, 6)], ids=str
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["last", "second half", "geometric", "growing"])
+def test_weights_of_rounds_reach_the_target_of_the_mean(
+    schema: Participation, momentum: float, name: str
+) -> None:
+    num_rounds = 24
+    rounds = np.arange(num_rounds)
+    weights = {
+        "last": 1.0 * (rounds == num_rounds - 1),
+        "second half": 1.0 * (rounds >= num_rounds // 2),
+        "geometric": 0.3**rounds,
+        "growing": rounds + 1.0,
+    }[name]
+    workload = Workload("momentum_sgd", num_rounds, momentum)
+
+    found = optimal(workload, schema, error=weights)
+
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= found.parameters["relative_gap"] <= 5e-6
+    if name == "last" and not momentum:
+        # Noise on the sum of all rounds alone, to which a client adds up to one in each.
+        most = schema.most_participations(num_rounds)
+        variance = found.per_round_variance(workload, schema)[-1]
+        assert variance == pytest.approx(most**2, rel=2e-5)
+
+
+@pytest.mark.parametrize(("equal", "entries"), _VARIANTS)
+@pytest.mark.parametrize(
+    ("schema", "momentum"), [(FixedEpochOrder(6, 5), 0.9), (FixedEpochOrder(3, 7), 0.0)], ids=str
+)
+def test_every_variant_of_the_maximum_is_certified(
+    schema: FixedEpochOrder, equal: bool, entries: PatternEntries, momentum: float
+) -> None:
+    workload = Workload("momentum_sgd", 30, momentum)
+
+    found = optimal(
+        workload, schema, error="max", equal_column_norms=equal, pattern_entries=entries
+    )
+
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= 1e-3
+    squares = np.sum(np.square(found.matrix), axis=0)
+    gram = found.matrix.T @ found.matrix
+    within = [
+        gram[i, j]
+        for rounds in _patterns(30, schema.separation, schema.epochs)
+        for i, j in itertools.combinations(rounds, 2)
+    ]
+    if equal:
+        np.testing.assert_allclose(squares, squares[0], rtol=1e-9)
+    if equal or entries == "orthogonal":
+        np.testing.assert_allclose(within, 0.0, atol=1e-9)
+    elif entries == "non_negative":
+        assert np.min(within) >= -1e-9
+
+
+def _permuted(matrix: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.asarray(matrix * np.sqrt(weights[::-1])[:, np.newaxis])
+
+
+def _of_half_the_total(self: CentralPath, point: _central_path.PathPoint) -> float:
+    return 2.0 * point.estimated_bound
+
+
+def _with_a_sign(
+    path: CentralPath, point: _central_path.PathPoint
+) -> tuple[np.ndarray, np.ndarray]:
+    curvature, slope = _TRUE_CURVATURE(path, point)
+    rows = len(point.row_weights)
+    curvature[:rows, rows:] *= -1.0
+    curvature[rows:, :rows] *= -1.0
+    return curvature, slope
+
+
+_TRUE_CURVATURE = CentralPath._curvature
+_MUTANTS = {
+    "weights permuted": (_central_path, "weighted", _permuted),
+    "weights scaled": (CentralPath, "bound_from_below", _of_half_the_total),
+    "a sign": (CentralPath, "_curvature", _with_a_sign),
+}
+
+
+@pytest.mark.parametrize("mutant", [None, *_MUTANTS])
+def test_a_wrong_dual_is_caught(mutant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It either bounds what another matrix is below of, or does not certify the target."""
+    schema = FixedEpochOrder(3, 4)
+    known = optimal(12, schema, error="max", relative_gap=1e-6).max_error(12, schema) ** 2
+    if mutant is not None:
+        monkeypatch.setattr(*_MUTANTS[mutant])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        found = optimal(12, schema, error="max", max_evaluations=100)
+
+    assert found.optimality_gap is not None
+    error = found.max_error(12, schema) ** 2
+    is_sound = error / (1.0 + found.optimality_gap) <= known
+    assert (is_sound and found.optimality_gap <= 1e-3) == (mutant is None)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("num_rounds", [80, 77])
+def test_the_path_begins_near_the_optimum_of_fewer_rounds(
+    equal: bool, num_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema, steps = FixedEpochOrder(2, 40), []
+    true_step = CentralPath.after
+
+    def counted(path: CentralPath, point: _central_path.PathPoint) -> _central_path.PathPoint:
+        steps.append(path.cone.layout.num_rounds)
+        return true_step(path, point)
+
+    monkeypatch.setattr(CentralPath, "after", counted)
+    found = optimal(num_rounds, schema, error="max", equal_column_norms=equal)
+    # Momentum has no optimum of fewer rounds that is alike.
+    other = optimal(Workload("momentum_sgd", num_rounds, 1e-9), schema, error="max")
+
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= 1e-3
+    fewer = [each for each in steps if each < num_rounds]
+    assert len(fewer) > steps.count(num_rounds) // 3
+    if not equal:
+        error = found.max_error(num_rounds, schema)
+        assert error == pytest.approx(other.max_error(num_rounds, schema), rel=1e-3)
+
+
+def test_tables_are_refined_within_classes_of_one_length() -> None:
+    layout = PatternLayout(23, 10, 3)
+    fewer = layout.fewer(2)
+
+    assert layout.classes_by_length == (3, 7)
+    assert fewer.classes_by_length == (1, 3)
+    assert (fewer.positions, fewer.most) == (layout.positions, layout.most)
+    table = np.array([[1.0], [2.0], [4.0], [6.0]])
+    found = layout.refined(table, fewer)
+    np.testing.assert_allclose(found[:3], 1.0)
+    places = (np.arange(7) + 0.5) / 7
+    np.testing.assert_allclose(found[3:, 0], np.interp(places, [1 / 6, 0.5, 5 / 6], [2, 4, 6]))
