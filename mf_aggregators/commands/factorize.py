@@ -91,6 +91,7 @@ def main(values: flags.FlagValues) -> None:
         "sensitivity_is_exact": errors.sensitivity.is_exact,
         **errors.to_dict(),
         "rmse_lower_bound": None if bound is None else bound.rmse,
+        "max_error_lower_bound": None if bound is None else bound.max_error,
         "optimality_gap": gap,
         "seconds": seconds,
         "participation": str(schema),
