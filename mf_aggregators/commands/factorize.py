@@ -97,6 +97,7 @@ def main(values: flags.FlagValues) -> None:
         **errors.to_dict(),
         **({} if weights is None else {"weighted_error": _weighted(errors, weights)}),
         "rmse_lower_bound": None if bound is None else bound.rmse,
+        "max_error_lower_bound": None if bound is None else bound.max_error,
         **mechanism_flags.gap_fields(factorization, workload, schema),
         "seconds": seconds,
         "participation": str(schema),

@@ -97,6 +97,7 @@ class Subject:
             "sensitivity_theorem": errors.sensitivity.theorem,
             **errors.to_dict(),
             "rmse_lower_bound": None if bound is None else bound.rmse,
+            "max_error_lower_bound": None if bound is None else bound.max_error,
             "rmse_over_lower_bound": None if bound is None else errors.rmse / bound.rmse,
             **mechanism_flags.gap_fields(factorization, self.workload, self.schema),
             "noise_state_floats_per_parameter": recursion.floats_per_parameter,

@@ -23,6 +23,7 @@ from mf_aggregators.factorizations import (
     banded,
     optimal,
 )
+from mf_aggregators.factorizations._round_errors import RoundWeights
 from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -87,10 +88,12 @@ def _workload(generator: np.random.Generator, num_rounds: int) -> np.ndarray:
     return workloads.prefix_sum(num_rounds)
 
 
-def _error(generator: np.random.Generator, num_rounds: int) -> str | np.ndarray:
+def _error(generator: np.random.Generator, num_rounds: int) -> RoundWeights:
     kind = generator.integers(3)
-    if kind < 2:
-        return ("mean", "max")[kind]
+    if kind == 0:
+        return "mean"
+    if kind == 1:
+        return "max"
     return generator.uniform(0.01, 1.0, num_rounds)
 
 

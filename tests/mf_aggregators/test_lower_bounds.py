@@ -1,6 +1,7 @@
 """Lower bounds against linear programs, singular values and what no factorization can beat."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,9 @@ def _paths(
     chain: lower_bounds._Chain, moments: lower_bounds._Moments
 ) -> Iterator[tuple[tuple[int, ...], float, np.ndarray]]:
     """The cells, the probability and the mean of the outer product of the signs of each path."""
-    waiting = [((i,), float(p), np.eye(1)) for i, p in enumerate(moments.starts)]
+    waiting: list[tuple[tuple[int, ...], float, np.ndarray]] = [
+        ((i,), float(p), np.eye(1)) for i, p in enumerate(moments.starts)
+    ]
     while waiting:
         path, probability, signs = waiting.pop()
         i, goes_on = path[-1], 0.0
@@ -106,7 +109,7 @@ def test_chains_of_cells_are_chains_of_rounds(size: int) -> None:
 
 @pytest.mark.parametrize("is_maximum", [False, True])
 def test_slopes_are_those_of_differences(monkeypatch: pytest.MonkeyPatch, is_maximum: bool) -> None:
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def keep(function: Callable[..., object], start: np.ndarray, **options: object) -> object:
         seen["function"], seen["start"] = function, start

@@ -431,6 +431,7 @@ def test_every_mechanism_is_made_reported_and_loaded(
     for name in _FACTORIZE_FIELDS - {"seconds"}:
         assert reported[name] == pytest.approx(fields[name]), name
     assert reported["rmse"] >= reported["rmse_lower_bound"]
+    assert reported["max_error"] >= reported["max_error_lower_bound"]
     assert reported["sensitivity_is_exact"] is True
     factorization, description = checkpoints.load_with_description(tmp_path / "c")
     schema = participation.from_dict(description["errors"]["participation"])
@@ -561,6 +562,7 @@ def test_a_hundred_thousand_rounds_need_no_dense_matrix(
     assert status == 0, err
     fields = json.loads(out)
     assert fields["rmse"] >= fields["rmse_lower_bound"]
+    assert fields["max_error"] >= fields["max_error_lower_bound"] >= fields["rmse_lower_bound"]
     # Independent noise has the error of half of all rounds, far above what correlation gives.
     independent = math.sqrt(100001 / 2)
     if "--mechanism=identity" in arguments:
