@@ -7,7 +7,6 @@ that goes on after its last round (:meth:`Mechanism.extended`) knows every horiz
 
 import dataclasses
 import hashlib
-import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -345,7 +344,9 @@ class Mechanism:
         ``SamplingScheme.event`` say for which neighbouring relation they are.
         """
         if self.sampling is not None:
-            return self.sampling.event(self.noise_multiplier)
+            columns = guarantees.columns_of(self.factorization, self.sampling)
+            together = self.sampling.all_participations(columns)
+            return self.sampling.event_of(self.noise_multiplier, together)
         return accounting.event(self.noise_multiplier)
 
     def to_dict(self) -> dict[str, Any]:
@@ -611,10 +612,11 @@ def calibrate(
     # Checks what belongs together before a search.
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
+    columns = None if scheme is None else guarantees.columns_of(factorization, scheme)
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= math.sqrt(scheme.most_participations())
+            multiplier *= scheme.all_participations(columns).norm
     else:
         assert epsilon is not None
         assert delta is not None
@@ -624,7 +626,7 @@ def calibrate(
             multiplier = scheme.calibrated(
                 validation.positive_number(epsilon, "epsilon"),
                 delta,
-                guarantees.columns_of(factorization, scheme),
+                columns,
                 certification or guarantees.default_certification(),
                 DEFAULT_NUM_COORDINATES,
             )

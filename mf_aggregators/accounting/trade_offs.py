@@ -41,6 +41,7 @@ from mf_aggregators.arrays import FloatArray
 
 if TYPE_CHECKING:
     from mf_aggregators.participation import SamplingScheme
+    from mf_aggregators.participation.schemes import AllParticipations
 
 # With less noise no curve is computed.
 _LEAST_NOISE_MULTIPLIER = 0.1
@@ -132,6 +133,7 @@ def sampled_true_positive_rate(
     guarantees: Sequence[tuple[float, float]] = (),
     log_moments: Sequence[tuple[int, float]] = (),
     divergences: Sequence[tuple[float, float]] = (),
+    together: "AllParticipations | None" = None,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | FloatArray:
     """Returns the highest true positive rate of an attacker who does not know the batches.
@@ -148,6 +150,8 @@ def sampled_true_positive_rate(
         hockey-stick divergence of P from Q, as ``scheme.divergences`` returns them.
         Together with the moments, the guarantees and the bound without amplification they are
         all that is used there; for schemes with groups, the curve of all epsilons is computed.
+      together: All participations of a client, as ``scheme.all_participations`` returns them, where
+        they depend on C.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -161,14 +165,14 @@ def sampled_true_positive_rate(
     rates = _rates(false_positive_rate)
     pairs = (*guarantees, *_curve(scheme, sigma, num_coordinates))
     refused = None
+    together = together or scheme.all_participations(None)
     try:
-        participations = scheme.most_participations()
         found = np.asarray(
             true_positive_rate(
-                sigma / math.sqrt(participations),
+                sigma / together.norm,
                 rates,
                 num_coordinates=num_coordinates,
-                disjoint_participations=participations if sigma else 1,
+                disjoint_participations=together.disjoint if sigma else 1,
             )
         )
     except TailError as error:
@@ -177,7 +181,7 @@ def sampled_true_positive_rate(
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
     if log_moments or divergences:
-        failure = gaussian.failure_probability(sigma, num_coordinates)
+        failure = gaussian.failure_probability(sigma / together.largest_part, num_coordinates)
         for epsilon, divergence in divergences:
             found = np.minimum(found, _rounded(math.exp(epsilon) * rates + divergence + failure))
         for order, log_moment in log_moments:

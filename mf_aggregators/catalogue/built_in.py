@@ -150,6 +150,7 @@ class TreeEntry(Entry):
         "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and `full`"
     )
     factorization = TreeAggregationFactorization
+    has_square_matrix = False
     options = (
         _choice(
             tree_aggregation,

@@ -199,6 +199,7 @@ class Entry(abc.ABC):
         training with momentum and a schedule of learning rates.
       is_for_runs: Whether commands that train offer it by name.
       has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
+      has_square_matrix: Whether C is square and lower triangular, so that sampling can amplify.
     """
 
     name: str
@@ -208,6 +209,7 @@ class Entry(abc.ABC):
     has_any_workload: bool = False
     is_for_runs: bool = True
     has_known_bands: bool = False
+    has_square_matrix: bool = True
 
     @abc.abstractmethod
     def build(self, request: Request) -> Factorization | FloatArray:

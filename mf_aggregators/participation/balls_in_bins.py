@@ -1,6 +1,7 @@
 """Balls in bins: each client takes part in one secret round of every cycle."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -9,10 +10,17 @@ import numpy as np
 from mf_aggregators import random_streams, validation
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
-from mf_aggregators.participation.monte_carlo.distributions import BallsInBinsRounds
-from mf_aggregators.participation.schemes import Sampler, counted
+from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.participation.monte_carlo.distributions import (
+    BallsInBinsRounds,
+    StrategyColumns,
+)
+from mf_aggregators.participation.schemes import AllParticipations, Sampler, counted
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.random_streams import Draw, Stream
+
+# More than what floats err by in the norm of a sum of columns, relative to it.
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +36,12 @@ class BallsInBins(SeparatedScheme):
       num_bands: The bands b of C.
       population: The clients m.
       clients_per_round: The clients B of a round, in expectation.
-      separation: The number of bins, at least num_bands.
+      separation: The number of bins. It may be below num_bands: then participations of a client
+        share rows of C x.
     """
 
     name: ClassVar[str] = "balls_in_bins"
+    takes_any_matrix: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +65,17 @@ class BallsInBins(SeparatedScheme):
     def schema(self) -> FixedEpochOrder:
         """Returns the schema of the rounds of one bin."""
         return FixedEpochOrder(self._most_rounds, self.separation)
+
+    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
+        """Returns the participations of the bin whose columns of |C| have the longest sum."""
+        if not self.shares_rows:
+            return super().all_participations(columns)
+        return AllParticipations(self._longest(self._fitting(columns)))
+
+    def _longest(self, columns: StrategyColumns) -> float:
+        entries = distributions.normalised(columns.entries)
+        norms = distributions.BinProducts(entries, self.separation).squared_norms
+        return math.sqrt(float(np.max(norms))) * (1.0 + _ROUNDING)
 
     def rounds_of_client(self) -> BallsInBinsRounds:
         """Returns the distribution of a client's rounds."""

@@ -31,9 +31,10 @@ from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.composition import composition_rounding, safe_delta
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
+from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.participation.schemes import (
     LEAST_NOISE_MULTIPLIER,
     LEAST_PROBABILITY,
@@ -114,7 +115,7 @@ class CyclicGroups(SamplingScheme):
         self,
         sigma: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
@@ -129,7 +130,7 @@ class CyclicGroups(SamplingScheme):
 
     def _epsilon(self, sigma: float, delta: float, num_coordinates: int) -> float:
         safe_delta(delta, self.most_participations())
-        found, refused = self._unamplified(sigma, delta, num_coordinates)
+        found, refused = self._unamplified(sigma, delta, None, num_coordinates)
         if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
                 left = self._delta_left(sigma, delta, num_coordinates)
@@ -153,7 +154,7 @@ class CyclicGroups(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
@@ -164,7 +165,7 @@ class CyclicGroups(SamplingScheme):
         del columns, certification
         safe_delta(delta, self.most_participations())
         # What suffices without amplification always suffices.
-        enough = self._enough(target, delta, num_coordinates)
+        enough = self._enough(target, delta, None, num_coordinates)
         found = self._searched(target, delta, enough, num_coordinates)
 
         def is_met(sigma: float) -> bool:

@@ -43,6 +43,7 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from mf_aggregators import random_streams
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
+from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.random_streams import Draw, Stream
 
 # Losses beyond so many standard deviations, or with less than this in all, count as infinite.
@@ -111,8 +112,9 @@ class FixedSizeSampling(ComposedGroups):
             _losses(interval, epsilons, zeroed, taking_part),
         )
 
-    def event_of(self, sigma: float) -> dp_event.DpEvent:
+    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
         """Returns composed sampling without replacement, with half the noise multiplier."""
+        del together
         sampled = dp_event.SampledWithoutReplacementDpEvent(
             self.group_size, self.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
         )

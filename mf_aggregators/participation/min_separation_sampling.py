@@ -43,6 +43,15 @@ class MinSeparationSampling(SeparatedScheme):
 
     name: ClassVar[str] = "min_separation"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.separation < self.num_bands:
+            raise ValueError(
+                f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
+                "that two participations of a client change would overlap. Use a separation of at "
+                "least num_bands, or fewer bands."
+            )
+
     @property
     def joining_probability(self) -> float:
         """The probability p = B / (m - B (separation - 1)) of the coin of a free client."""

@@ -25,6 +25,7 @@ from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
+    AllParticipations,
     probability_of,
     too_large,
 )
@@ -103,8 +104,9 @@ class PoissonSampling(ComposedGroups):
             return privacy_loss_distribution.PrivacyLossDistribution(remove)
         return privacy_loss_distribution.PrivacyLossDistribution(remove, losses(AdjacencyType.ADD))
 
-    def event_of(self, sigma: float) -> dp_event.DpEvent:
+    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
         """Returns the composed Poisson-sampled Gaussian mechanism."""
+        del together
         sampled = dp_event.PoissonSampledDpEvent(
             self.sampling_probability, dp_event.GaussianDpEvent(sigma)
         )

@@ -96,8 +96,8 @@ def sampling_scheme(
       population: The clients m, at least B b.
       clients_per_round: The batch size B, expected or exact.
       separation: For ``min_separation``, the least distance of two participations of a
-        client, at least b and b by default. For ``balls_in_bins``, the number of bins, at
-        least b and floor(m / B) by default. None for the others.
+        client, at least b and b by default. For ``balls_in_bins``, the number of bins,
+        floor(m / B) by default. None for the others.
 
     Returns:
       The scheme.

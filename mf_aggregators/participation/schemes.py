@@ -27,6 +27,7 @@ from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
+from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 
 # With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and the
 # grid of its privacy losses grows without bound.
@@ -40,6 +41,24 @@ Each participation of a client is one Gaussian mechanism on the rounds that it c
      which are those of no other participation of that client."""
 
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
+
+
+@dataclasses.dataclass(frozen=True)
+class AllParticipations:
+    """All participations of a client together, towards whoever knows their rounds.
+
+    Attributes:
+      norm: Their sensitivity over the largest column norm of C.
+      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
+    """
+
+    norm: float = 1.0
+    disjoint: int = 1
+
+    @property
+    def largest_part(self) -> float:
+        """What bounds the shift of one row, over the largest column norm of C."""
+        return self.norm / math.sqrt(self.disjoint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +79,7 @@ class SamplingScheme(Participation):
         one C; otherwise it depends on the number of bands alone.
       covers_absences: Whether the guarantee holds where clients that were drawn are absent.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
+      takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
       composes_amplified: Whether the event of a run is amplified, and for the adding or removing
         of a client, so that it composes with other runs.
     """
@@ -75,6 +95,7 @@ class SamplingScheme(Participation):
     covers_absences: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
     composes_amplified: ClassVar[bool] = False
+    takes_any_matrix: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(
@@ -128,7 +149,12 @@ class SamplingScheme(Participation):
         orthogonal.
         """
         if type(self).amplified is SamplingScheme.amplified:
-            self._root_of_participations()
+            self.all_participations(None)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return False
 
     # Rounds.
 
@@ -186,7 +212,7 @@ class SamplingScheme(Participation):
         self,
         sigma: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
@@ -195,16 +221,16 @@ class SamplingScheme(Participation):
         Args:
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
-          columns: (n, b), the compact columns of C, where the guarantee
-            ``depends_on_matrix``; None for a diagonal C of equal entries.
+          columns: C, where the guarantee ``depends_on_matrix``; None for a diagonal C of equal
+            entries.
           certification: How epsilons are proved, where they are for one C.
           num_coordinates: Parameters times rounds.
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
         """
-        del columns, certification
-        found, refused = self._unamplified(sigma, delta, num_coordinates)
+        del certification
+        found, refused = self._unamplified(sigma, delta, columns, num_coordinates)
         if refused is not None:
             raise refused
         return Amplified(found, None)
@@ -213,7 +239,7 @@ class SamplingScheme(Participation):
         self,
         target: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
@@ -222,18 +248,18 @@ class SamplingScheme(Participation):
         Args:
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
-          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          columns: C, where the guarantee depends on it; else None.
           certification: How an epsilon is proved, where only simulations bound it.
           num_coordinates: Parameters times rounds.
         """
-        del columns, certification
-        return self._enough(target, delta, num_coordinates)
+        del certification
+        return self._enough(target, delta, columns, num_coordinates)
 
     def estimated(
         self,
         target: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
     ) -> float:
         """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it.
@@ -241,18 +267,22 @@ class SamplingScheme(Participation):
         Args:
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
-          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          columns: C, where the guarantee depends on it; else None.
           certification: How an epsilon is proved, where only simulations bound it.
         """
         return self.calibrated(target, delta, columns, certification)
 
-    def _root_of_participations(self) -> float:
-        """The sensitivity of all participations of a client, in largest column norms of C.
+    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
+        """Returns what all participations of a client are together.
+
+        Args:
+          columns: C, where the guarantee ``depends_on_matrix``; else None.
 
         Raises:
           ValueError: If two participations may be fewer rounds apart than C has bands, so that
             their columns share rows and norms do not add in squares.
         """
+        del columns
         schema, most = self.schema(), self.most_participations()
         separation = schema.separation_in(self.num_rounds)
         if most > 1 and separation < self.num_bands:
@@ -261,40 +291,53 @@ class SamplingScheme(Participation):
                 f"and C has {self.num_bands} bands: use at most {separation}, or have the scheme "
                 "account for that itself."
             )
-        return math.sqrt(most)
+        return AllParticipations(math.sqrt(most), most)
 
     def _unamplified(
-        self, sigma: float, delta: float, num_coordinates: int
+        self,
+        sigma: float,
+        delta: float,
+        columns: StrategyColumns | None,
+        num_coordinates: int,
     ) -> tuple[float, TailError | None]:
         """The epsilon of whoever knows all draws, or infinity and why it is not accounted for."""
+        together = self.all_participations(columns)
         try:
             found = gaussian.epsilon(
-                sigma / self._root_of_participations(),
+                sigma / together.norm,
                 delta,
                 num_coordinates=num_coordinates,
-                disjoint_participations=self.most_participations(),
+                disjoint_participations=together.disjoint,
             )
         except TailError as error:
             return math.inf, error
         return found, None
 
-    def _enough(self, target: float, delta: float, num_coordinates: int) -> float:
+    def _enough(
+        self,
+        target: float,
+        delta: float,
+        columns: StrategyColumns | None,
+        num_coordinates: int,
+    ) -> float:
         """A noise multiplier that suffices without amplification."""
+        together = self.all_participations(columns)
         alone = gaussian.noise_multiplier(
             target,
             delta,
             num_coordinates=num_coordinates,
-            disjoint_participations=self.most_participations(),
+            disjoint_participations=together.disjoint,
         )
-        return alone * self._root_of_participations()
+        return alone * together.norm
 
-    def event_of(self, sigma: float) -> dp_event.DpEvent:
+    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: without amplification, by default.
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
+          together: What :meth:`all_participations` returned.
         """
-        return dp_event.GaussianDpEvent(sigma / self._root_of_participations())
+        return dp_event.GaussianDpEvent(sigma / together.norm)
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
@@ -307,26 +350,26 @@ class SamplingScheme(Participation):
         return ()
 
     def log_moments(
-        self, sigma: float, columns: FloatArray | None, num_coordinates: int
+        self, sigma: float, columns: StrategyColumns | None, num_coordinates: int
     ) -> tuple[tuple[int, float], ...]:
         """Returns Renyi orders a and log E_Q (P/Q)^a of the dominating pair, if it is known.
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          columns: C, where the guarantee depends on it; else None.
           num_coordinates: Parameters times rounds.
         """
         del sigma, columns, num_coordinates
         return ()
 
     def divergences(
-        self, sigma: float, columns: FloatArray | None, seed: int, num_coordinates: int
+        self, sigma: float, columns: StrategyColumns | None, seed: int, num_coordinates: int
     ) -> tuple[tuple[float, float], ...]:
         """Returns epsilons and bounds on the hockey-stick divergence, if they are known.
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: (n, b) the columns of C, where the guarantee depends on them; else None.
+          columns: C, where the guarantee depends on it; else None.
           seed: The seed of the simulations.
           num_coordinates: Parameters times rounds.
         """
@@ -432,16 +475,18 @@ class SamplingScheme(Participation):
             noise_multiplier,
             false_positive_rate,
             guarantees=guarantees,
+            together=self.all_participations(columns),
             log_moments=self.log_moments(noise_multiplier, columns, num_coordinates),
             divergences=self.divergences(noise_multiplier, columns, 0, num_coordinates),
             num_coordinates=num_coordinates,
         )
 
-    def event(self, noise_multiplier: float) -> dp_event.DpEvent:
+    def event(self, noise_multiplier: float, strategy_matrix: Any = None) -> dp_event.DpEvent:
         """Returns a run as an event of dp-accounting, to be composed with others.
 
         Args:
           noise_multiplier: As in :meth:`epsilon`.
+          strategy_matrix: As there.
 
         Returns:
           For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
@@ -453,12 +498,13 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: If the noise multiplier is negative or not finite.
         """
-        return self.event_of(validation.non_negative_number(noise_multiplier, "noise_multiplier"))
+        sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        return self.event_of(sigma, self.all_participations(self._columns(strategy_matrix)))
 
-    def _columns(self, strategy_matrix: Any) -> FloatArray | None:
+    def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
             return None
-        return distributions.columns_of_matrix(strategy_matrix, self.num_bands)
+        return StrategyColumns(distributions.columns_of_matrix(strategy_matrix, self.num_bands))
 
     # Draws.
 

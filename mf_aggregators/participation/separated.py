@@ -21,7 +21,7 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.arrays import IntArray
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
     certificates,
@@ -37,17 +37,13 @@ from mf_aggregators.participation.monte_carlo.certificates import (
 from mf_aggregators.participation.monte_carlo.distributions import (
     DominatingPair,
     RoundsDistribution,
+    StrategyColumns,
 )
 from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
 from mf_aggregators.participation.schemes import LEAST_NOISE_MULTIPLIER, SamplingScheme, too_large
 
 # With more, an attacker guesses, whatever the sampling.
 _LARGEST_NOISE_MULTIPLIER = 1e8
-# Steps of Z by which the rounding of a row may move one of its numbers: 1 and twice what floats
-# err by, which ``privacy.guarantees`` checks. The theorem of ``distributions`` has
-# shifts of sum |C_ij| in row i. Rounding adds to those of rows within b of a participation alone, a
-# vector of at most sqrt(d) times so many steps: as if all entries of the bands were larger by that.
-LARGEST_ROUNDING = 4.0
 # For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
 _EPSILONS = tuple(0.25 * step for step in range(41))
 _SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
@@ -78,8 +74,7 @@ class SeparatedScheme(SamplingScheme):
     """Schemes without groups, in which each client's rounds are some number of rounds apart.
 
     Attributes:
-      separation: Two participations i and j of one client satisfy |i - j| >= separation; at
-        least num_bands, so that they change different rows of C x.
+      separation: Two participations i and j of one client satisfy |i - j| >= separation.
     """
 
     separation: int
@@ -90,12 +85,6 @@ class SeparatedScheme(SamplingScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.set_positive_integers(self, "separation")
-        if self.separation < self.num_bands:
-            raise ValueError(
-                f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
-                "that two participations of a client change would overlap. Use a separation of at "
-                "least num_bands, or fewer bands."
-            )
         if self.separation * self.clients_per_round > self.population:
             raise ValueError(
                 f"a population of {self.population} is too small for {self.clients_per_round} "
@@ -132,56 +121,73 @@ class SeparatedScheme(SamplingScheme):
     def dominating_pair(
         self,
         sigma: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> DominatingPair:
         """Returns what dominates a run, with what the rounding of rows adds to C.
 
+        The theorem of ``distributions`` has shifts of sum |C_ij| in row i, and roundings add a
+        vector of at most sqrt(d) times so many steps. Where rows follow from rows, they do so
+        within b rows of a participation alone: as if all entries of the bands were larger by that.
+
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: (n, b) the compact columns of C, of the scheme's rounds and at most its bands;
-            None for a diagonal C of equal entries, if the scheme is for one band.
+          columns: C, of the scheme's rounds and at most its bands; None for a diagonal C of equal
+            entries, if the scheme is for one band.
           num_coordinates: Parameters times rounds.
 
         Raises:
           ValueError: If columns are missing or do not fit the scheme.
         """
+        columns = self._fitting(columns)
+        entries = distributions.normalised(columns.entries)
+        rounding = sigma * columns.rounding * STEP
+        rounding *= math.sqrt(num_coordinates / self.num_rounds)
+        if self.shares_rows:
+            return DominatingPair(entries, sigma, self.rounds_of_client(), rounding)
+        rows = np.arange(entries.shape[0])[:, None] + np.arange(entries.shape[1])
+        entries = np.where(rows < entries.shape[0], entries + rounding, 0.0)
+        return DominatingPair(entries, sigma, self.rounds_of_client())
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return self.separation < self.num_bands
+
+    def _fitting(self, columns: StrategyColumns | None) -> StrategyColumns:
+        """The columns of C, if they fit the scheme."""
         if columns is None:
             if self.num_bands > 1:
                 raise ValueError(
                     f"{self.name} needs the strategy matrix: its guarantee depends on all entries "
                     f"of the {self.num_bands} bands. Give strategy_matrix=."
                 )
-            columns = np.ones((self.num_rounds, 1))
-        if columns.shape[0] != self.num_rounds or columns.shape[1] > self.num_bands:
+            columns = StrategyColumns(np.ones((self.num_rounds, 1)))
+        num_rounds, num_bands = columns.entries.shape
+        if num_rounds != self.num_rounds or num_bands > self.num_bands:
             raise ValueError(
-                f"the strategy matrix has {columns.shape[0]} rounds and {columns.shape[1]} bands, "
+                f"the strategy matrix has {num_rounds} rounds and {num_bands} bands, "
                 f"and the scheme is for {self.num_rounds} and {self.num_bands}."
             )
-        rounding = sigma * LARGEST_ROUNDING * STEP
-        rounding *= math.sqrt(num_coordinates / self.num_rounds)
-        rows = np.arange(columns.shape[0])[:, None] + np.arange(columns.shape[1])
-        rounded = distributions.normalised(columns) + rounding
-        return DominatingPair(
-            np.where(rows < columns.shape[0], rounded, 0.0), sigma, self.rounds_of_client()
-        )
+        return columns
 
     def amplified(
         self,
         sigma: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
         delta = validation.delta(delta)
-        unamplified, refused = self._unamplified(sigma, delta, num_coordinates)
+        unamplified, refused = self._unamplified(sigma, delta, columns, num_coordinates)
         pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
         found = None
         if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
-                left = gaussian.delta_left(delta, sigma, num_coordinates)
+                part = self.all_participations(columns).largest_part
+                left = gaussian.delta_left(delta, sigma / part, num_coordinates)
                 found = search.certificate_of(pair, left, unamplified, certification)
             except TailError as error:
                 refused = error
@@ -195,7 +201,7 @@ class SeparatedScheme(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
@@ -209,7 +215,7 @@ class SeparatedScheme(SamplingScheme):
         if budget is None:
             budget = MechanismBudget(_MOST_TRIES)
             certification = dataclasses.replace(certification, budget=budget)
-        enough = self._enough(target, delta, num_coordinates)
+        enough = self._enough(target, delta, columns, num_coordinates)
         found = self._estimated(target, delta, columns, certification, num_coordinates)
         step = _RELATIVE_STEP
         for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
@@ -235,7 +241,7 @@ class SeparatedScheme(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
     ) -> float:
         """Returns about the noise multiplier of a target, fast and without a proof."""
@@ -247,17 +253,18 @@ class SeparatedScheme(SamplingScheme):
         self,
         target: float,
         delta: float,
-        columns: FloatArray | None,
+        columns: StrategyColumns | None,
         certification: Certification,
         num_coordinates: int,
         *,
         is_rough: bool = False,
     ) -> float:
         """Where :meth:`calibrated` begins; ``is_rough`` for an error of a few per cent."""
-        enough = self._enough(target, delta, num_coordinates)
+        enough = self._enough(target, delta, columns, num_coordinates)
         self.dominating_pair(enough, columns)
         try:
-            left = gaussian.delta_left(delta, enough, num_coordinates)
+            part = self.all_participations(columns).largest_part
+            left = gaussian.delta_left(delta, enough / part, num_coordinates)
         except TailError:
             return enough
         if enough <= LEAST_NOISE_MULTIPLIER:
@@ -275,7 +282,7 @@ class SeparatedScheme(SamplingScheme):
         )
 
     def log_moments(
-        self, sigma: float, columns: FloatArray | None, num_coordinates: int
+        self, sigma: float, columns: StrategyColumns | None, num_coordinates: int
     ) -> tuple[tuple[int, float], ...]:
         """Returns Renyi orders a >= 2 and log E_Q (P/Q)^a of the dominating pair, exactly.
 
@@ -292,7 +299,7 @@ class SeparatedScheme(SamplingScheme):
         )
 
     def divergences(
-        self, sigma: float, columns: FloatArray | None, seed: int, num_coordinates: int
+        self, sigma: float, columns: StrategyColumns | None, seed: int, num_coordinates: int
     ) -> tuple[tuple[float, float], ...]:
         """Returns epsilons and bounds on the hockey-stick divergence of P from Q.
 
@@ -301,9 +308,8 @@ class SeparatedScheme(SamplingScheme):
         """
         if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
             return ()
-        shape = None if columns is None else columns.shape
-        values = b"" if columns is None else np.ascontiguousarray(columns, np.float64).tobytes()
-        return _divergences(self, sigma, values, shape, seed, num_coordinates)
+        known = None if columns is None else _Known.of(columns)
+        return _divergences(self, sigma, known, seed, num_coordinates)
 
     @property
     def _most_rounds(self) -> int:
@@ -336,17 +342,30 @@ class SeparatedScheme(SamplingScheme):
         return too_large(sizes, clients, 1.0 / self.separation, self.clients_per_round)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """Columns that are equal where their numbers are."""
+
+    values: bytes
+    shape: tuple[int, ...]
+    rounding: float
+
+    @classmethod
+    def of(cls, columns: StrategyColumns) -> "_Known":
+        entries = np.ascontiguousarray(columns.entries, np.float64)
+        return cls(entries.tobytes(), entries.shape, columns.rounding)
+
+    def columns(self) -> StrategyColumns:
+        entries = np.frombuffer(self.values).reshape(self.shape)
+        return StrategyColumns(entries, self.rounding)
+
+
 # Statements ask for the same bounds again and again.
 @functools.lru_cache(maxsize=8)
 def _divergences(
-    scheme: SeparatedScheme,
-    sigma: float,
-    values: bytes,
-    shape: tuple[int, ...] | None,
-    seed: int,
-    num_coordinates: int,
+    scheme: SeparatedScheme, sigma: float, known: _Known | None, seed: int, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    columns = None if shape is None else np.frombuffer(values).reshape(shape)
+    columns = None if known is None else known.columns()
     return certificates.divergences(
         scheme.dominating_pair(sigma, columns, num_coordinates),
         _EPSILONS,

@@ -41,6 +41,7 @@ from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, Me
 from mf_aggregators.planning import proposals, side_processes
 from mf_aggregators.planning.proposals import PlannedError, Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
+from mf_aggregators.privacy import guarantees
 
 _BYTES_OF_ROW = 4
 # Noise that takes longer than this a round, and so many times as long as independent noise, is
@@ -494,6 +495,8 @@ def _evaluated(
     except MechanismError as error:
         # What another package cannot make does not keep anybody from the other mechanisms.
         return Infeasible(proposal.name, f"cannot be made: {error}".rstrip("."))
+    if isinstance(candidate, Infeasible):
+        return candidate
     reason = _why_infeasible(setting, candidate)
     return candidate if reason is None else Infeasible(candidate.name, reason)
 
@@ -669,13 +672,19 @@ def _recursion_of(factorization: Factorization) -> NoiseRecursion:
 
 def _candidate(
     setting: Setting, proposal: Proposal, cache_directory: pathlib.Path | None
-) -> Candidate:
+) -> Candidate | Infeasible:
     assert proposal.compute is not None
     scheme = proposal.sampling
     # Proofs take their time, and are made for what is recommended alone.
     is_estimate = scheme is not None and scheme.depends_on_matrix
+    factorization = proposal.compute()
+    if scheme is not None:
+        try:
+            guarantees.check_bands(factorization, scheme)
+        except ValueError as error:
+            return Infeasible(proposal.name, str(error).rstrip("."))
     mechanism = proposals.calibrated(
-        proposal.compute(),
+        factorization,
         scheme or proposal.participation,
         setting.epsilon,
         setting.delta,

@@ -30,11 +30,13 @@ from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.participation import (
     FixedEpochOrder,
+    MinSeparation,
     MinSeparationSampling,
     Participation,
     SamplingScheme,
     SingleParticipation,
     sampling_scheme,
+    sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
@@ -280,7 +282,8 @@ def for_random_participation(
 
     Returns:
       Amplified mechanisms of 1, 2, 4, ... bands and the most possible; for ``min_separation``
-      with separations of once, one and a half times and twice the number of bands.
+      with separations of once, one and a half times and twice the number of bands. For a scheme
+      that takes any matrix also what is made for timers of its separation, approximations apart.
 
     Raises:
       ValueError: If the population is smaller than one round's clients.
@@ -317,6 +320,26 @@ def for_random_participation(
                     clients_per_round=clients_per_round,
                     separation=separation,
                 )
+                proposals.append(dataclasses.replace(proposal, sampling=scheme))
+    if not sampling_schemes()[sampling].takes_any_matrix:
+        return proposals
+    scheme = sampling_scheme(
+        sampling,
+        num_rounds=num_rounds,
+        num_bands=num_rounds,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    separation = min(scheme.separation_in(num_rounds), num_rounds)
+    schema = MinSeparation(separation)
+    timers = TimerSetting(num_rounds, schema, separation, separation, "", error_name(error))
+    amplified = {each.kind for each in proposals}
+    for name, mechanism in catalogue.entries().items():
+        if name in amplified or not mechanism.has_square_matrix:
+            continue
+        for variant in mechanism.for_timers(timers):
+            if variant.base is None:
+                proposal = _proposal(name, variant, num_rounds, schema, cache_directory, error)
                 proposals.append(dataclasses.replace(proposal, sampling=scheme))
     return proposals
 
@@ -366,7 +389,8 @@ def calibrated(
     columns = guarantees.columns_of(factorization, scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
     if columns is not None:
-        description["columns"] = hashlib.sha256(columns.tobytes()).hexdigest()
+        description["columns"] = hashlib.sha256(columns.entries.tobytes()).hexdigest()
+        description["rounding"] = columns.rounding
         description["is_estimate"] = is_estimate
         if budget is not None:
             description["mechanisms"] = budget.left

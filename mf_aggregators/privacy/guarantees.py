@@ -33,7 +33,11 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.participation.separated import LARGEST_ROUNDING
+from mf_aggregators.participation.monte_carlo.distributions import (
+    LARGEST_ROUNDING,
+    StrategyColumns,
+)
+from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -45,6 +49,8 @@ _LARGEST_EXPONENT = 700.0
 _MOST_ROUNDS_OF_GRAM = 8192
 # Entries of the Gram matrix that are looked up together: bounds the memory.
 _ENTRIES_AT_A_TIME = 1 << 24
+# Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
+_MOST_ROUNDING = 1024.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Guarantee:
         for real normal noise; what an attacker can do follows from them.
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
         hockey-stick divergence of P from Q, from which it follows as well.
+      together: Where clients are sampled, all participations of one together.
     """
 
     participation: Participation
@@ -118,6 +125,7 @@ class Guarantee:
     certificate: Certificate | None = None
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
+    together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
 
     @property
     def zcdp_delta(self) -> float:
@@ -125,17 +133,13 @@ class Guarantee:
         if self.zcdp_rho == 0.0 or math.isinf(self.zcdp_rho):
             return 0.0
         return accounting.zcdp_delta(
-            self.unamplified_noise_multiplier, disjoint_participations=self._disjoint_participations
+            self.unamplified_noise_multiplier, disjoint_participations=self.together.disjoint
         )
 
     @property
     def unamplified_noise_multiplier(self) -> float:
         """The noise multiplier of all participations of a client, towards who knows the rounds."""
-        return self.noise_multiplier / math.sqrt(self._disjoint_participations)
-
-    @property
-    def _disjoint_participations(self) -> int:
-        return 1 if self.sampling is None else self.sampling.most_participations()
+        return self.noise_multiplier / self.together.norm
 
     @property
     def is_amplified(self) -> bool:
@@ -147,9 +151,7 @@ class Guarantee:
         half = 0.5 * self.unamplified_noise_multiplier
         if math.isinf(half):
             return PartOfClient(half, 0.0, self.delta)
-        part = PartOfClient(
-            half, _epsilon(half, self.delta, self._disjoint_participations), self.delta
-        )
+        part = PartOfClient(half, _epsilon(half, self.delta, self.together.disjoint), self.delta)
         # Without the part, and before that without the client: a triangle of two guarantees.
         if not self.is_amplified or self.epsilon > _LARGEST_EXPONENT:
             return part
@@ -167,7 +169,7 @@ class Guarantee:
         ``SamplingScheme.event`` say for which neighbouring relation they are.
         """
         if self.sampling is not None:
-            return self.sampling.event(self.noise_multiplier)
+            return self.sampling.event_of(self.noise_multiplier, self.together)
         if math.isinf(self.noise_multiplier):
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
@@ -194,6 +196,7 @@ class Guarantee:
             guarantees=[(self.epsilon, self.delta)],
             log_moments=self.log_moments,
             divergences=self.divergences,
+            together=self.together,
         )
 
     def attacker(self, prefix: str = "") -> dict[str, float | None]:
@@ -423,22 +426,23 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     return Certification(directory=caches.find(search.FOLDER), show_progress=show_progress)
 
 
-def columns_of(factorization: Factorization, scheme: SamplingScheme) -> FloatArray | None:
-    """Returns the columns of C that an amplified guarantee depends on.
+def columns_of(factorization: Factorization, scheme: SamplingScheme) -> StrategyColumns | None:
+    """Returns the columns of C that an amplified guarantee depends on, and what roundings move.
 
     Args:
       factorization: C, lower triangular of at most the scheme's bands.
       scheme: How clients take part.
 
     Returns:
-      (n, b) as ``monte_carlo.distributions`` has them, for schemes without groups; None for others.
+      The columns, for schemes without groups; None for others.
     """
     if not scheme.depends_on_matrix:
         return None
     num_bands = factorization.strategy_bands() or factorization.num_rounds
-    return distributions.columns_of_encoder(
+    entries = distributions.columns_of_encoder(
         factorization.encode, factorization.num_rounds, num_bands
     )
+    return StrategyColumns(entries, max(LARGEST_ROUNDING, _largest_rounding(factorization)))
 
 
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
@@ -446,8 +450,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 
     Rows of noise must follow from earlier rows of noise as well. Where they follow from earlier
     rows of Z, the roundings of a participation stay in all later rows (``noise.integer_rows``), not
-    in b alone, unless b is all rounds. Where clients draw for themselves, no row may be rounded by
-    more than ``LARGEST_ROUNDING`` steps of Z.
+    in b alone, unless b is all rounds.
 
     Args:
       factorization: C.
@@ -468,7 +471,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             "banded mechanism with bands for at most half of the rounds."
         )
     if scheme.depends_on_matrix:
-        _check_rounding(factorization)
+        _largest_rounding(factorization)
 
 
 def _unamplified(
@@ -495,7 +498,7 @@ def _amplified(
     bound: sensitivity.Sensitivity,
     noise_multiplier: float,
     delta: float,
-    columns: FloatArray | None,
+    columns: StrategyColumns | None,
     certification: Certification | None = None,
 ) -> Guarantee:
     certification = certification or default_certification()
@@ -507,15 +510,15 @@ def _amplified(
         DEFAULT_NUM_COORDINATES,
     )
     participation = scheme.schema()
-    most = participation.most_participations(scheme.num_rounds)
-    unamplified = noise_multiplier / math.sqrt(scheme.most_participations())
+    together = scheme.all_participations(columns)
+    unamplified = noise_multiplier / together.norm
     return Guarantee(
         participation=participation,
         num_rounds=scheme.num_rounds,
         sensitivity=bound.value,
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
-        zcdp_rho=_zcdp_rho(unamplified, most),
+        zcdp_rho=_zcdp_rho(unamplified, together.disjoint),
         epsilon=found.epsilon,
         delta=delta,
         sampling=scheme,
@@ -524,6 +527,7 @@ def _amplified(
         divergences=scheme.divergences(
             noise_multiplier, columns, certification.seed, DEFAULT_NUM_COORDINATES
         ),
+        together=together,
     )
 
 
@@ -668,8 +672,12 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     )
 
 
-def _check_rounding(factorization: Factorization) -> None:
-    """Raises ValueError unless rows are rounded by no more than accounting charges."""
+def _largest_rounding(factorization: Factorization) -> float:
+    """By how many steps of Z roundings that depend on one client move a number of a row, at most.
+
+    Raises:
+      ValueError: If that is not much less than the noise.
+    """
     rows = IntegerRows.of(factorization.noise_recursion())
     # Rows that follow from rows of Z have all earlier roundings, times entries of C.
     factor = (
@@ -677,15 +685,16 @@ def _check_rounding(factorization: Factorization) -> None:
         if rows.normalised.draws_earlier_rows_of_z
         else 1.0
     )
-    for blocks in (None, Blocks.of(rows.recursion)):
-        moved = factor * (1.0 + 2.0 * Rounding.of(rows, blocks).float_error)
-        # Written so that NaN does not pass.
-        if not moved <= LARGEST_ROUNDING:
-            raise ValueError(
-                f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and "
-                f"{LARGEST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
-                "banded mechanism, or a matrix that is better conditioned."
-            )
+    errors = [Rounding.of(rows, blocks).float_error for blocks in (None, Blocks.of(rows.recursion))]
+    moved = factor * (1.0 + 2.0 * float(np.max(errors)))
+    # Written so that NaN does not pass.
+    if not moved <= _MOST_ROUNDING:
+        raise ValueError(
+            f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and at "
+            f"most {_MOST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
+            "banded mechanism, or a matrix that is better conditioned."
+        )
+    return moved
 
 
 def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:

@@ -274,7 +274,7 @@ def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float
     if scheme.composes_amplified:
         return scheme.epsilon(sigma, delta)
     # Without amplification: each participation of a client changes rows of its own.
-    return accounting.exact_epsilon(sigma / math.sqrt(scheme.most_participations()), delta)
+    return accounting.exact_epsilon(sigma / scheme.all_participations(None).norm, delta)
 
 
 def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
@@ -283,7 +283,8 @@ def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
         return accounting.event(sigma)
     if scheme.composes_amplified:
         return scheme.event(sigma)
-    return dp_event.SelfComposedDpEvent(accounting.event(sigma), scheme.most_participations())
+    together = scheme.all_participations(None)
+    return dp_event.SelfComposedDpEvent(accounting.event(sigma), together.disjoint)
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

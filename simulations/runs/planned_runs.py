@@ -19,6 +19,7 @@ from mf_aggregators import (
     Mechanism,
     accounting,
     adaptive_clip,
+    calibrate,
     catalogue,
     checkpoints,
     factorizations,
@@ -261,13 +262,18 @@ def scheme_of(
       CommandError: If the factorization is not banded.
       ValueError: If the sizes do not fit one another.
     """
+    takes_any = participations.sampling_schemes()[config.sampling].takes_any_matrix
     if checkpoint is None:
         num_bands = run_config.num_bands(config)
+        if num_bands is None and takes_any:
+            num_bands = config.num_rounds
     else:
         num_bands = checkpoint.strategy_bands()
         is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
         check_choice(
-            is_banded or checkpoint.mechanism in run_config.banded_mechanisms(),
+            is_banded
+            or (takes_any and num_bands is not None)
+            or checkpoint.mechanism in run_config.banded_mechanisms(),
             f"--sampling={config.sampling} needs a banded matrix, and that of the checkpoint, "
             f"of the mechanism {checkpoint.mechanism}, has no zeros below a band. Use "
             f"--sampling={TIMERS} with it.",
@@ -481,16 +487,20 @@ def _of_sampling(
     scheme = scheme_of(config, data.num_clients, factorization)
 
     def matrix() -> Factorization:
-        return _factorization(config, SingleParticipation(), scheme.num_bands, workload)
+        schema = scheme.schema() if scheme.shares_rows else SingleParticipation()
+        return _factorization(config, schema, scheme.num_bands, workload)
 
     multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
     if multiplier is None:
         assert config.target_epsilon is not None
-        columns = None
         if scheme.depends_on_matrix:
-            factorization = matrix() if factorization is None else factorization
-            columns = factorization.strategy_matrix()
-        multiplier = scheme.noise_multiplier(config.target_epsilon, config.delta, columns)
+            return calibrate(
+                matrix() if factorization is None else factorization,
+                scheme,
+                epsilon=config.target_epsilon,
+                delta=config.delta,
+            )
+        multiplier = scheme.noise_multiplier(config.target_epsilon, config.delta)
     return Mechanism(matrix() if factorization is None else factorization, scheme, multiplier)
 
 

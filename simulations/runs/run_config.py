@@ -612,9 +612,10 @@ def _check_sampling(options: RunConfig) -> None:
         f"--max_participations belongs to --sampling={TIMERS}: with --sampling={sampling} chance "
         "decides how often a client takes part.",
     )
-    if options.checkpoint is not None:
-        return
     banded = banded_mechanisms()
+    takes_any = sampling_schemes()[sampling].takes_any_matrix
+    if options.checkpoint is not None or (takes_any and mechanism not in banded):
+        return
     check_choice(
         mechanism in banded,
         f"--sampling={sampling} needs a banded mechanism ({', '.join(banded)}): "

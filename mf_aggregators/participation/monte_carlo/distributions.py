@@ -27,16 +27,25 @@ Cauchy-Schwarz, Cov(H_S, H_T) <= m_i(S) m_i(T) / sigma^2, and by Kahane's convex
 decrease where covariances grow. So the bound is W_i(w). At the first row it is E_Q f(P/Q).
 Other clients only add what the server knows: their participation is independent of S. QED.
 
-Nothing in the proof needs bands. The recursions below do: participations of a client are
-``separation`` or more rounds apart and C has at most as many bands, so that the squared norm of
-sum_{i in S} c_i is the sum of squared norms, and P/Q a sum over S of products.
+*Rounding.* Released rows are integers. What a client's participations change in row i is off by
+what roundings move, a vector e_i(S) of norm r_i(S) at most: r_i(S) is zero before the first round
+of S. It may depend on S and on all that was released before, as the u_j do. So the theorem holds
+with m_i(S) + r_i(S) in the place of m_i(S): the shift of row i has no larger a norm.
 
-With e_i = exp((<c_i, y> - |c_i|^2 / 2) / sigma^2):
+Nothing in the proof needs bands, nor that the columns of S share no rows.
 
-* min-separation sampling (arXiv 2602.09338): f_i = (1 - p) f_{i+1} + p e_i f_{i+b}, and 1 behind
-  the last round. P/Q is f_0 from a cold start, and
-  (f_0 + p sum_{i=1}^{b-1} f_i) / (1 + (b - 1) p) where timers are in their stationary state.
-* balls in bins (arXiv 2410.06266): the mean over bins of the product of e_i over a bin's rounds.
+**Balls in bins** (arXiv 2410.06266): S is one of a few bins, as likely as the others, and m_S is
+one vector for each. With e_S = exp((<m_S, y> - |m_S|^2 / 2) / sigma^2), P/Q is the mean of e_S over
+the bins, for any lower-triangular C. It depends on y only through the products <m_S, y>, which are
+normal numbers, so that a run of n rounds has no more dimensions than there are bins: turned by an
+orthogonal matrix, all m_S lie in the first coordinates (:class:`BinsPair`).
+
+**Min-separation sampling** (arXiv 2602.09338) has too many S for that. Participations of a client
+are ``separation`` b or more rounds apart. Where C has at most b bands, the squared norm of
+sum_{i in S} c_i is the sum of squared norms, and P/Q a sum over S of products of
+e_i = exp((<c_i, y> - |c_i|^2 / 2) / sigma^2): f_i = (1 - p) f_{i+1} + p e_i f_{i+b}, and 1 behind
+the last round. P/Q is f_0 from a cold start, and
+(f_0 + p sum_{i=1}^{b-1} f_i) / (1 + (b - 1) p) where timers are in their stationary state.
 
 C is held as its *compact columns*. Column i of a lower-triangular C of b bands is zero outside of
 rows i to i + b - 1, and is row i of an array of n rows and b columns: ``columns[i, k] =
@@ -54,8 +63,27 @@ import numpy as np
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
 
+# Steps of Z by which roundings may move one number of a row: 1 and twice what floats err by, times
+# the largest sum of a row of C where rows follow from earlier rows of Z.
+LARGEST_ROUNDING = 4.0
+# The logarithm to base 2 of the numbers that are drawn of Q for tuning.
+_POWER_OF_NUMBERS = 27
 # Linear arithmetic is used as long as nothing is smaller or larger than this.
 _SMALLEST, _LARGEST = 1e-250, 1e250
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StrategyColumns:
+    """C, and what roundings move, as far as an amplified guarantee depends on them.
+
+    Attributes:
+      entries: (n, b) the compact columns of C.
+      rounding: By how many steps of Z the roundings of one coordinate of a row move it at most, as
+        far as they depend on one client (``noise.integer_rows``).
+    """
+
+    entries: FloatArray
+    rounding: float = LARGEST_ROUNDING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +96,8 @@ class MinSeparationRounds:
       is_stationary: Whether timers begin in their stationary state; otherwise every client may
         join in round 0.
       has_timer: Whether a client has to wait after a round.
+      tuning_without: How many outputs of Q are drawn to find out how Q from P is tested.
+      samples_without: How many its test may draw, the fewest first.
       stream_name: What random numbers and kept certificates follow from: it never changes.
     """
 
@@ -76,6 +106,8 @@ class MinSeparationRounds:
     is_stationary: bool = True
 
     has_timer: ClassVar[bool] = True
+    tuning_without: ClassVar[int] = 2**14
+    samples_without: ClassVar[tuple[int, ...]] = (2**16, 2**18)
     stream_name: ClassVar[str] = "CoinsUnderTimers"
 
     def __post_init__(self) -> None:
@@ -97,6 +129,11 @@ class MinSeparationRounds:
         if self.is_stationary:
             first[1:] = self.probability
         return np.asarray(first / (1.0 + np.sum(first[1:])))
+
+    def products(self, columns: FloatArray, rounding: float) -> "BandedProducts":
+        """Returns products with C; see :class:`DominatingPair`."""
+        del rounding
+        return BandedProducts(columns)
 
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
         """Returns log P/Q.
@@ -159,14 +196,31 @@ class BallsInBinsRounds:
     def __post_init__(self) -> None:
         validation.positive_integer(self.separation, "separation")
 
+    @property
+    def tuning_without(self) -> int:
+        """The outputs of Q for tuning: outputs of few coordinates cost little."""
+        powers = _POWER_OF_NUMBERS - (self.separation - 1).bit_length()
+        return int(2 ** min(max(powers, 14), 20))
+
+    @property
+    def samples_without(self) -> tuple[int, ...]:
+        """The outputs of Q that a test may draw."""
+        return tuple(sorted({2**16, 2**18, self.tuning_without, 4 * self.tuning_without}))
+
+    def products(self, columns: FloatArray, rounding: float) -> "BinProducts":
+        """Returns products with the vectors m_S of all bins; see :class:`DominatingPair`."""
+        return BinProducts(columns, self.separation, rounding)
+
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
-        """As :meth:`MinSeparationRounds.log_ratios`."""
-        n, m = log_exponentials.shape
-        sums = np.zeros((self.separation, m))
-        for start in range(0, n, self.separation):
-            rows = log_exponentials[start : start + self.separation]
-            sums[: len(rows)] += rows
-        return _log_sum(sums) - math.log(self.separation)
+        """Returns log P/Q.
+
+        Args:
+          log_exponentials: (b, m) log e_S of m outputs.
+
+        Returns:
+          (m,).
+        """
+        return _log_sum(log_exponentials) - math.log(self.separation)
 
 
 RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
@@ -174,38 +228,49 @@ RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
 
 @dataclasses.dataclass(frozen=True)
 class DominatingPair:
-    """P and Q: a scaled banded matrix, noise, and the distribution of a client's rounds.
+    """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
 
     Attributes:
       columns: (n, b), as :func:`normalised` returns them: those of |C|.
       sigma: The noise multiplier relative to the largest column norm.
-      rounds: The distribution of a client's rounds, with a separation of at least b.
+      rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
+      rounding: What roundings may move in any row from a client's first round on, beyond what
+        ``columns`` has; for balls in bins alone.
 
     Raises:
-      ValueError: If the separation is below the number of bands.
+      ValueError: If there are timers, and the separation is below the number of bands or there is
+        a rounding.
     """
 
     columns: FloatArray
     sigma: float
     rounds: RoundsDistribution
+    rounding: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rounds.separation < self.columns.shape[1]:
+        if self.rounds.has_timer and self.rounds.separation < self.columns.shape[1]:
             raise ValueError(
                 f"a separation of {self.rounds.separation} is below the {self.columns.shape[1]} "
                 "bands."
             )
+        if self.rounds.has_timer and self.rounding:
+            raise ValueError("with timers, columns hold what roundings move.")
 
     @functools.cached_property
-    def products(self) -> "BandedProducts":
-        """Products with C and its transpose."""
-        return BandedProducts(self.columns)
+    def products(self) -> "BandedProducts | BinProducts":
+        """Products with the vectors that P/Q depends on, and with their transpose."""
+        return self.rounds.products(self.columns, self.rounding)
+
+    @property
+    def num_outputs(self) -> int:
+        """The numbers that P/Q depends on."""
+        return self.products.num_outputs
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
-        """Returns the (m,) log P/Q of (n, m) outputs."""
-        # In place: what becomes log e_i is C^T y.
+        """Returns the (m,) log P/Q of (num_outputs, m) outputs."""
+        # In place: what becomes log e is a product with the outputs.
         exponents = self.products.transposed_times(outputs)
-        exponents -= 0.5 * np.sum(self.columns**2, axis=1)[:, None]
+        exponents -= 0.5 * self.products.squared_norms[:, None]
         exponents /= self.sigma**2
         return self.rounds.log_ratios(exponents)
 
@@ -216,6 +281,7 @@ class DominatingPair:
             "sigma": self.sigma,
             # Random numbers and kept certificates follow from this name: it never changes.
             "law": [self.rounds.stream_name, dataclasses.asdict(self.rounds)],
+            **({"rounding": self.rounding} if self.rounding else {}),
         }
 
 
@@ -332,12 +398,20 @@ def gram_bands(columns: FloatArray) -> FloatArray:
 class BandedProducts:
     """Products with C and with its transpose, as dense products of blocks.
 
-    Args:
-      columns: (n, b), of C.
+    Attributes:
+      num_outputs: The rows of C.
+      squared_norms: (n,) of its columns.
     """
 
     def __init__(self, columns: FloatArray) -> None:
+        """Makes the blocks.
+
+        Args:
+          columns: (n, b), of C.
+        """
         self._num_rounds, self._num_bands = columns.shape
+        self.num_outputs = self._num_rounds
+        self.squared_norms = np.sum(columns**2, axis=1)
         self._blocks: list[tuple[slice, slice, FloatArray]] = []
         size = max(32, self._num_bands)
         for start in range(0, self._num_rounds, size):
@@ -348,6 +422,10 @@ class BandedProducts:
                 height = min(self._num_bands, self._num_rounds - i)
                 block[i - start : i - start + height, i - start] = columns[i, :height]
             self._blocks.append((slice(start, stop), slice(start, last), block))
+
+    def turned(self, outputs: FloatArray) -> FloatArray:
+        """Returns (n, m) outputs of rounds, all of which count."""
+        return outputs
 
     def times(self, x: FloatArray) -> FloatArray:
         """Returns C x.
@@ -370,3 +448,42 @@ class BandedProducts:
         for inner, outer, block in self._blocks:
             np.matmul(block.T, y[outer], out=product[inner])
         return product
+
+
+class BinProducts:
+    """Products with the vectors m_S of all bins, turned into as few coordinates as there are.
+
+    Attributes:
+      num_outputs: The coordinates: the bins or the rounds, whichever are fewer.
+      squared_norms: (b,) of the vectors.
+    """
+
+    def __init__(self, columns: FloatArray, num_bins: int, rounding: float = 0.0) -> None:
+        """Adds up the columns of each bin.
+
+        Args:
+          columns: (n, b), of |C|, not negative.
+          num_bins: The number of bins.
+          rounding: What is added to each row from the first round of a bin on.
+        """
+        num_rounds, num_bands = columns.shape
+        vectors = np.zeros((num_rounds, num_bins))
+        for i in range(num_rounds):
+            height = min(num_bands, num_rounds - i)
+            vectors[i : i + height, i % num_bins] += columns[i, :height]
+        vectors += rounding * np.tri(num_rounds, num_bins)
+        self.squared_norms = np.sum(vectors**2, axis=0)
+        self._basis, self._vectors = np.linalg.qr(vectors)
+        self.num_outputs = len(self._vectors)
+
+    def turned(self, outputs: FloatArray) -> FloatArray:
+        """Returns (n, m) outputs of rounds in the (num_outputs, m) coordinates."""
+        return np.asarray(self._basis.T @ outputs)
+
+    def times(self, x: FloatArray) -> FloatArray:
+        """Returns the sum of the vectors, so often as each is in (b, m) numbers."""
+        return np.asarray(self._vectors @ x)
+
+    def transposed_times(self, y: FloatArray) -> FloatArray:
+        """Returns the (b, m) products of the vectors with (num_outputs, m) outputs."""
+        return np.asarray(self._vectors.T @ y)

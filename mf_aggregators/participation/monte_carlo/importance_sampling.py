@@ -59,7 +59,7 @@ class SamplerOfQ:
 
     def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
         """As :meth:`ImportanceSampler.log_ratios`."""
-        outputs = rng.standard_normal((self._pair.columns.shape[0], count))
+        outputs = rng.standard_normal((self._pair.num_outputs, count))
         outputs *= self._pair.sigma
         return self._pair.log_ratios(outputs)
 
@@ -114,12 +114,9 @@ class _Bins:
     """Replicas that are each in one bin."""
 
     def __init__(self, client: BallsInBinsRounds, pair: DominatingPair, order: int) -> None:
-        rounds, bins = pair.columns.shape[0], client.separation
-        shifts = np.zeros((rounds, bins))
-        shifts[np.arange(rounds), np.arange(rounds) % bins] = 1.0
-        self._participations = shifts.T.copy()
-        means = pair.products.times(shifts)
-        gram = means.T @ means / pair.sigma**2
+        bins = client.separation
+        vectors = pair.products.times(np.eye(bins))
+        gram = vectors.T @ vectors / pair.sigma**2
         shape = (bins,) * order
         exponents = np.zeros(shape)
         for k, other in itertools.combinations(range(order), 2):
@@ -132,12 +129,12 @@ class _Bins:
         self.log_mgf = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """Returns how many replicas take part in each round, (n, count)."""
+        """Returns how many replicas are in each bin, (bins, count)."""
         tuples = _categorical(rng, self._cumulative, count)
-        total = np.zeros((count, self._participations.shape[1]))
+        total = np.zeros((self._shape[0], count))
         for bins in np.unravel_index(tuples, self._shape):
-            total += self._participations[bins]
-        return np.ascontiguousarray(total.T)
+            total[bins, np.arange(count)] += 1.0
+        return total
 
 
 class _Chains:

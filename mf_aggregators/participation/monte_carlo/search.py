@@ -36,7 +36,7 @@ from mf_aggregators.participation.monte_carlo.importance_sampling import (
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
 # changes: a test holds golden values of all its modules against it.
-ACCOUNTING_VERSION = 3
+ACCOUNTING_VERSION = 4
 
 # The folder of the user's cache directory that certificates are kept in by default.
 FOLDER = "certificates"
@@ -49,8 +49,6 @@ _MOST_SAMPLES = 2**21
 _MOST_NUMBERS = 6_000_000_000
 # Tuning samples: few to begin with, more where few of them count.
 _FIRST_TUNING, _MOST_TUNING = 2**13, 2**17
-_TUNING_WITHOUT = 2**14
-_SAMPLES_WITHOUT = (2**16, 2**18)
 # How much of delta the divergence of tuning samples may be; nearer to 1 costs more samples.
 _SHARE = 0.9
 # The logarithm of wealth has about the standard deviation sqrt(2 x) where its mean is x. Samples
@@ -112,7 +110,7 @@ def certificate_of(
         "max_samples": certification.max_samples,
     }
     seed, most = certification.seed, certification.max_samples
-    limit = most_samples(pair.columns.shape[0]) if most is None else most
+    limit = most_samples(pair.num_outputs) if most is None else most
     shown = certification.show_progress
 
     def is_proved(kept: Certificate) -> bool:
@@ -124,7 +122,7 @@ def certificate_of(
             and 0 <= kept.attempt < certificates.ATTEMPTS
             and kept.order in possible_orders(pair)
             and 0 <= kept.num_samples <= limit
-            and kept.num_untilted in _SAMPLES_WITHOUT
+            and kept.num_untilted in pair.rounds.samples_without
             and certificates.is_proved(pair, kept, show_progress=shown)
         )
 
@@ -193,7 +191,7 @@ def proved(
     Returns:
       The certificate; None if none with an epsilon below ``below`` could be proved.
     """
-    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
+    limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
     found = _smallest_epsilon(pair, delta, below, seed, limit)
     if found is None:
         return None
@@ -233,7 +231,7 @@ def candidate_of(
     Raises:
       SampleBudgetError: If it takes more samples than that.
     """
-    limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
+    limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
     sampler = _best_sampler(pair, epsilon, delta)
     tuning = _TuningSamples(pair, sampler, delta, seed, limit)
     tuning.grow_for(epsilon)
@@ -262,7 +260,8 @@ def _candidate_by(
     if without is None:
         raise SampleBudgetError(
             f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified for outputs without "
-            f"the client with {_SAMPLES_WITHOUT[-1]} samples: use a larger delta or epsilon.",
+            f"the client with {pair.rounds.samples_without[-1]} samples: use a larger delta or "
+            "epsilon.",
             math.inf,
         )
     thresholds, num_untilted = without
@@ -310,7 +309,7 @@ def estimated_noise_multiplier(
 
     def excess(log_sigma: float) -> float:
         pair = pair_of(math.exp(log_sigma))
-        limit = most_samples(pair.columns.shape[0]) if max_samples is None else max_samples
+        limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
         sampler = _best_sampler(pair, epsilon, delta)
         tuning = _TuningSamples(pair, sampler, delta, seed, limit, tuning_samples)
         tuning.grow_for(epsilon)
@@ -345,7 +344,7 @@ class _TuningSamples:
         samples: int = _FIRST_TUNING,
     ) -> None:
         self._sampler = sampler
-        self._rounds = pair.columns.shape[0]
+        self._num_outputs = pair.num_outputs
         self._mean = certificates.tested_delta(delta)
         self._log_failure = math.log(certificates.failure_probability(delta))
         self._seed, self._limit = seed, limit
@@ -358,7 +357,7 @@ class _TuningSamples:
         return self._sampler.order
 
     def _grow(self, count: int) -> None:
-        key = _tuning_key(self._seed, self._sampler.order, self._rounds)
+        key = _tuning_key(self._seed, self._sampler.order, self._num_outputs)
         self._losses = np.concatenate(
             certificates.in_batches(self._sampler, key, count, lambda losses: losses)
         )
@@ -533,9 +532,10 @@ class _Without:
 
     @functools.cached_property
     def _losses(self) -> FloatArray:
-        key = _tuning_key(self._seed, 0, self._pair.columns.shape[0])
+        key = _tuning_key(self._seed, 0, self._pair.num_outputs)
         sampler = SamplerOfQ(self._pair)
-        drawn = certificates.in_batches(sampler, key, _TUNING_WITHOUT, lambda losses: losses)
+        count = self._pair.rounds.tuning_without
+        drawn = certificates.in_batches(sampler, key, count, lambda losses: losses)
         return np.sort(np.concatenate(drawn))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
@@ -543,15 +543,15 @@ class _Without:
         if epsilon == 0.0:
             # The test of P from Q is of the same number.
             return (0.0, 0.0), 0
-        losses = self._losses
-        for samples in _SAMPLES_WITHOUT:
+        losses, tuning = self._losses, self._pair.rounds.tuning_without
+        for samples in self._pair.rounds.samples_without:
             best = (math.inf, (0.0, 0.0))
             for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):
-                for high_count in (_TUNING_WITHOUT // 2, _TUNING_WITHOUT // 8):
+                for high_count in (tuning // 2, tuning // 8):
                     thresholds = (float(losses[low_count]), float(losses[high_count]))
                     if low_count >= high_count or not thresholds[0] < thresholds[1]:
                         continue
-                    scale = samples / _TUNING_WITHOUT
+                    scale = samples / tuning
                     # The count among tuning samples may have been small by chance.
                     counts = (
                         int(scale * (low_count + 2.0 * math.sqrt(low_count))),

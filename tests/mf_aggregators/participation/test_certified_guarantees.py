@@ -23,6 +23,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import certificates, distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
+from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
@@ -35,8 +36,8 @@ _SCHEMES: list[SeparatedScheme] = [
 _MATRIX = np.eye(12) + 0.5 * np.eye(12, k=-1) + 0.3 * np.eye(12, k=-2)
 
 
-def _columns() -> np.ndarray:
-    return distributions.columns_of_matrix(_MATRIX, 3)
+def _columns(factor: float = 1.0) -> StrategyColumns:
+    return StrategyColumns(factor * distributions.columns_of_matrix(_MATRIX, 3))
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES)
@@ -53,7 +54,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     assert certificates.is_proved(pair, found.certificate)
     # A scaling of C changes nothing, and neither do signs.
     for factor in (2.0, -0.25):
-        again = scheme.amplified(1.2, _DELTA, factor * _columns(), _QUICK)
+        again = scheme.amplified(1.2, _DELTA, _columns(factor), _QUICK)
         assert again == found
 
 
@@ -107,7 +108,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     There, roundings move a row of d numbers by four steps of Z each at most.
     """
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
-    plain = distributions.normalised(_columns())
+    plain = distributions.normalised(_columns().entries)
     n, b = plain.shape
     pair = scheme.dominating_pair(sigma, _columns(), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION
@@ -127,10 +128,11 @@ def test_nearer_columns_hide_less() -> None:
     scheme = _SCHEMES[0]
     same = np.tril(np.ones((12, 12))) * (np.tri(12, k=-3) == 0)
     apart = np.eye(12)
-    epsilons = [
-        scheme.amplified(1.2, _DELTA, distributions.columns_of_matrix(matrix, 3), _QUICK).epsilon
+    columns = [
+        StrategyColumns(distributions.columns_of_matrix(matrix, 3))
         for matrix in (apart, _MATRIX, same)
     ]
+    epsilons = [scheme.amplified(1.2, _DELTA, each, _QUICK).epsilon for each in columns]
     assert epsilons == sorted(epsilons)
     assert epsilons[0] < 0.9 * epsilons[2]
 
@@ -166,7 +168,7 @@ def test_what_is_hardly_noise_or_hardly_private(monkeypatch: pytest.MonkeyPatch)
     # Where nothing is gained, or nothing can be proved, the guarantee without amplification holds.
     always = MinSeparationSampling(4, 2, 20, 10, 2)
     assert always.joining_probability == 1.0
-    found = always.amplified(3.0, _DELTA, _columns()[:4, :2], _QUICK)
+    found = always.amplified(3.0, _DELTA, StrategyColumns(_columns().entries[:4, :2]), _QUICK)
     assert found.epsilon <= accounting.epsilon(3.0 / math.sqrt(2.0), _DELTA)
     monkeypatch.setattr(certificates, "is_proved", lambda *unused, **also_unused: False)
     found = scheme.amplified(3.0, _DELTA, _columns(), _QUICK)
@@ -203,7 +205,8 @@ def test_proved_certificates_are_kept(
             (scheme, 1.3, _DELTA, _columns(), kept),
             (scheme, 1.2, 2 * _DELTA, _columns(), kept),
             (_SCHEMES[1], 1.2, _DELTA, _columns(), kept),
-            (scheme, 1.2, _DELTA, _columns() + 0.01, kept),
+            (scheme, 1.2, _DELTA, StrategyColumns(_columns().entries + 0.01), kept),
+            (scheme, 1.2, _DELTA, StrategyColumns(_columns().entries, 5.0), kept),
             (scheme, 1.2, _DELTA, _columns(), dataclasses.replace(kept, seed=1)),
         ):
             with pytest.raises(AssertionError):
@@ -305,10 +308,10 @@ def test_an_entry_without_its_checksum_is_damaged(tmp_path: pathlib.Path) -> Non
     ("columns", "message"),
     [
         (None, "needs the strategy matrix"),
-        (np.ones((11, 3)), "11 rounds and 3 bands"),
-        (np.ones((12, 4)), "12 rounds and 4 bands"),
+        (StrategyColumns(np.ones((11, 3))), "11 rounds and 3 bands"),
+        (StrategyColumns(np.ones((12, 4))), "12 rounds and 4 bands"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(columns: np.ndarray | None, message: str) -> None:
+def test_columns_that_do_not_fit_are_refused(columns: StrategyColumns | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _SCHEMES[0].amplified(1.2, _DELTA, columns, _QUICK)

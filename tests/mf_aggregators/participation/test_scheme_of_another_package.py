@@ -18,6 +18,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     registry,
 )
+from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -83,7 +84,8 @@ def test_the_scheme_has_a_guarantee_of_its_own_and_a_statement() -> None:
 
 def test_draws_are_secret_where_anything_rests_on_them() -> None:
     class Composed(_OneShuffle):
-        def event_of(self, sigma: float) -> dp_event.DpEvent:
+        def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
+            del together
             return dp_event.PoissonSampledDpEvent(0.25, dp_event.GaussianDpEvent(sigma))
 
     sizes = (12, 2, 40, 10)

@@ -11,6 +11,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mf_aggregators as mfa
 from mf_aggregators import accounting, workloads
 from mf_aggregators.factorizations import (
     Factorization,
@@ -32,9 +33,9 @@ from mf_aggregators.participation import (
     SeparatedScheme,
     SingleParticipation,
     sampling_scheme,
-    separated,
 )
 from mf_aggregators.participation.monte_carlo import certificates
+from mf_aggregators.participation.monte_carlo.distributions import LARGEST_ROUNDING
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.mf_aggregators import brute_force
@@ -304,25 +305,29 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
 
 
 @pytest.mark.parametrize(
-    ("float_error", "is_charged"),
-    [(0.0, True), (1.499, True), (1.501, False), (math.inf, False), (math.nan, False)],
+    ("float_error", "charged"),
+    [(0.0, 4.0), (1.499, 4.0), (10.0, 21.0), (511.0, 1023.0)]
+    + [(each, None) for each in (512.0, math.inf, math.nan)],
 )
 @pytest.mark.parametrize("name", ["min_separation", "balls_in_bins"])
-def test_rows_that_are_rounded_by_more_than_is_charged_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, float_error: float, is_charged: bool
+def test_what_roundings_move_is_charged_or_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, float_error: float, charged: float | None
 ) -> None:
-    """One step, and twice what floats err by, are to be four steps at most."""
+    """One step, and twice what floats err by; more than half of the noise is refused."""
     matrix = banded(workloads.prefix_sum(8), 2)
     scheme = sampling_scheme(
         name, num_rounds=8, num_bands=2, population=100, clients_per_round=25, separation=4
     )
     rounded = types.SimpleNamespace(float_error=float_error)
     monkeypatch.setattr(integer_rows.Rounding, "of", lambda *unused: rounded)
-    if is_charged:
-        guarantees.check_bands(matrix, scheme)
-    else:
+    if charged is None:
         with refuses("rounded"):
             guarantees.check_bands(matrix, scheme)
+    else:
+        guarantees.check_bands(matrix, scheme)
+        columns = guarantees.columns_of(matrix, scheme)
+        assert columns is not None
+        assert columns.rounding == charged
 
 
 def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
@@ -354,14 +359,42 @@ def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
     scheme = scheme_type(num_rounds, num_rounds, 2 * num_rounds, 2, num_rounds)
     strategy = factorization.strategy_matrix()
     moved = float(np.max(np.sum(np.abs(strategy / np.diag(strategy)), axis=1)))
-    if moved < separated.LARGEST_ROUNDING:
-        guarantees.check_bands(factorization, scheme)
-        return
-    with refuses(f"{moved:.2g}"):
-        guarantees.check_bands(factorization, scheme)
+    columns = guarantees.columns_of(factorization, scheme)
+    assert columns is not None
+    # Floats err by little beside a step.
+    assert max(LARGEST_ROUNDING, moved) <= columns.rounding <= max(LARGEST_ROUNDING, 1.1 * moved)
     # Where the rounding of all rows together is charged, for one participation, it is allowed.
     poisson = PoissonSampling(num_rounds, num_rounds, 2 * num_rounds, 2)
     guarantees.check_bands(factorization, poisson)
+
+
+@pytest.mark.parametrize("num_bins", [3, 6])
+def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rounds(
+    num_bins: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the sensitivity of the fixed order of rounds that a bin is, of |C|."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    scheme = BallsInBins(12, 12, 10 * num_bins, 10, num_bins)
+    factorization = blt(12, 2, MinSeparation(num_bins))
+    plan = guarantees.sampled(factorization, scheme, 2.5, 1e-3)
+    bound = factorization.sensitivity(scheme.schema()).value / plan.sensitivity
+    assert plan.unamplified_noise_multiplier == pytest.approx(2.5 / bound, rel=1e-8)
+    assert plan.zcdp_rho == pytest.approx(0.5 * (bound / 2.5) ** 2, rel=1e-8)
+    without = accounting.epsilon(2.5 / bound, 1e-3)
+    assert plan.certificate is not None
+    assert plan.epsilon < 0.97 * without
+    alone = accounting.composed_epsilon([plan.event()], 1e-3)
+    assert alone == pytest.approx(without, rel=1e-2)
+    # A part of a client's data has half of the noise multiplier of all of them.
+    assert plan.part_of_client().noise_multiplier == 0.5 * plan.unamplified_noise_multiplier
+    mechanism = mfa.Mechanism(factorization, scheme, 2.5)
+    assert accounting.composed_epsilon([mechanism.event()], 1e-3) == alone
+    target = mfa.calibrate(factorization, scheme, rho=0.5)
+    assert target.guarantee(1e-3).zcdp_rho == pytest.approx(0.5, rel=1e-8)
+    with refuses("strategy matrix"):
+        scheme.epsilon(2.5, 1e-3)
+    found = scheme.epsilon(2.5, 1e-3, factorization.strategy_matrix())
+    assert found == pytest.approx(plan.epsilon, rel=1e-9)
 
 
 def test_guarantees_compose() -> None:

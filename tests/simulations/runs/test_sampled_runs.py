@@ -50,6 +50,8 @@ _MIN_SEPARATION = (
     "--separation=5",
 )
 _BINS = ("--sampling=balls_in_bins", "--num_bands=3", "--clients_per_round=5")
+# Participations of a client share rows of C x.
+_BINS_OF_BLT = ("--sampling=balls_in_bins", "--mechanism=blt", "--clients_per_round=47")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ _BINS = ("--sampling=balls_in_bins", "--num_bands=3", "--clients_per_round=5")
         (_MIN_SEPARATION, MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)),
         (_MIN_SEPARATION[:3], MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 3)),
         (_BINS, BallsInBins(_ROUNDS, 3, _CLIENTS, 5, 28)),
+        (_BINS_OF_BLT, BallsInBins(_ROUNDS, _ROUNDS, _CLIENTS, 47, 3)),
     ],
 )
 def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
@@ -75,7 +78,7 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     )
     assert statement.plan.epsilon == found.epsilon
     text = statement.to_markdown()
-    assert "5 expected" in text
+    assert f"{scheme.clients_per_round} expected" in text
     assert "divided by the same number" in text
 
 
@@ -83,7 +86,9 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     ("arguments", "named"),
     [
         (["--sampling=min_separation"], "--num_bands"),
-        (["--sampling=balls_in_bins", "--mechanism=blt"], "--mechanism=blt"),
+        (["--sampling=min_separation", "--mechanism=blt"], "--mechanism=blt"),
+        (["--sampling=balls_in_bins"], "--num_bands"),
+        (["--sampling=balls_in_bins", "--mechanism=tree", "--noise_multiplier=1"], "tree"),
         ([*_MIN_SEPARATION, "--max_participations=2"], "--max_participations"),
         ([*_MIN_SEPARATION[:3], "--separation=2"], "separation of 2"),
         ([*_MIN_SEPARATION[:2], "--separation=40"], "10 clients"),
@@ -112,7 +117,7 @@ def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
 
 
 @pytest.mark.parametrize("available", [None, 0.5])
-@pytest.mark.parametrize("arguments", [_MIN_SEPARATION, _BINS])
+@pytest.mark.parametrize("arguments", [_MIN_SEPARATION, _BINS, _BINS_OF_BLT])
 def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     tmp_path: pathlib.Path, arguments: tuple[str, ...], available: float | None
 ) -> None:

@@ -83,6 +83,7 @@ def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np
     rounds = draw(st.integers(1, most_rounds))
     bands = draw(st.integers(1, rounds))
     separation = bands + draw(st.integers(0, 2))
+    num_bins = draw(st.integers(1, rounds + 2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     matrix = rng.uniform(0.05, 1.0, (rounds, rounds)) * ((lags >= 0) & (lags < bands))
@@ -91,7 +92,7 @@ def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np
     cases: list[RoundsDistribution] = [
         MinSeparationRounds(probability, separation),
         MinSeparationRounds(probability, separation, is_stationary=False),
-        BallsInBinsRounds(separation),
+        BallsInBinsRounds(num_bins),
     ]
     return draw(st.sampled_from(cases)), matrix, draw(st.floats(0.5, 3.0))
 
@@ -100,7 +101,11 @@ def dominating_pair(
     distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> DominatingPair:
     """Returns the pair of a matrix of largest column norm 1."""
-    bands = min(distribution.separation, len(matrix))
-    return DominatingPair(
-        np.abs(distributions.columns_of_matrix(matrix, bands)), sigma, distribution
-    )
+    bands = min(distribution.separation, len(matrix)) if distribution.has_timer else len(matrix)
+    columns = np.abs(distributions.columns_of_matrix(matrix, bands))
+    return DominatingPair(columns, sigma, distribution)
+
+
+def log_ratios(pair: DominatingPair, outputs: np.ndarray) -> np.ndarray:
+    """Returns log P/Q of (n, m) outputs of rounds."""
+    return pair.log_ratios(pair.products.turned(outputs))

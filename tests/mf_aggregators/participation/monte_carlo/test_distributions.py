@@ -9,6 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import sensitivity
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.distributions import (
     BallsInBinsRounds,
@@ -20,6 +21,7 @@ from tests.mf_aggregators.participation.monte_carlo import participation_pattern
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import (
     cases,
     dominating_pair,
+    log_ratios,
 )
 
 
@@ -51,7 +53,7 @@ def test_known_values(
     distribution: RoundsDistribution, matrix: np.ndarray, output: list[float], expected: float
 ) -> None:
     outputs = np.array(output, dtype=float)[:, None]
-    assert dominating_pair(distribution, matrix, 1.0).log_ratios(outputs)[0] == pytest.approx(
+    assert log_ratios(dominating_pair(distribution, matrix, 1.0), outputs)[0] == pytest.approx(
         expected, abs=5e-11
     )
 
@@ -64,7 +66,32 @@ def test_ratios_are_those_of_all_patterns(
     outputs = np.random.default_rng(seed).normal(0.0, 2.0 * case[2], (len(case[1]), 4))
     expected = participation_patterns.of(*case).log_ratios(outputs)
     np.testing.assert_allclose(
-        dominating_pair(*case).log_ratios(outputs), expected, rtol=0, atol=1e-12
+        log_ratios(dominating_pair(*case), outputs), expected, rtol=0, atol=1e-12
+    )
+
+
+@given(cases(most_rounds=9), st.floats(0.0, 0.3))
+@settings(max_examples=examples(60), deadline=None)
+def test_bins_have_the_sums_of_their_columns_and_what_roundings_move(
+    case: tuple[RoundsDistribution, np.ndarray, float], rounding: float
+) -> None:
+    """Turned into few coordinates, whose products are the same; a row is rounded once."""
+    distribution, matrix, _ = case
+    n, num_bins = len(matrix), distribution.separation
+    columns = distributions.columns_of_matrix(matrix, n)
+    products = distributions.BinProducts(columns, num_bins, rounding)
+    vectors = np.zeros((n, num_bins))
+    for row, column in itertools.product(range(n), range(n)):
+        vectors[row, column % num_bins] += matrix[row, column]
+    for row, first in itertools.product(range(n), range(num_bins)):
+        vectors[row, first] += rounding if row >= first else 0.0
+    assert products.num_outputs == min(n, num_bins)
+    turned = products.times(np.eye(num_bins))
+    np.testing.assert_allclose(turned.T @ turned, vectors.T @ vectors, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(products.squared_norms, np.diag(vectors.T @ vectors), rtol=1e-12)
+    outputs = np.arange(2.0 * n).reshape(n, 2)
+    np.testing.assert_allclose(
+        products.transposed_times(products.turned(outputs)), vectors.T @ outputs, atol=1e-10
     )
 
 
@@ -87,10 +114,10 @@ def test_the_mean_of_the_ratio_is_one() -> None:
             p, separation, is_stationary=trial % 2 == 0
         )
         if trial % 5 == 4:
-            distribution = BallsInBinsRounds(separation)
+            distribution = BallsInBinsRounds(max(1, separation - trial % 3))
         ratios = np.exp(
-            dominating_pair(distribution, matrix, sigma).log_ratios(
-                rng.normal(0, sigma, (rounds, 8000))
+            log_ratios(
+                dominating_pair(distribution, matrix, sigma), rng.normal(0, sigma, (rounds, 8000))
             )
         )
         error = np.std(ratios) / math.sqrt(len(ratios))
@@ -104,11 +131,12 @@ def test_coins_that_always_come_up_are_balls_in_bins(
 ) -> None:
     """From the stationary state with p = 1, a client takes part every b rounds for ever."""
     distribution, matrix, sigma = case
+    separation = max(distribution.separation, sensitivity.lower_bands(matrix) or 1)
     outputs = np.random.default_rng(seed).normal(0.0, 2.0, (len(matrix), 4))
-    coins = dominating_pair(MinSeparationRounds(1.0, distribution.separation), matrix, sigma)
-    bins = dominating_pair(BallsInBinsRounds(distribution.separation), matrix, sigma)
+    coins = dominating_pair(MinSeparationRounds(1.0, separation), matrix, sigma)
+    bins = dominating_pair(BallsInBinsRounds(separation), matrix, sigma)
     np.testing.assert_allclose(
-        coins.log_ratios(outputs), bins.log_ratios(outputs), rtol=0, atol=1e-12
+        log_ratios(coins, outputs), log_ratios(bins, outputs), rtol=0, atol=1e-12
     )
 
 
@@ -165,6 +193,9 @@ def _hockey_stick(upper: np.ndarray, lower: np.ndarray, epsilon: float) -> np.nd
         ([[0.7, 0.0], [0.7, 1.0]], BallsInBinsRounds(2)),
         ([[0.6, 0.0], [-0.8, 1.0]], BallsInBinsRounds(2)),
         ([[0.9, 0.0], [0.4, 0.9]], MinSeparationRounds(0.7, 2)),
+        # One bin and three: participations that share a row of C x, and none at all.
+        ([[0.7, 0.0], [-0.7, 1.0]], BallsInBinsRounds(1)),
+        ([[0.7, 0.0], [0.7, 1.0]], BallsInBinsRounds(3)),
     ],
 )
 def test_no_adaptive_server_gets_beyond_the_pair(

@@ -99,7 +99,7 @@ def test_orders_end_where_tables_are_large() -> None:
 
 def test_bands_beyond_the_separation_are_refused() -> None:
     with pytest.raises(ValueError, match="a separation of 2 is below the 3 bands"):
-        DominatingPair(np.ones((5, 3)), 1.0, BallsInBinsRounds(2))
+        DominatingPair(np.ones((5, 3)), 1.0, MinSeparationRounds(0.1, 2))
 
 
 @given(st.integers(1, 3), st.integers(0, 1000))
