@@ -4,6 +4,7 @@ import json
 import pathlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,11 +113,8 @@ def test_no_entry_is_taken_for_one_of_another_error(
 ) -> None:
     """A whole checkpoint of the same mechanism and bands, where that of an error belongs."""
     factorization_cache.fetch(tmp_path, {**_DESCRIPTION, **place}, _Counted())
-    checkpoints.save(
-        factorizations.banded(6, 2, error=stored if isinstance(stored, str) else np.array(stored)),
-        _entry(tmp_path),
-        overwrite=True,
-    )
+    error: Any = stored if isinstance(stored, str) else np.array(stored)
+    checkpoints.save(factorizations.banded(6, 2, error=error), _entry(tmp_path), overwrite=True)
     again = _Counted()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
