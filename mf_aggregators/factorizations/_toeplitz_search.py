@@ -19,7 +19,10 @@ Lampert, Thm 2), and those before, and the decrements of the others, are bounded
 """
 
 import dataclasses
-from typing import Any, Literal
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import scipy.signal
@@ -28,7 +31,10 @@ from mf_aggregators import memory, validation, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.arrays import FloatArray
+from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import (
+    NotConvergedWarning,
     Objective,
     is_stationary,
     minimise,
@@ -41,6 +47,8 @@ from mf_aggregators.workloads import Workload
 
 # What is minimised: the mean of the squared errors of all rounds, or the largest.
 ErrorMeasure = Literal["mean", "max"]
+# From (m,) coefficients of C to a weighted sum of the squared rows of B, and its (m,) slope.
+SquaredRows: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 _USE_ANOTHER = (
     "use banded or optimal, or optimise for constant ones and have the schedule as post-processing."
 )
@@ -62,8 +70,8 @@ def check_rounds(num_rounds: int, what: str) -> int:
     return rounds
 
 
-def check_workload(num_rounds: Any, workload: Any, what: str) -> tuple[int, float]:
-    """Returns the rounds and the momentum of what Toeplitz coefficients are optimised for.
+def check_training(num_rounds: Any, workload: Any, what: str) -> tuple[int, Workload]:
+    """Returns the rounds and the workload that a Toeplitz matrix is optimised for.
 
     Args:
       num_rounds: n, or the workload in its place; None where the other argument says it.
@@ -72,13 +80,39 @@ def check_workload(num_rounds: Any, workload: Any, what: str) -> tuple[int, floa
       what: What is to be made, for a message about memory.
 
     Returns:
+      n, and the workload.
+
+    Raises:
+      TypeError: If it is no workload.
+      ValueError: If there are two workloads or none, n is not above zero, the rounds of both
+        arguments differ, or an array is neither Toeplitz nor that of momentum with learning rates.
+      InsufficientMemoryError: If there is too little memory.
+    """
+    return _checked(num_rounds, workload, what, _described_training)
+
+
+def check_workload(num_rounds: Any, workload: Any, what: str) -> tuple[int, float]:
+    """Returns the rounds and the momentum of a workload of constant learning rates.
+
+    Args:
+      num_rounds: As :func:`check_training` takes it.
+      workload: Likewise.
+      what: Likewise.
+
+    Returns:
       n, and beta as :func:`check_momentum` returns it.
 
     Raises:
-      ValueError: If there are two workloads or none, n is not above zero, the rounds of both
-        arguments differ, or Toeplitz coefficients cannot be optimised for the workload.
+      ValueError: As of :func:`check_training`, or if learning rates change.
       InsufficientMemoryError: If there is too little memory.
     """
+    rounds, found = _checked(num_rounds, workload, what, _described)
+    return rounds, check_momentum(found, rounds)
+
+
+def _checked(
+    num_rounds: Any, workload: Any, what: str, described: Callable[[Any], Workload]
+) -> tuple[int, Workload]:
     is_number = num_rounds is not None and np.ndim(num_rounds) == 0
     if not (num_rounds is None or is_number) or isinstance(num_rounds, Workload):
         if workload is not None:
@@ -88,11 +122,40 @@ def check_workload(num_rounds: Any, workload: Any, what: str) -> tuple[int, floa
         num_rounds, workload = None, num_rounds
     workload = workloads.resolve(workload)
     if workload is not None and not isinstance(workload, Workload):
-        workload = _described(workload)
+        workload = described(workload)
     if num_rounds is None and workload is not None:
         num_rounds = workload.num_rounds
     rounds = check_rounds(num_rounds, what)
-    return rounds, check_momentum(workload, rounds)
+    if workload is None:
+        workload = Workload("prefix_sum", rounds)
+    if workload.num_rounds != rounds:
+        raise ValueError(
+            f"the workload is for {workload.num_rounds} rounds, and num_rounds is {rounds}."
+        )
+    return rounds, workload
+
+
+def _described_training(matrix: Any) -> Workload:
+    """The workload of an array: Toeplitz, or of momentum with any learning rates."""
+    matrix = validation.lower_triangular(matrix, "the workload")
+    column, diagonal = matrix[:, 0], np.diagonal(matrix)
+    candidates = [Workload("toeplitz", len(matrix), first_column=tuple(column))]
+    with np.errstate(all="ignore"):
+        momentum = 0.0 if len(matrix) == 1 else (column[1] - column[0]) / diagonal[1]
+    for beta in (round(momentum, _DIGITS_OF_MOMENTUM), momentum):
+        if np.all(diagonal > 0.0) and 0.0 <= beta < 1.0:
+            rates = tuple(diagonal)
+            candidates.append(Workload("momentum_sgd", len(matrix), float(beta), rates))
+    try:
+        return _described(matrix)
+    except ValueError:
+        for found in candidates:
+            if np.allclose(matrix, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
+                return found
+    raise ValueError(
+        f"the workload, an array of shape {matrix.shape}, is neither Toeplitz nor that of momentum "
+        "with learning rates: give it as a workloads.Workload, or use banded or optimal."
+    )
 
 
 def _described(matrix: Any) -> Workload:
@@ -148,8 +211,8 @@ def check_momentum(workload: Workload | None, num_rounds: int) -> float:
     momentum = workload.constant_momentum()
     if momentum is None:
         raise ValueError(
-            "toeplitz, blt and banded_inverse can be optimised for prefix sums and for momentum "
-            f"with constant learning rates, and these learning rates change: {_USE_ANOTHER}"
+            "banded_inverse can be optimised for prefix sums and for momentum with constant "
+            f"learning rates, and this workload is another: {_USE_ANOTHER}"
         )
     return momentum
 
@@ -157,6 +220,45 @@ def check_momentum(workload: Workload | None, num_rounds: int) -> float:
 def parameters_of(momentum: float) -> dict[str, Any]:
     """Returns what a factorization's parameters say of its workload: nothing for prefix sums."""
     return {"momentum": momentum} if momentum else {}
+
+
+def parameters_for(workload: Workload, measure: RoundError) -> dict[str, Any]:
+    """Returns what a factorization's parameters say of its workload and its error, beside its name.
+
+    Args:
+      workload: What the factorization was optimised for.
+      measure: The error that was minimised.
+    """
+    momentum = workload.constant_momentum()
+    stated = parameters_of(_momentum_of(workload))
+    if momentum is None:
+        stated["workload"] = workloads.fingerprint(workload)
+    if measure.weights is not None:
+        stated["weights"] = measure.parameters()["weights"]
+    return stated
+
+
+def is_plain(workload: Workload, measure: RoundError) -> bool:
+    """Returns whether a search is that for constant learning rates and a common error.
+
+    Args:
+      workload: What is optimised for.
+      measure: The error.
+    """
+    return workload.constant_momentum() is not None and measure.weights is None
+
+
+def measure_of(measure: RoundError) -> ErrorMeasure:
+    """Returns the error of constant learning rates that is most like another.
+
+    Args:
+      measure: The other.
+    """
+    return "max" if measure.is_maximum else "mean"
+
+
+def _momentum_of(workload: Workload) -> float:
+    return workload.momentum if workload.name == "momentum_sgd" else 0.0
 
 
 def with_momentum(sums: FloatArray, momentum: float) -> FloatArray:
@@ -266,11 +368,35 @@ def check_bands(num_bands: int | None, num_rounds: int, default: int) -> int:
     return num_bands
 
 
+def plain_squared_rows(num_rounds: int, error: ErrorMeasure, momentum: float) -> SquaredRows:
+    """Returns the squared rows of constant learning rates by the coefficients of C.
+
+    Args:
+      num_rounds: n.
+      error: Which error, ``mean`` or ``max``.
+      momentum: That of the workload; zero for prefix sums.
+    """
+    weights = error_weights(num_rounds, error)
+    return functools.partial(squared_rows_by_strategy, weights=weights, momentum=momentum)
+
+
+def _by_strategy(objective: Objective, num_rounds: int) -> SquaredRows:
+    """A function of the coefficients of C^-1 as one of those of C."""
+
+    def squared_rows(coefficients: FloatArray) -> tuple[float, FloatArray]:
+        inverse = power_series.reciprocal(coefficients, num_rounds)
+        value, slope = objective(inverse)
+        # A change of c_j changes 1 / c(x) by -x^j / c(x)^2.
+        response = power_series.product(inverse, inverse, num_rounds)
+        return value, -power_series.correlation(slope, response, len(coefficients))
+
+    return squared_rows
+
+
 def optimised(
     start: FloatArray,
     pattern: PatternOfRounds,
-    error: ErrorMeasure,
-    momentum: float,
+    squared_rows: Sequence[SquaredRows],
     max_evaluations: int,
     show_progress: bool,
 ) -> FloatArray:
@@ -279,29 +405,84 @@ def optimised(
     Args:
       start: (b,) coefficients to begin with, the first above zero.
       pattern: The rounds n, and the participations of a client.
-      error: Which error, ``mean`` or ``max``.
-      momentum: That of the workload; zero for prefix sums.
-      max_evaluations: The most evaluations of the error.
+      squared_rows: What to minimise, one after another, times the squared sensitivity.
+      max_evaluations: The most evaluations of each.
       show_progress: Whether to show a bar on standard error.
 
     Returns:
-      (b,) coefficients, the first of them one; with a NotConvergedWarning if the search stopped
-      before its slope vanished.
+      (b,) coefficients, the first of them one; with a NotConvergedWarning if the last search
+      stopped before its slope vanished.
     """
-    log_error = _log_error_of(pattern, error, momentum, len(start))
     with ProgressBar(
         desc=f"Toeplitz, {len(start)} bands", unit=" evaluations", disable=not show_progress
     ) as progress:
-        if len(start) <= pattern.separation:
-            return _minimise_free(log_error, start, max_evaluations, progress)
-        return _minimise_falling(log_error, start, pattern.separation, max_evaluations, progress)
+        for each in squared_rows:
+            log_error = _log_error_of(pattern, each, len(start))
+            with warnings.catch_warnings():
+                if each is not squared_rows[-1]:
+                    warnings.simplefilter("ignore", NotConvergedWarning)
+                if len(start) <= pattern.separation:
+                    start = _minimise_free(log_error, start, max_evaluations, progress)
+                else:
+                    start = _minimise_falling(
+                        log_error, start, pattern.separation, max_evaluations, progress
+                    )
+    return start
+
+
+def optimised_for(
+    workload: Workload,
+    measure: RoundError,
+    num_bands: int,
+    pattern: PatternOfRounds,
+    max_evaluations: int,
+    show_progress: bool,
+) -> FloatArray:
+    """Returns the coefficients of least error for any workload that is known by its name.
+
+    The search starts at the optimum for constant learning rates, and is never worse than that.
+
+    Args:
+      workload: A.
+      measure: The error.
+      num_bands: b.
+      pattern: The rounds n, and the participations of a client.
+      max_evaluations: The most evaluations of a search.
+      show_progress: Whether to show a bar on standard error.
+
+    Returns:
+      (b,) coefficients.
+    """
+    num_rounds, momentum = workload.num_rounds, _momentum_of(workload)
+    rows = _decoder_rows.of(workload)
+    plain = plain_squared_rows(num_rounds, measure_of(measure), momentum)
+    root = power_series.square_root_coefficients(num_bands, momentum)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        starts = [optimised(root, pattern, (plain,), max_evaluations, show_progress)]
+    column = workload.coefficients()
+    if column is not None and column[0] > 0.0 and num_bands <= pattern.separation:
+        own = power_series.square_root(column, num_bands)
+        starts += [own / own[0]] if np.all(np.isfinite(own)) else []
+
+    def squared_error(series: FloatArray) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            squared = rows.squared(power_series.reciprocal(series, num_rounds))
+            value = _squared_sensitivity(series, pattern)[0]
+            value *= _decoder_rows.error_of(squared, measure)
+        return value if np.isfinite(value) else np.inf
+
+    best = min(starts, key=squared_error)
+    searched = [_by_strategy(each, num_rounds) for each in _decoder_rows.objectives(rows, measure)]
+    found = optimised(best, pattern, searched, max_evaluations, show_progress)
+    return min([found, best], key=squared_error)
 
 
 def continued(
     released: FloatArray,
     pattern: PatternOfRounds,
-    error: ErrorMeasure,
-    momentum: float,
+    measure: RoundError,
+    workload: Workload,
     is_optimised: bool,
 ) -> FloatArray:
     """Returns coefficients of all rounds of a pattern that begin with those that were released.
@@ -312,19 +493,25 @@ def continued(
     Args:
       released: The coefficients of the plan that is extended.
       pattern: The rounds n of the whole, and the participations of a client.
-      error: Which error, ``mean`` or ``max``.
-      momentum: That of the workload; zero for prefix sums.
+      measure: Which error.
+      workload: What further coefficients are optimised for.
       is_optimised: Whether those of the plan were optimised, and further ones may be.
 
     Returns:
       (n,) coefficients.
     """
     num_rounds, head = pattern.num_rounds, len(released)
-    root = power_series.square_root_coefficients(num_rounds, momentum)
+    root = power_series.square_root_coefficients(num_rounds, _momentum_of(workload))
     series = np.concatenate([released, root[head:] * (released[-1] / root[head - 1])])
     if not is_optimised or num_rounds > pattern.separation:
         return np.asarray(series)
-    log_error = _log_error_of(pattern, error, momentum, num_rounds)
+    if is_plain(workload, measure):
+        momentum = _momentum_of(workload)
+        squared_rows = plain_squared_rows(num_rounds, measure_of(measure), momentum)
+    else:
+        searched = _decoder_rows.objectives(_decoder_rows.of(workload), measure)
+        squared_rows = _by_strategy(searched[-1], num_rounds)
+    log_error = _log_error_of(pattern, squared_rows, num_rounds)
 
     def of_tail(tail: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = log_error(np.concatenate([released, tail]))
@@ -341,24 +528,24 @@ def continued(
 
 
 def _log_error_of(
-    pattern: PatternOfRounds, error: ErrorMeasure, momentum: float, num_bands: int
+    pattern: PatternOfRounds, squared_rows_of: SquaredRows, num_bands: int
 ) -> Objective:
     """The logarithm of the squared error of coefficients, with its slope."""
-    weights = error_weights(pattern.num_rounds, error)
-    orthogonal = num_bands <= pattern.separation
 
     def log_error(series: FloatArray) -> tuple[float, FloatArray]:
-        if orthogonal:
-            squared_sensitivity, by_sensitivity = pattern.sum_of_squared_norms(series)
-        else:
-            column = power_series.padded(series, pattern.num_rounds)
-            squared_sensitivity, by_sensitivity = pattern.squared_sensitivity(column)
-            by_sensitivity = by_sensitivity[:num_bands]
-        squared_rows, by_rows = squared_rows_by_strategy(series, weights, momentum)
-        gradient = by_sensitivity / squared_sensitivity + by_rows / squared_rows
+        squared_sensitivity, by_sensitivity = _squared_sensitivity(series, pattern)
+        squared_rows, by_rows = squared_rows_of(series)
+        gradient = by_sensitivity[:num_bands] / squared_sensitivity + by_rows / squared_rows
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 
     return log_error
+
+
+def _squared_sensitivity(series: FloatArray, pattern: PatternOfRounds) -> tuple[float, FloatArray]:
+    """The squared sensitivity of (b,) coefficients, and its slope by them or by more."""
+    if len(series) <= pattern.separation:
+        return pattern.sum_of_squared_norms(series)
+    return pattern.squared_sensitivity(power_series.padded(series, pattern.num_rounds))
 
 
 def _minimise_free(

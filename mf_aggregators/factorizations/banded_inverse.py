@@ -18,8 +18,8 @@ import scipy.special
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.factorizations import _decoder_rows
-from mf_aggregators.factorizations._decoder_rows import (
+from mf_aggregators.factorizations import _banded_decoder_rows
+from mf_aggregators.factorizations._banded_decoder_rows import (
     DecoderRows,
     MeanOfRows,
     Rows,
@@ -115,7 +115,7 @@ class BandedInverseFactorization(ToeplitzStructure):
             self._check_rounds(workload.num_rounds)
             bands = workloads.inverse_bands(workload)
             if bands is not None:
-                return _decoder_rows.squared_rows(bands, self.coefficients)
+                return _banded_decoder_rows.squared_rows(bands, self.coefficients)
         return super().squared_decoder_rows(workload)
 
     def noise_recursion(self) -> WindowNoise:

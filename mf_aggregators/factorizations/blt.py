@@ -34,13 +34,17 @@ import scipy.signal
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import ComplexArray, FloatArray, IntArray
+from mf_aggregators.factorizations import _decoder_rows
+from mf_aggregators.factorizations._decoder_rows import StateObjective, StateRows, States
+from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._toeplitz_search import (
     ErrorMeasure,
     PatternOfRounds,
-    check_measure,
-    check_workload,
+    check_training,
     error_weights,
-    parameters_of,
+    is_plain,
+    measure_of,
+    parameters_for,
     with_momentum,
 )
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
@@ -169,6 +173,13 @@ class BltFactorization(ToeplitzStructure):
         """Returns the first column of C^-1, (n,) float64."""
         return _coefficients(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
+    def _squared_rows(self, workload: Workload) -> FloatArray:
+        recursions = workload.recursions()
+        if recursions is None or workload.coefficients() is not None:
+            return super()._squared_rows(workload)
+        noising, weights = self.noising_coefficients(), self.inverse_output_scales
+        return StateRows(recursions).squared(States(noising, weights, self.inverse_decays))
+
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion over ``num_buffers`` vectors, the buffers of C: C Y = Z."""
         count = self.num_buffers
@@ -225,12 +236,12 @@ def blt(
     participation: Participation | None = None,
     *,
     accuracy: float = 0.01,
-    error: ErrorMeasure = "mean",
+    error: RoundWeights = "mean",
     workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> BltFactorization:
-    """Computes a BLT factorization of a Toeplitz workload, in O(n) memory.
+    """Computes a BLT factorization of a workload, in O(n) memory.
 
     The 2 m decays are searched over their logarithmic distances from one, for which
     interlacing is no constraint. The search for m buffers starts from the best m - 1,
@@ -243,10 +254,12 @@ def blt(
       participation: The schema to optimise for; SingleParticipation by default.
       accuracy: How far the error may be above that of 8 buffers, relative to it, at least 0. It
         holds where ``num_buffers`` is None.
-      error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
-      workload: What to optimise for: the prefix sum, which is the default, or momentum with
-        constant learning rates, for which each evaluation takes O(n) time; a
-        ``workloads.Workload`` or an (n, n) array.
+      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the sum with
+        (n,) weights of the rounds, none below zero. A maximum that may be of any round is
+        approached by norms, to a fraction of a percent.
+      workload: What to optimise for: the prefix sum, which is the default, or another, a
+        ``workloads.Workload`` or an (n, n) array that is Toeplitz or has learning rates. Each
+        evaluation then takes O(n) time, but for means of several of the last iterates O(n^2).
       max_evaluations: Give up a search after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -255,8 +268,8 @@ def blt(
       best decays found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, the workload has other learning rates than
-        constant ones or is given twice, or the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload is another or given twice, or
+        the schema names more participations than fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -265,7 +278,7 @@ def blt(
       >>> round(buffered.rmse(mfa.workloads.prefix_sum(64), timers), 2)
       4.92
     """
-    num_rounds, momentum = check_workload(num_rounds, workload, "the BLT matrix")
+    num_rounds, workload = check_training(num_rounds, workload, "the BLT matrix")
     accuracy = validation.non_negative_number(accuracy, "accuracy")
     if num_buffers is not None:
         num_buffers = validation.positive_integer(num_buffers, "num_buffers")
@@ -274,7 +287,7 @@ def blt(
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
-    error = check_measure(error)
+    measure = RoundError.of(error, num_rounds)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     pattern = PatternOfRounds.of(participation, num_rounds)
     with ProgressBar(
@@ -282,9 +295,20 @@ def blt(
         unit=" evaluations",
         disable=not show_progress,
     ) as progress:
-        search = _Search(pattern, error, max_evaluations, progress, momentum)
-        levels = list(itertools.islice(search.levels(), num_buffers or MOST_BUFFERS))
-    parameters: dict[str, Any] = {"error": error, **parameters_of(momentum)}
+        momentum = workload.momentum if workload.name == "momentum_sgd" else 0.0
+        search = _Search(pattern, measure_of(measure), max_evaluations, progress, momentum)
+        found = search.levels()
+        if not is_plain(workload, measure):
+            objectives = _decoder_rows.state_objectives(workload, measure)
+            other = _Search(
+                pattern, measure_of(measure), max_evaluations, progress, momentum, objectives
+            )
+            found = other.levels(found)
+        levels = list(itertools.islice(found, num_buffers or MOST_BUFFERS))
+    parameters: dict[str, Any] = {
+        "error": measure.parameters().get("error", "mean"),
+        **parameters_for(workload, measure),
+    }
     level = levels[-1]
     if num_buffers is None:
         parameters["accuracy"] = accuracy
@@ -326,7 +350,19 @@ class _Search:
         max_evaluations: int,
         progress: "ProgressBar",
         momentum: float = 0.0,
+        objectives: tuple[StateObjective, ...] = (),
     ) -> None:
+        """Prepares a search.
+
+        Args:
+          pattern: The rounds n, and the participations of a client.
+          error: Which error of constant learning rates.
+          max_evaluations: The most evaluations of each refinement.
+          progress: The bar.
+          momentum: That of the workload; zero for prefix sums.
+          objectives: What is minimised, one after another, for another workload or error.
+        """
+        self._objectives = objectives
         self._pattern = pattern
         self._error = error
         self._momentum = momentum
@@ -335,15 +371,20 @@ class _Search:
         # Closer to one, a decay is a constant for all that its rounds can tell.
         self._least_distance = 1e-3 / float(pattern.num_rounds) ** 2
 
-    def levels(self) -> Iterator[_Level]:
-        """Yields the best increasing distances found for 1 buffer, 2, and so on."""
+    def levels(self, others: Iterator[_Level] | None = None) -> Iterator[_Level]:
+        """Yields the best increasing distances found for 1 buffer, 2, and so on.
+
+        Args:
+          others: The levels of another search, which this one starts from as well.
+        """
         slow = 1.0 / (self._pattern.num_rounds + 1.0)
         starts = [[slow, slow**0.5], [slow**0.5, slow**0.25], [0.3, 0.9], [1e-4 * slow, 0.05]]
         if self._momentum:
             # The square root of the workload has its other pole at the momentum.
             fast = 1.0 - self._momentum
             starts += [[slow, max(2.0 * slow, fast)], [slow, max(2.0 * slow, fast**0.5)]]
-        best = self._best([self._refined(np.array(start)) for start in starts])
+        refined = [self._refined(np.array(start)) for start in starts]
+        best = self._best([*refined, *self._from(others)])
         while True:
             yield best
             found = best.distances
@@ -352,19 +393,37 @@ class _Search:
             candidates.insert(0, np.concatenate([found[0] * np.array([1e-4, 5e-2]), found]))
             refined = [self._refined(start) for start in candidates[: 1 + _STARTS_FOLLOWED]]
             # The same matrix with one more pair of decays that cancel.
+            refined += self._from(others)
             best = self._best([*refined, (_with_idle_pair(found), best.result)])
+
+    def _from(self, others: Iterator[_Level] | None) -> list[tuple[FloatArray, Any]]:
+        """What is found from the next level of another search, and that level itself."""
+        if others is None:
+            return []
+        level = next(others)
+        return [self._refined(level.distances), (level.distances, level.result)]
 
     def _best(self, candidates: list[tuple[FloatArray, Any]]) -> _Level:
         levels = [_Level(found, result, self._log_error(found)[0]) for found, result in candidates]
         return min(levels, key=lambda level: level.log_error)
 
     def _refined(self, distances: FloatArray) -> tuple[FloatArray, Any]:
+        """What is found from some distances for one objective after another."""
+        result = None
+        for objective in self._objectives or (None,):
+            distances, result = self._refined_for(distances, objective)
+        return distances, result
+
+    def _refined_for(
+        self, distances: FloatArray, objective: StateObjective | None
+    ) -> tuple[FloatArray, Any]:
         """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
 
         def function(free: FloatArray) -> tuple[float, FloatArray]:
             steps = np.exp(free)
             candidate = np.exp(-np.cumsum(steps[::-1])[::-1])
-            value, gradient = self._log_error(np.maximum(candidate, self._least_distance))
+            candidates = np.maximum(candidate, self._least_distance)
+            value, gradient = self._log_error(candidates, objective)
             if not np.isfinite(value):
                 return _INFEASIBLE, np.zeros_like(free)
             gradient = np.where(candidate > self._least_distance, gradient * candidate, 0.0)
@@ -383,17 +442,58 @@ class _Search:
         found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
         return np.maximum(found, self._least_distance), result
 
-    def _log_error(self, distances: FloatArray) -> tuple[float, FloatArray]:
-        """The logarithm of the squared error and its gradient by the distances."""
+    def _log_error(
+        self, distances: FloatArray, objective: StateObjective | None = None
+    ) -> tuple[float, FloatArray]:
+        """The logarithm of the squared error and its gradient by the distances.
+
+        By default it is that of the last objective.
+        """
+        if self._objectives and objective is None:
+            objective = self._objectives[-1]
         self._progress.update()
         decays = 1.0 - distances
         if not _interlace(decays[0::2], decays[1::2]) or decays[0] >= 1.0:
             return np.inf, np.zeros_like(distances)
         stretches = -(-self._pattern.num_rounds // self._pattern.separation)
+        has_closed_form = stretches * len(distances) <= _LARGEST_CLOSED_FORM
+        if objective is not None:
+            return self._log_error_by_states(distances, objective, has_closed_form)
         # The closed form is that of prefix sums.
-        if not self._momentum and stretches * len(distances) <= _LARGEST_CLOSED_FORM:
+        if not self._momentum and has_closed_form:
             return log_squared_error(distances, self._pattern, self._error)
         return self._log_error_by_rounds(distances)
+
+    def _log_error_by_states(
+        self, distances: FloatArray, objective: StateObjective, has_closed_form: bool
+    ) -> tuple[float, FloatArray]:
+        """The same for any workload, by the states of C^-1."""
+        num_rounds = self._pattern.num_rounds
+        ours, inverse = 1.0 - distances[0::2], 1.0 - distances[1::2]
+        weights = _partial_fractions(inverse, ours)
+        noising = _coefficients(inverse, weights, num_rounds)
+        squared_rows, slopes = objective(States(noising, weights, inverse))
+        if not squared_rows > 0.0:
+            return np.inf, np.zeros_like(distances)
+        gradient = _along_decays(distances, noising, slopes.by_noising)
+        perturbed = distances + 1j * _STEP * np.eye(len(distances))
+        gradient += (
+            _weights(perturbed[:, 1::2], perturbed[:, 0::2]).imag @ slopes.by_weights / _STEP
+        )
+        # A distance is one minus the decay.
+        gradient[1::2] -= slopes.by_decays
+        gradient /= squared_rows
+        if has_closed_form:
+            of_pattern = _squared_sensitivity(
+                perturbed[:, 0::2], _weights(perturbed[:, 0::2], perturbed[:, 1::2]), self._pattern
+            )
+            squared_sensitivity = float(of_pattern.real[0])
+            gradient += of_pattern.imag / of_pattern.real / _STEP
+        else:
+            column = _coefficients(ours, _partial_fractions(ours, inverse), num_rounds)
+            squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
+            gradient -= _along_decays(distances, column, by_column) / squared_sensitivity
+        return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
 
     def _log_error_by_rounds(self, distances: FloatArray) -> tuple[float, FloatArray]:
         """The same from all coefficients: for momentum, and clients who return every round."""
@@ -416,6 +516,19 @@ class _Search:
             along -= by_decoder @ scipy.signal.lfilter(*taps, decoder) / squared_rows
             gradient[j] = along if j % 2 else -along
         return float(np.log(squared_sensitivity) + np.log(squared_rows)), gradient
+
+
+def _along_decays(distances: FloatArray, series: FloatArray, slope: FloatArray) -> FloatArray:
+    """How a function of the coefficients of C^-1 changes with the distances, by its (n,) slope.
+
+    For those of C it is the opposite.
+    """
+    gradient = np.empty_like(distances)
+    for j, distance in enumerate(distances):
+        # d log c^-1(x) / d d_m = -x / (1 - d_m x), and with the other sign for e_m.
+        along = slope @ scipy.signal.lfilter([0.0, 1.0], [1.0, distance - 1.0], series)
+        gradient[j] = -along if j % 2 else along
+    return gradient
 
 
 def _with_one_more_pair(distances: FloatArray) -> Iterator[FloatArray]:

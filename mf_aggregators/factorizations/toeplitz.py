@@ -12,16 +12,17 @@ import scipy.signal
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import validation, workloads
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.factorizations import _toeplitz_search
+from mf_aggregators.factorizations import _decoder_rows, _toeplitz_search
+from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._toeplitz_search import (
-    ErrorMeasure,
     PatternOfRounds,
     check_bands,
-    check_measure,
-    check_momentum,
     check_rounds,
-    check_workload,
-    parameters_of,
+    check_training,
+    is_plain,
+    measure_of,
+    parameters_for,
+    plain_squared_rows,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.linear_algebra import power_series
@@ -108,16 +109,25 @@ class ToeplitzStructure(Factorization):
         return dense if dense <= bound else bound
 
     def squared_decoder_rows(self, workload: Any) -> FloatArray:
-        """Returns the squared row norms of B; in O(n) memory for a Toeplitz ``Workload``."""
+        """Returns the squared row norms of B; without any (n, n) matrix for a ``Workload``.
+
+        Args:
+          workload: A, as ``Factorization.errors`` takes it.
+
+        Returns:
+          (n,) float64, in O(n) memory for a Toeplitz workload, and O(n^1.5) for another.
+
+        Raises:
+          ValueError: As ``Factorization.decoder_matrix`` does, or if it would take very long.
+        """
         workload = workloads.resolve(workload)
         if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
-            coefficients = workload.coefficients()
-            if coefficients is not None:
-                noising = self._noising_column()
-                row = power_series.product(coefficients, noising, self.num_rounds)
-                return np.cumsum(np.square(row))
+            return self._squared_rows(workload)
         return super().squared_decoder_rows(workload)
+
+    def _squared_rows(self, workload: Workload) -> FloatArray:
+        return _decoder_rows.of(workload).squared(self._noising_column())
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -290,12 +300,13 @@ class ToeplitzFactorization(ToeplitzStructure):
         has_all_bands = self.num_bands == self.num_rounds
         if not (has_all_bands and _is_redrawn(self.num_bands, (*self.plans, self.num_rounds)[0])):
             return kept
-        momentum = check_momentum(workload, num_rounds)
+        # Weights of the rounds that there were say nothing of more.
+        error = parameters.get("error", "mean")
         series = _toeplitz_search.continued(
             self.coefficients,
             PatternOfRounds.of(participation, num_rounds),
-            check_measure(parameters.get("error", "mean")),
-            momentum,
+            RoundError.of("max" if error == "max" else "mean", num_rounds),
+            workload,
             is_optimised=parameters.get("coefficients") != "square_root",
         )
         longer = ToeplitzFactorization(
@@ -324,16 +335,18 @@ def toeplitz(
     participation: Participation | None = None,
     *,
     coefficients: Literal["optimised", "square_root"] = "optimised",
-    error: ErrorMeasure = "mean",
+    error: RoundWeights = "mean",
     equal_column_norms: bool = False,
     workload: Any = None,
     max_evaluations: int = 2000,
     show_progress: bool = False,
 ) -> ToeplitzFactorization:
-    """Computes a Toeplitz factorization of a Toeplitz workload, without any (n, n) matrix.
+    """Computes a Toeplitz factorization of a workload, without any (n, n) matrix.
 
     The first ``num_bands`` coefficients of C are those of the square root of the workload,
-    (1 - x)^(-1/2) for the prefix sum, or minimise the mean or the maximal squared error.
+    (1 - x)^(-1/2) for the prefix sum, or minimise the mean or the maximal squared error. The
+    workload may be any that is known by its name: with learning rates that change, the search
+    begins at the optimum for constant ones, and is never worse.
     Where more bands than the separation are asked for, coefficients are kept non-negative
     and, from that lag on, non-increasing: then the sensitivity is known exactly
     (``sensitivity.from_toeplitz_coefficients``).
@@ -343,13 +356,16 @@ def toeplitz(
       num_bands: The number of bands b, 1 (independent noise) to n. None: all n for single
         participation, else the separation.
       participation: The schema to optimise for; SingleParticipation by default.
-      coefficients: ``optimised``, or ``square_root`` for the closed form.
-      error: What to minimise: the ``mean`` squared error over rounds or its ``max``.
+      coefficients: ``optimised``, or ``square_root`` for the closed form, which Toeplitz workloads
+        have.
+      error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the sum with
+        (n,) weights of the rounds, none below zero. A maximum that may be of any round is
+        approached by norms, to a fraction of a percent.
       equal_column_norms: Whether to scale the columns of C to norm one afterwards: the
         last b - 1 columns, cut off by the last round, are shorter than the others.
         The coefficients are optimised for the matrix before that.
-      workload: What to optimise for: the prefix sum, which is the default, or momentum with
-        constant learning rates, a ``workloads.Workload`` or an (n, n) array.
+      workload: What to optimise for: the prefix sum, which is the default, or another, a
+        ``workloads.Workload`` or an (n, n) array that is Toeplitz or has learning rates.
       max_evaluations: Give up after this many evaluations of the error.
       show_progress: Whether to show a progress bar on standard error.
 
@@ -358,8 +374,9 @@ def toeplitz(
       coefficients found, with a NotConvergedWarning.
 
     Raises:
-      ValueError: If an argument is out of its range, the workload has other learning rates than
-        constant ones or is given twice, or the schema names more participations than fit.
+      ValueError: If an argument is out of its range, the workload is another or given twice, the
+        closed form is asked for where there is none, or the schema names more participations than
+        fit.
 
     Example:
       >>> import mf_aggregators as mfa
@@ -367,13 +384,13 @@ def toeplitz(
       >>> square_root.strategy_matrix()[:, 0]
       array([1.    , 0.5   , 0.375 , 0.3125])
     """
-    num_rounds, momentum = check_workload(num_rounds, workload, "the Toeplitz matrix")
+    num_rounds, workload = check_training(num_rounds, workload, "the Toeplitz matrix")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
     pattern = PatternOfRounds.of(participation, num_rounds)
     num_bands = check_bands(num_bands, num_rounds, min(num_rounds, pattern.separation))
-    error = check_measure(error)
+    measure = RoundError.of(error, num_rounds)
     max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
     if coefficients not in ("optimised", "square_root"):
         raise ValueError(
@@ -385,10 +402,21 @@ def toeplitz(
             f"equal_column_norms with {num_bands} bands and {num_rounds} rounds would take more "
             "than minutes: ask for fewer bands."
         )
-    series = power_series.square_root_coefficients(num_bands, momentum)
-    if coefficients == "optimised" and num_bands > 1:
+    momentum = workload.constant_momentum()
+    if coefficients == "square_root" or num_bands == 1:
+        series = _square_root(workload, num_bands)
+    elif is_plain(workload, measure):
+        assert momentum is not None
         series = _toeplitz_search.optimised(
-            series, pattern, error, momentum, max_evaluations, show_progress
+            power_series.square_root_coefficients(num_bands, momentum),
+            pattern,
+            [plain_squared_rows(num_rounds, measure_of(measure), momentum)],
+            max_evaluations,
+            show_progress,
+        )
+    else:
+        series = _toeplitz_search.optimised_for(
+            workload, measure, num_bands, pattern, max_evaluations, show_progress
         )
     return ToeplitzFactorization(
         num_rounds,
@@ -398,11 +426,26 @@ def toeplitz(
         parameters={
             "num_bands": num_bands,
             "coefficients": coefficients,
-            "error": error,
+            "error": measure.parameters().get("error", "mean"),
             "equal_column_norms": equal_column_norms,
-            **parameters_of(momentum),
+            **parameters_for(workload, measure),
         },
     )
+
+
+def _square_root(workload: Workload, num_bands: int) -> FloatArray:
+    """The coefficients of the square root of a Toeplitz workload; one, whatever it is."""
+    momentum, column = workload.constant_momentum(), workload.coefficients()
+    if momentum is not None:
+        return power_series.square_root_coefficients(num_bands, momentum)
+    if num_bands == 1:
+        return np.ones(1)
+    if column is None or column[0] < 0.0:
+        raise ValueError(
+            "coefficients=square_root needs a Toeplitz workload whose first coefficient is above "
+            "zero: this one has no square root that is Toeplitz; use coefficients=optimised."
+        )
+    return power_series.square_root(column / column[0], num_bands)
 
 
 def _dense(column: FloatArray) -> FloatArray:

@@ -13,7 +13,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     toeplitz,
 )
-from mf_aggregators.factorizations._decoder_rows import DecoderRows, WorstOfRows
+from mf_aggregators.factorizations._banded_decoder_rows import DecoderRows, WorstOfRows
 from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (

@@ -228,7 +228,7 @@ def test_workload_is_given_once() -> None:
     [
         lambda: factorizations.identity(np.eye(50)),  # type: ignore[arg-type]
         lambda: factorizations.tree_aggregation(np.eye(50)),  # type: ignore[arg-type]
-        lambda: factorizations.toeplitz(np.eye(50)),
+        lambda: factorizations.toeplitz(np.tril(np.arange(1.0, 2501.0).reshape(50, 50))),
         lambda: factorizations.banded(np.tri(50), np.eye(50)),  # type: ignore[arg-type]
         lambda: factorizations.toeplitz(50, 2, np.eye(50)),  # type: ignore[arg-type]
         lambda: factorizations.banded(50.5, 2),
@@ -264,7 +264,11 @@ def test_optima_of_a_described_workload_are_those_of_its_matrix(
     workload: Workload, schema: Participation
 ) -> None:
     matrix = workload.matrix()
-    for make in (factorizations.optimal, lambda *of: factorizations.banded(of[0], 4, True, of[1])):
+    makers: list[Callable[..., Factorization]] = [
+        factorizations.optimal,
+        lambda of, schema: factorizations.banded(of, 4, True, schema),
+    ]
+    for make in makers:
         found, expected = make(workload, schema), make(matrix, schema)
         assert found.total_error(workload, schema) == pytest.approx(
             expected.total_error(matrix, schema), rel=1e-4

@@ -1,0 +1,382 @@
+"""Toeplitz matrices and BLTs for training as it is done: schedules, weight decay, averages.
+
+The truth is dense algebra: A C^-1 of the matrices, and searches over their errors that know nothing
+of structure.
+"""
+
+import functools
+import pathlib
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.optimize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import checkpoints, workloads
+from mf_aggregators.factorizations import (
+    BltFactorization,
+    Factorization,
+    NotConvergedWarning,
+    ToeplitzFactorization,
+    _decoder_rows,
+    blt,
+    toeplitz,
+)
+from mf_aggregators.factorizations._decoder_rows import StateRows, States
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from mf_aggregators.workloads import Workload
+from simulations.training import learning_rate_schedules
+from tests import console_commands
+from tests.refusals import refuses
+
+_ONCE = SingleParticipation()
+
+
+def _schedule(num_rounds: int) -> tuple[float, ...]:
+    """Warm-up and cool-down of BandMF App. I."""
+    return tuple(learning_rate_schedules.by_name("warmup_cooldown").rates(num_rounds, 1.0))
+
+
+def _training(num_rounds: int, momentum: float = 0.9, **parameters: Any) -> Workload:
+    return Workload("momentum_sgd", num_rounds, momentum, _schedule(num_rounds), **parameters)
+
+
+_OTHERS: dict[str, Callable[[int], Workload]] = {
+    "schedule": _training,
+    "no momentum": lambda n: _training(n, 0.0),
+    "decay": lambda n: _training(n, weight_decay=0.1),
+    "constant decay": lambda n: Workload("momentum_sgd", n, 0.5, weight_decay=0.2),
+    "moving average": lambda n: _training(n, average_decay=0.8),
+    "mean of all": lambda n: _training(n, average_last=n),
+    "mean of last": lambda n: _training(n, average_last=3),
+    "coefficients": lambda n: Workload(
+        "toeplitz", n, first_column=tuple(np.arange(1.0, n + 1.0) ** -0.3)
+    ),
+}
+# One of few bands, one of many, and one that is Toeplitz: the others take as long each.
+_SHORT = ("decay", "mean of last", "coefficients")
+_EVERY_OTHER = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=() if name in _SHORT else pytest.mark.long)
+        for name, make in _OTHERS.items()
+    ],
+)
+
+
+@st.composite
+def _workloads(draw: st.DrawFn, most_rounds: int) -> Workload:
+    num_rounds = draw(st.integers(1, most_rounds))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    if draw(st.integers(0, 5)) == 0:
+        column = np.append(1.0, numbers.uniform(-1.0, 1.0, num_rounds - 1))
+        return Workload("toeplitz", num_rounds, first_column=tuple(column))
+    rates = tuple(numbers.uniform(0.1, 2.0, num_rounds)) if draw(st.booleans()) else None
+    average = draw(st.sampled_from(["none", "last", "moving"]))
+    return Workload(
+        "momentum_sgd",
+        num_rounds,
+        draw(st.sampled_from([0.0, 0.5, 0.95])),
+        rates,
+        weight_decay=draw(st.sampled_from([0.0, 0.05, 0.45])),
+        average_last=draw(st.integers(1, 70)) if average == "last" else None,
+        average_decay=draw(st.sampled_from([0.2, 0.9])) if average == "moving" else 0.0,
+    )
+
+
+def _squared(workload: Workload, noising: np.ndarray) -> np.ndarray:
+    decoder = workload.matrix() @ scipy.linalg.toeplitz(noising, np.zeros(len(noising)))
+    return np.asarray(np.sum(np.square(decoder), axis=1))
+
+
+@given(_workloads(60), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_rows_and_their_slopes_are_those_of_dense_matrices(workload: Workload, seed: int) -> None:
+    """Blocks are of 16 rounds here, and the slope of a quadratic form is exact by differences."""
+    n = workload.num_rounds
+    numbers = np.random.default_rng(seed)
+    noising, weights = np.append(1.0, numbers.uniform(-0.5, 0.2, n - 1)), numbers.random(n)
+    rows, expected = _decoder_rows.of(workload), _squared(workload, noising)
+    assert rows.squared(noising) == pytest.approx(expected, rel=1e-9)
+    value, slope = rows.weighing(weights)(noising)
+    assert value == pytest.approx(weights @ expected, rel=1e-9)
+    direction = numbers.normal(size=n)
+    above, below = (weights @ _squared(workload, noising + s * direction) for s in (0.5, -0.5))
+    size = float(np.linalg.norm(slope) * np.linalg.norm(direction))
+    assert slope @ direction == pytest.approx(above - below, abs=1e-9 * size)
+
+
+@given(_workloads(60), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_blts_have_the_rows_of_dense_matrices(
+    workload: Workload, num_buffers: int, seed: int
+) -> None:
+    n, numbers = workload.num_rounds, np.random.default_rng(seed)
+    decays = np.sort(numbers.uniform(0.0, 0.999, 2 * num_buffers))[::-1]
+    made = BltFactorization(n, decays[0::2].copy(), decays[1::2].copy())
+    expected = _squared(workload, made.noising_coefficients())
+    assert made.squared_decoder_rows(workload) == pytest.approx(expected, rel=1e-9)
+    assert made.rmse(workload, _ONCE) == pytest.approx(made.rmse(workload.matrix(), _ONCE))
+
+
+@given(_workloads(40), st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_slopes_by_states_are_those_of_differences(workload: Workload, seed: int) -> None:
+    recursions = workload.recursions()
+    if recursions is None:
+        return
+    n, numbers = workload.num_rounds, np.random.default_rng(seed)
+    rounds, rows, weights = np.arange(n - 1), StateRows(recursions), numbers.random(n)
+
+    def states(free: np.ndarray) -> States:
+        own, decays = free[:2], free[2:]
+        return States(np.append(1.0, own @ decays[:, np.newaxis] ** rounds), own, decays)
+
+    def value(free: np.ndarray) -> float:
+        return float(weights @ _squared(workload, states(free).noising))
+
+    free = np.concatenate([numbers.uniform(-0.4, -0.1, 2), numbers.uniform(-0.3, 0.95, 2)])
+    found, slopes = rows.weighted(states(free), rows.sources(weights))
+    assert found == pytest.approx(value(free), rel=1e-9)
+    explicit = np.append(slopes.by_weights, slopes.by_decays)
+    for each, step in enumerate(1e-5 * np.eye(4)):
+        moved = (states(free + step).noising - states(free - step).noising) / 2e-5
+        expected = (value(free + step) - value(free - step)) / 2e-5
+        assert slopes.by_noising @ moved + explicit[each] == pytest.approx(
+            expected, rel=1e-5, abs=1e-6 * found
+        )
+
+
+def _squared_error(
+    workload: Workload, strategy: np.ndarray, schema: Participation, error: Any
+) -> float:
+    """For columns that do not increase, or of one client that do not overlap."""
+    n = len(strategy)
+    separation = schema.separation_in(n) if schema.most_participations(n) > 1 else n
+    pattern = strategy[:, ::separation][:, : schema.most_participations(n)]
+    squared = np.sum(np.square(np.sum(np.abs(pattern), axis=1)))
+    rows = np.sum(np.square(workload.matrix() @ np.linalg.inv(strategy)), axis=1)
+    if isinstance(error, str):
+        return float(squared * (np.max(rows) if error == "max" else np.mean(rows)))
+    return float(squared * (error @ rows) / np.sum(error))
+
+
+def _stated(made: Factorization, workload: Workload, schema: Participation, error: Any) -> float:
+    rows = made.per_round_variance(workload, schema)
+    if isinstance(error, str):
+        return float(np.max(rows) if error == "max" else np.mean(rows))
+    return float(error @ rows / np.sum(error))
+
+
+def _least(function: Callable[[np.ndarray], float], starts: list[list[float]]) -> float:
+    """By Nelder and Mead, without gradients, from several starts."""
+    options = {"xatol": 1e-9, "fatol": 1e-12, "maxiter": 10_000, "maxfev": 10_000}
+    return min(
+        scipy.optimize.minimize(function, start, method="Nelder-Mead", options=options).fun
+        for start in starts
+    )
+
+
+_LAST = np.eye(1, 12, 11)[0]
+
+
+@_EVERY_OTHER
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [(_ONCE, "mean"), (MinSeparation(4), "mean"), (_ONCE, _LAST), (FixedEpochOrder(2, 4), "max")],
+    ids=["once", "separated", "last round", "maximum"],
+)
+def test_toeplitz_against_a_search_over_dense_errors(
+    make: Callable[[int], Workload], schema: Participation, error: Any
+) -> None:
+    workload = make(12)
+
+    def squared(free: np.ndarray) -> float:
+        column = np.concatenate([[1.0], free, np.zeros(9)])
+        strategy = scipy.linalg.toeplitz(column, np.zeros(12))
+        return _squared_error(workload, strategy, schema, error)
+
+    made = toeplitz(workload, 3, schema, error=error)
+    found = _stated(made, workload, schema, error)
+    assert found == pytest.approx(_squared_error(workload, made.strategy_matrix(), schema, error))
+    least = _least(squared, [[0.5, 0.4], [0.9, 0.8], [0.1, -0.1]])
+    # Norms take the place of a maximum.
+    assert found <= least * (1.0 + (2e-3 if isinstance(error, str) and error == "max" else 1e-6))
+    assert found >= least * (1.0 - 1e-6)
+
+
+@_EVERY_OTHER
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [(_ONCE, "mean"), (MinSeparation(4), "mean"), (_ONCE, _LAST), (MinSeparation(4), "max")],
+    ids=["once", "separated", "last round", "maximum"],
+)
+def test_blt_against_a_search_over_dense_errors(
+    make: Callable[[int], Workload], schema: Participation, error: Any
+) -> None:
+    workload = make(12)
+
+    def squared(decays: np.ndarray) -> float:
+        ours, inverse = decays
+        # The search is over decays of one sign.
+        if not 1.0 > ours >= inverse >= 0.0:
+            return 1e9
+        column = np.append(1.0, (ours - inverse) * ours ** np.arange(11))
+        return _squared_error(workload, scipy.linalg.toeplitz(column, np.zeros(12)), schema, error)
+
+    made = blt(workload, 1, schema, error=error)
+    found = _stated(made, workload, schema, error)
+    assert found == pytest.approx(_squared_error(workload, made.strategy_matrix(), schema, error))
+    least = _least(squared, [[0.9, 0.3], [0.6, 0.1], [0.99, 0.05], [0.4, 0.0]])
+    assert found <= least * (1.0 + (2e-3 if isinstance(error, str) and error == "max" else 1e-6))
+
+
+@_EVERY_OTHER
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_overlapping_columns_against_a_search_over_dense_errors(
+    make: Callable[[int], Workload], error: Any
+) -> None:
+    """More bands than the separation: coefficients are kept non-negative and falling."""
+    workload, schema = make(10), MinSeparation(3)
+
+    def squared(free: np.ndarray) -> float:
+        column = np.append(1.0, np.append(free[:2], np.cumsum(free[:1:-1])[::-1]))
+        strategy = scipy.linalg.toeplitz(column, np.zeros(10))
+        return float(np.log(_squared_error(workload, strategy, schema, error)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        made = toeplitz(workload, 10, schema, error=error)
+    assert made.sensitivity(schema).is_exact
+    found = np.log(_stated(made, workload, schema, error))
+    least = min(
+        scipy.optimize.minimize(
+            squared, start, bounds=[(0.0, 3.0)] * 9, options={"maxiter": 500, "ftol": 1e-13}
+        ).fun
+        for start in ([0.3] * 2 + [0.05] * 7, [0.7] * 2 + [0.01] * 7)
+    )
+    assert found <= least + (3e-3 if error == "max" else 2e-4)
+
+
+@_EVERY_OTHER
+@pytest.mark.parametrize("schema", [_ONCE, MinSeparation(8)], ids=str)
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_nothing_is_worse_than_the_matrix_for_constant_rates(
+    make: Callable[[int], Workload], schema: Participation, error: Any
+) -> None:
+    workload = make(24)
+    plain = Workload("momentum_sgd", 24, workload.momentum) if workload.momentum else 24
+    builders: list[Callable[..., Factorization]] = [toeplitz, functools.partial(blt, num_buffers=1)]
+    for build in builders:
+        own, other = (build(w, participation=schema, error=error) for w in (workload, plain))
+        found = _stated(own, workload, schema, error)
+        assert found <= _stated(other, workload, schema, error) * (1.0 + 1e-9)
+
+
+def test_arrays_of_training_are_recognised() -> None:
+    for workload in (_training(12), _OTHERS["coefficients"](12), _OTHERS["constant decay"](12)):
+        matrix = workload.matrix()
+        found = toeplitz(matrix, 4).strategy_matrix()
+        assert found == pytest.approx(toeplitz(workload, 4).strategy_matrix(), abs=1e-5)
+    assert blt(matrix, 1).rmse(matrix, _ONCE) == pytest.approx(blt(workload, 1).rmse(matrix, _ONCE))
+    with refuses("(12, 12)"):
+        toeplitz(_OTHERS["decay"](12).matrix())
+
+
+@pytest.mark.parametrize("length", [1, 2, 30])
+def test_square_roots_of_toeplitz_workloads(length: int) -> None:
+    column = 4.0 * np.arange(1.0, length + 1.0) ** -0.3
+    workload = Workload("toeplitz", length, first_column=tuple(column))
+    root = toeplitz(workload, coefficients="square_root").strategy_matrix()
+    assert 4.0 * root @ root == pytest.approx(workload.matrix())
+    decaying = Workload("momentum_sgd", length, 0.5, weight_decay=0.2)
+    root = toeplitz(decaying, coefficients="square_root").strategy_matrix()
+    assert root @ root == pytest.approx(decaying.matrix())
+
+
+@pytest.mark.parametrize(
+    "workload", [_training(8), Workload("toeplitz", 3, first_column=(-1.0, 1.0, 1.0))], ids=str
+)
+def test_square_roots_that_there_are_not_are_refused(workload: Workload) -> None:
+    with refuses("square_root"):
+        toeplitz(workload, coefficients="square_root")
+
+
+def test_parameters_say_what_was_optimised_for(tmp_path: pathlib.Path) -> None:
+    workload, weights = _training(8), np.arange(8.0)
+    for made in (toeplitz(workload, error=weights), blt(workload, 1, error=weights)):
+        assert made.parameters["workload"] == workloads.fingerprint(workload)
+        assert made.parameters["momentum"] == 0.9
+        assert made.parameters["error"] == "weights"
+        assert made.parameters["weights"] == pytest.approx(weights / np.sum(weights))
+        checkpoints.save(made, tmp_path / made.mechanism, workload=workload.to_dict())
+        loaded = checkpoints.load(tmp_path / made.mechanism)
+        assert np.array_equal(loaded.strategy_matrix(), made.strategy_matrix())
+    equal = toeplitz(8, error=np.full(8, 3.0))
+    assert equal.strategy_matrix() == pytest.approx(toeplitz(8).strategy_matrix())
+    with refuses("error"):
+        blt(8, 1, error=[1.0, -1.0])  # type: ignore[arg-type]
+
+
+def test_longer_runs_go_on_for_a_schedule() -> None:
+    workload, whole = _training(8), _training(12)
+    plain = toeplitz(workload)
+    longer = plain.extended(12, workload=whole)
+    assert isinstance(longer, ToeplitzFactorization)
+    assert np.array_equal(longer.strategy_matrix()[:8, :8], plain.strategy_matrix())
+    assert longer.rmse(whole, _ONCE) <= plain.extended(12).rmse(whole, _ONCE) * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("arguments", [("toeplitz",), ("blt", "--num_buffers=2")], ids=str)
+def test_the_command_takes_schedules(tmp_path: pathlib.Path, arguments: tuple[str, ...]) -> None:
+    np.savetxt(tmp_path / "rates.txt", _schedule(24))
+    mechanism, *options = arguments
+    ended = console_commands.call(
+        "mf-factorize",
+        "--format=json",
+        f"--mechanism={mechanism}",
+        *options,
+        "--num_rounds=24",
+        "--separation=6",
+        "--workload=momentum_sgd",
+        f"--learning_rates={tmp_path / 'rates.txt'}",
+        "--weight_decay=0.01",
+        f"--output={tmp_path / 'own'}",
+    )
+    assert ended.status == 0, ended
+    made = checkpoints.load(tmp_path / "own")
+    dense = _training(24, weight_decay=0.01).matrix()
+    assert f'"rmse": {made.rmse(dense, MinSeparation(6)):.6}'[:14] in ended.printed
+
+
+@pytest.mark.long
+def test_many_rounds_need_little_memory() -> None:
+    """A dense matrix would have 2 GiB."""
+    workload, schema = _training(16_384, 0.95), FixedEpochOrder(6, 2730)
+    plain = Workload("momentum_sgd", 16_384, 0.95)
+    builders: list[Callable[..., Factorization]] = [
+        functools.partial(toeplitz, num_bands=64, participation=schema, max_evaluations=60),
+        functools.partial(blt, num_buffers=2, participation=schema),
+    ]
+    for build in builders:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotConvergedWarning)
+            other = build(plain)
+            tracemalloc.start()
+            own = build(workload)
+            error = own.rmse(workload, schema)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert error <= other.rmse(workload, schema) * (1.0 + 1e-9)
+        assert peak < 700e6
