@@ -173,7 +173,7 @@ def test_printed_commands_run(
     assert "--dataset=YOUR_DATASET" in words
     assert not any("learning_rate" in word for word in words)
     assert "A template" in fields["steps"][1]["notes"][0]
-    loaded = planned_runs._loaded(options)
+    loaded, _ = planned_runs._loaded(options)
     if chosen["amplified"]:
         scheme = planned_runs.scheme_of(options, 40, loaded)
         assert (scheme.name, scheme.num_bands) == (fields["sampling"], chosen["num_bands"])

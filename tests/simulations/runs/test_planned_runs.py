@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators import checkpoints, factorizations, workloads
+from mf_aggregators import catalogue, checkpoints, factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -81,7 +81,6 @@ def _made(mechanism: str, workload: Workload) -> Factorization:
 
 
 _OF_TRAINING = ("banded", "optimal", "toeplitz", "blt", "banded_inverse")
-_AT_CONSTANT_RATES = _OF_TRAINING[2:]
 _MOMENTUM = Workload("momentum_sgd", _ROUNDS, 0.9)
 
 
@@ -103,7 +102,8 @@ def test_a_run_says_which_mechanisms_have_its_training_inside() -> None:
 def test_the_matrix_is_for_the_training_if_asked_and_for_sums_if_not(mechanism: str) -> None:
     own = _flags_of(mechanism)
     inside, after = _plan(*own, _TRAINING), _plan(*own)
-    training = _MOMENTUM if mechanism in _AT_CONSTANT_RATES else inside.training
+    training = catalogue.entry(mechanism).nearest_workload(inside.training)
+    assert training is not None
     assert inside.workload == training
     assert _same(inside.mechanism.factorization, _made(mechanism, training))
     assert after.workload == Workload("prefix_sum", _ROUNDS)
@@ -193,7 +193,7 @@ def test_runs_that_go_on_keep_the_workload(mechanism: str, tmp_path: pathlib.Pat
     _train(tmp_path)
     longer = _plan(*arguments, f"--num_rounds={_MORE}", path=tmp_path)
     assert _described(tmp_path) == longer.workload
-    expected = longer.training if mechanism == "banded" else Workload("momentum_sgd", _MORE, 0.9)
+    expected = catalogue.entry(mechanism).nearest_workload(longer.training)
     assert longer.workload == expected
     before = first.mechanism.factorization
     of_sums, of_training = (
