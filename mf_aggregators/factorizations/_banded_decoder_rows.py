@@ -203,7 +203,10 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def by_sums(self, sums: FloatArray) -> tuple[float, FloatArray]:
-        """Its logarithm and the gradient by running sums of C^-1, for a weighted sum."""
+        """A weighted sum, and its gradient by p or all n running sums of C^-1.
+
+        Where it is by all of them, those after the first p are equal to the last one of these.
+        """
 
     @abc.abstractmethod
     def of_bands(self, num_bands: int) -> MeanOfRows | WorstOfRows:
@@ -237,15 +240,11 @@ class RowsOfConstantRates(Rows):
         return float(self.weights @ np.square(with_momentum(sums, self.momentum)))
 
     def by_sums(self, sums: FloatArray) -> tuple[float, FloatArray]:
-        """Its logarithm, with the gradient."""
+        """The weighted sum, and its gradient by all n running sums."""
         all_sums = np.pad(sums, (0, len(self.weights) - len(sums)), mode="edge")
         decoder = with_momentum(all_sums, self.momentum)
         squared = float(self.weights @ np.square(decoder))
-        slopes = with_momentum_adjoint(2.0 * self.weights * decoder, self.momentum)
-        gradient = slopes[: len(sums)] / squared
-        # The last running sum stands for all later rounds as well.
-        gradient[-1] += np.sum(slopes[len(sums) :]) / squared
-        return float(np.log(squared)), gradient
+        return squared, with_momentum_adjoint(2.0 * self.weights * decoder, self.momentum)
 
     def of_bands(self, num_bands: int) -> MeanOfRows:
         """The quadratic form of the coefficients of C^-1."""
@@ -286,12 +285,12 @@ class RowsOfAnyRates(Rows):
         )
 
     def by_sums(self, sums: FloatArray) -> tuple[float, FloatArray]:
-        """Its logarithm, with the gradient."""
-        along = self._gram @ np.diff(sums, prepend=0.0)
-        squared = float(np.diff(sums, prepend=0.0) @ along)
-        gradient = 2.0 * along / squared
+        """The weighted sum, and its gradient by the p running sums."""
+        noising = np.diff(sums, prepend=0.0)
+        gradient = 2.0 * self._gram @ noising
+        squared = 0.5 * float(noising @ gradient)
         gradient[:-1] -= gradient[1:].copy()
-        return float(np.log(squared)), gradient
+        return squared, gradient
 
     @functools.cached_property
     def _gram(self) -> FloatArray:

@@ -351,11 +351,13 @@ class _ErrorByRatios:
         """Returns the logarithm of the squared error and its gradient by the free variables."""
         sums = self.running_sums(free)
         squared_sensitivity, by_noising = self._squared_sensitivity(np.diff(sums, prepend=0.0))
-        of_rows, by_sums_of_rows = self.rows.by_sums(sums)
+        squared_rows, by_all_sums = self.rows.by_sums(sums)
         by_sums = by_noising / squared_sensitivity
         by_sums[:-1] -= by_sums[1:].copy()
-        by_sums += by_sums_of_rows
-        value = float(np.log(squared_sensitivity) + of_rows)
+        by_sums += by_all_sums[: len(sums)] / squared_rows
+        # The last running sum stands for all later rounds as well.
+        by_sums[-1] += np.sum(by_all_sums[len(sums) :]) / squared_rows
+        value = float(np.log(squared_sensitivity) + np.log(squared_rows))
         by_logs = np.cumsum((by_sums * sums)[::-1])[::-1][1:]
         return value, by_logs * (1.0 - scipy.special.expit(free))
 

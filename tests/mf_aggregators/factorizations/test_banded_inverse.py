@@ -453,7 +453,8 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
         axis=1,
     )
     scale = float(np.max(np.abs(products)))
-    for given_as in (workload, workload.matrix()):
+    forms: list[Workload | np.ndarray] = [workload, workload.matrix()]
+    for given_as in forms:
         rows = DecoderRows.of(given_as, num_bands)
         np.testing.assert_allclose(rows.squares(noising), expected, rtol=1e-7)
         np.testing.assert_allclose(rows.slopes(noising), products, atol=1e-9 * scale)
@@ -565,7 +566,8 @@ def test_another_solver_finds_nothing_better_where_rates_change(
     plain = Workload("momentum_sgd", num_rounds, workload.momentum)
     other = banded_inverse(plain, num_bands, schema, error=error)
     others = other.per_round_variance(workload, schema)
-    assert found <= (np.max(others) if weights is None else weights @ others) * (1 + 1e-9)
+    limit = float(np.max(others) if weights is None else weights @ others)
+    assert found <= limit * (1 + 1e-9)
 
 
 def test_rates_that_change_more_than_a_little_change_the_matrix() -> None:
@@ -573,7 +575,8 @@ def test_rates_that_change_more_than_a_little_change_the_matrix() -> None:
     rates = np.minimum(np.linspace(0.05, 7.0, 128), np.linspace(4.0, 0.05, 128)).clip(max=1.0)
     workload = Workload("momentum_sgd", 128, 0.95, tuple(rates.tolist()))
     plain = Workload("momentum_sgd", 128, 0.95)
-    for error, measure in (("mean", "rmse"), ("max", "max_error")):
+    errors: list[tuple[ErrorMeasure, str]] = [("mean", "rmse"), ("max", "max_error")]
+    for error, measure in errors:
         own, other = (banded_inverse(each, 16, error=error) for each in (workload, plain))
         found = getattr(own, measure)(workload, SINGLE)
         assert found < 0.999 * getattr(other, measure)(workload, SINGLE)
