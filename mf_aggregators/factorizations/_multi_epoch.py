@@ -6,24 +6,21 @@ scaled to be feasible has the certified error.
 
 Where every class of rounds is one pattern, and wherever V[i, j] is free, entries are those of the
 correlations of V. For many participations rounds of one class can be so strongly correlated that a
-search from V diagonal goes astray. Another one then starts from a banded matrix, with L = L_0 (I +
-E), its rows scaled, where L_0 is that of the start and E is strictly lower triangular: around a
-good start the Hessian in E hardly depends on these correlations.
+search from V diagonal goes astray. Another one then starts from a banded matrix
+(:mod:`mf_aggregators.factorizations._multi_epoch_starts`), with L = L_0 (I + E), its rows scaled,
+where L_0 is that of the start and E is strictly lower triangular: around a good start the Hessian
+in E hardly depends on these correlations.
 
 **The largest error** of a round is at least any mean with weights w on rounds, and the bound for
-diag(w)^1/2 A is jointly concave in w and V: both are searched for together. A share of the mean
-that stays in the error keeps w from zero, where X would be singular.
-
-**The start.** A matrix of b bands has X[i, j] = 0 for rounds b apart and more, which is feasible
-under (k, b)-participation and, for many participations, near the optimum (BandMF Sec. 4). At the
-optimum V = X^-1 A^T A X^-1, so that this V of the banded X, cut to the classes of rounds modulo b,
-is near the solution of the dual.
+diag(w)^1/2 A is jointly concave in w and V: both are searched for together, along the central path
+(:mod:`mf_aggregators.factorizations._central_path`) while its Hessians are affordable. Where they
+are not, L-BFGS does, and a share of the mean that stays in the error keeps w from zero, where X
+would be singular.
 """
 
 import contextlib
 import dataclasses
 import itertools
-import warnings
 
 import numpy as np
 import scipy.linalg
@@ -37,12 +34,11 @@ from mf_aggregators.factorizations._multi_epoch_dual import (
     MultiEpochDual,
     PatternEntries,
 )
+from mf_aggregators.factorizations._multi_epoch_starts import banded_start, refined_start
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError, weighted, weighted_inverse
-from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import (
     Converged,
-    NotConvergedWarning,
     ObjectiveBySlopes,
     minimise,
     with_walls,
@@ -79,8 +75,6 @@ _SHARE_OF_MEAN, _MOST_OF_MEAN = 0.5, 0.1
 # Larger ones that a search begins with, and its evaluations with each; it ends once a search from
 # where the last one ended takes fewer than so many.
 _SHARES_OF_MEAN, _EVALUATIONS_OF_SHARE, _FEWEST_EVALUATIONS = (0.1, 0.01), 80, 5
-# The relative gap of the banded matrix: a start need not be near its own optimum.
-_RELATIVE_GAP = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -284,22 +278,7 @@ class MultiEpochSearch:
         self.evaluations += known.evaluations
         assert known._best_on_path is not None
         _, point = known._best_on_path
-        cone, dual = known._dual.cone(), known._dual
-        weights = np.zeros(dual.weights_mask.shape)
-        num_weights = int(np.sum(dual.weights_mask))
-        weights[dual.weights_mask] = np.log(point.free[:num_weights])
-        ratios = np.zeros(dual.pair_exists.shape)
-        ratios[dual.pair_exists] = point.free[num_weights:] / cone.roots_of_diagonal(point.free)
-        free = np.zeros(path.cone.size)
-        num_weights = int(np.sum(self._dual.weights_mask))
-        free[:num_weights] = np.exp(layout.refined(weights, fewer)[self._dual.weights_mask])
-        free[num_weights:] = layout.refined(ratios, fewer)[self._dual.pair_exists]
-        free[num_weights:] *= path.cone.roots_of_diagonal(free)
-        row_weights = layout.refined(fewer.by_position(np.log(point.row_weights)), fewer)
-        try:
-            return path.near_optimum(np.exp(layout.by_round(row_weights)), free)
-        except np.linalg.LinAlgError:
-            return None
+        return refined_start(point, known._dual, fewer, path, self._dual, layout)
 
     def _run_for_mean(self) -> None:
         weights_mask, layout = self._dual.weights_mask, self._layout
@@ -617,69 +596,3 @@ def _factor_towards_diagonal(gram: FloatArray) -> FloatArray:
         except np.linalg.LinAlgError:
             gram *= 0.5
             np.fill_diagonal(gram, diagonal)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BandedStart:
-    """A feasible matrix, and the multipliers V that would go with it at the optimum.
-
-    Attributes:
-      strategy_matrix: C of sensitivity one, (n, n).
-      diagonal: (b, K) diagonal of V; one where there is no round.
-      correlation_factors: (b, K, K) lower-triangular L with rows of norm one: V[i, j] is
-        (V[i, i] V[j, j])^1/2 (L L^T)[i, j]; None if V has lost its positive definiteness to
-        rounding.
-    """
-
-    strategy_matrix: FloatArray
-    diagonal: FloatArray
-    correlation_factors: FloatArray | None
-
-
-def banded_start(
-    workload: FloatArray,
-    participation: Participation,
-    layout: PatternLayout,
-    *,
-    equal_column_norms: bool,
-    max_evaluations: int,
-    show_progress: bool,
-) -> BandedStart:
-    """Returns a start.
-
-    Args:
-      workload: A, an (n, n) lower-triangular array.
-      participation: The schema.
-      layout: Its classes of rounds, each of which is one pattern.
-      equal_column_norms: Whether columns of C must have equal norms.
-      max_evaluations: The most evaluations of the search for the banded matrix.
-      show_progress: Whether to show a progress bar on standard error.
-    """
-    with warnings.catch_warnings():
-        # However near it has come.
-        warnings.simplefilter("ignore", NotConvergedWarning)
-        matrix = banded(
-            workload,
-            layout.separation,
-            equal_column_norms,
-            participation,
-            relative_gap=_RELATIVE_GAP,
-            max_evaluations=max_evaluations,
-            show_progress=show_progress,
-        )
-    strategy = matrix.strategy_matrix() / matrix.sensitivity(participation).value
-    # A X^-1 = A C^-1 C^-T, by two triangular solves for its transpose.
-    half = scipy.linalg.solve_triangular(strategy, workload.T, lower=True, trans="T")
-    half = scipy.linalg.solve_triangular(strategy, half, lower=True)
-    rounds, exists = layout.rounds, layout.exists
-    blocks = np.tile(np.eye(layout.positions), (layout.separation, 1, 1))
-    for of_class, there, block in zip(rounds, exists, blocks, strict=True):
-        rows = half[of_class[there]]
-        block[np.ix_(there, there)] = rows @ rows.T
-    diagonal = np.diagonal(blocks, axis1=1, axis2=2).copy()
-    roots = np.sqrt(diagonal)
-    try:
-        factors = np.linalg.cholesky(blocks / (roots[:, :, np.newaxis] * roots[:, np.newaxis]))
-    except np.linalg.LinAlgError:
-        factors = None
-    return BandedStart(strategy, diagonal, factors)

@@ -20,8 +20,9 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
-from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch, banded_start
+from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries
+from mf_aggregators.factorizations._multi_epoch_starts import banded_start
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.participation import (

@@ -7,7 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import optimal
-from mf_aggregators.factorizations.optimal import DenseSpectra, TridiagonalSpectra, spectra_of
+from mf_aggregators.factorizations._workload_spectra import (
+    DenseSpectra,
+    TridiagonalSpectra,
+    spectra_of,
+)
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
