@@ -232,19 +232,19 @@ def test_the_floor_of_weights_costs_what_there_is(weights, budget, data):
 
 
 @pytest.mark.long
-def test_the_papers_size_takes_at_most_five_times_the_evaluations_of_the_mean():
+def test_a_quarter_of_the_papers_size_takes_at_most_five_times_the_evaluations_of_the_mean():
     evaluations = []
     for error, gap in (("mean", 1e-5), ("max", 1e-3)):
         search = _banded_search.BandedSearch(
-            Workload("prefix_sum", 2052),
-            EqualNorms(342),
-            _round_errors.RoundError.of(error, 2052),
+            Workload("prefix_sum", 512),
+            EqualNorms(85),
+            _round_errors.RoundError.of(error, 512),
             gap,
             3000,
             show_progress=False,
         )
         with contextlib.suppress(Converged):
-            search.run(square_root_bands(2052, 342))
+            search.run(square_root_bands(512, 85))
         assert search.certified_gap() <= gap
         evaluations.append(search.evaluations)
     assert evaluations[1] <= 5 * evaluations[0]
