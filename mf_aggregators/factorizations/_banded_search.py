@@ -45,7 +45,21 @@ in E. If E <= 0, then V >= V0, the trace is at least F as well, and the better o
 raised: by shares of sum_j |E_ij| in rows around which K^T E K is large, and, failing that, by all
 of it in all rows, after which E <= 0 by diagonal dominance.
 
-**The maximum.** Of the errors e_i of the rounds, (s / c) log(sum_i u_i exp(c e_i / s)) is
+**The maximum of prefix sums with equal norms.** Multipliers w_i and errors e'_i of a point before
+give the convex function (sum_i w_i e'_i (e_i / e'_i)^c)^(1/c) of X, whose slope is that of a mean
+with weights w_i (e_i / e'_i)^(c - 1). A turn of few steps lowers it; its weights, times a power of
+e_i over their mean, are the next w: a method of multipliers with some over-relaxation. Rounds whose
+errors stay below the maximum would have weights near zero, and make V0 singular. As many small ones
+as a part of the gap pays for are raised to one floor: a weight phi costs phi (1 - e_i / max e) of
+the bound. The mean with any weights has the certificate above, which bounds the maximum of every
+matrix from below as well.
+
+**Its metric.** Of a change dC = Y C of the strategy, the first-order change of A C^-1 is -A C^-1 Y.
+So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
+that, restricted to bands on both sides; pairs stay from turn to turn. For weights over several
+orders of magnitude it takes a third of the steps that diagonal scales of entries do.
+
+**Any other maximum.** Of the errors e_i of the rounds, (s / c) log(sum_i u_i exp(c e_i / s)) is
 minimised, a convex function of X near the largest error, for multipliers u of sum one and the
 scale s of the errors. Its slope is that of a mean with weights w_i, u_i exp(c e_i / s) over their
 sum. The exponential method of multipliers (Tseng and Bertsekas, 1993) takes them for the next u: it
@@ -71,10 +85,11 @@ from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations._round_errors import (
     RoundError,
+    raised_to_floor,
     weighted,
     weighted_inverse,
 )
-from mf_aggregators.factorizations.convergence import Converged, minimise
+from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, minimise
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
@@ -115,6 +130,29 @@ _SHARES_OF_MEAN, _FIRST_TURNS = (3.0, 0.5), 13
 _MOST_OF_MEAN = 0.1
 # Pairs of steps and slopes that L-BFGS keeps.
 _CORRECTIONS, _CORRECTIONS_FOR_MAXIMUM = 10, 20
+# For the maximum: the exponent c, and the power of errors between turns. Of many tried, these took
+# the fewest evaluations; any from 5 to 13 take at most half as many again.
+_EXPONENT, _POWER = 9.0, 10.0
+# By how much logarithms of weights change between turns at most.
+_LARGEST_CHANGE_OF_LOG = 1.5
+# The share of the gap that raised weights may take, and what it is at least, relative to how far
+# the maximum is above the mean, and at most.
+_SHARE_OF_FLOOR, _FLOOR_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, 0.2, 0.03
+# Steps of the first turn, and the fewest and the most of each other one.
+_STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 6, 12
+# A turn ends where the decrease that is expected of a step is below this, relative to what the
+# weights are off by; the first at the other.
+_SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
+# One of so many shares of the evaluations is for short turns.
+_SHARES_OF_EVALUATIONS = 3
+# Turns without a step that end a search.
+_MOST_IDLE_TURNS = 100
+# The first looks at the certificate, and evaluations between two.
+_SAFE_DISTANCE, _BETWEEN_LOOKS = 0.95, 10
+# The gap at which the search ends, relative to the target: that of the best matrix is stated.
+_SAFE_SHARE_OF_MAXIMUM = 0.98
+# Sufficient decrease of a line search, its first step without curvature, and its shortest one.
+_SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-14
 # Of the means of exponentials in the place of the maximum, in turn, and the evaluations at each.
 # Larger ones converge in fewer turns, and each is harder to minimise.
 _EXPONENTS = (8.0, *[16.0] * 6, *[24.0] * 40)
@@ -199,10 +237,17 @@ class BandedSearch:
         self._named = workload
         self._workload = BandedWorkload.of(workload, constraint.num_bands, error.raised)
         self._is_maximum = error.is_maximum
-        # Of the mean of exponentials that stands for the maximum; and the errors' scale in it.
+        # Of the power mean that stands for the maximum; and the errors that they belong to.
         self.multipliers = np.full(error.num_rounds, 1.0 / error.num_rounds)
+        self._errors_before = np.ones(error.num_rounds)
+        # Whether turns of few steps are enough: for the maximum of prefix sums with equal norms.
+        self._has_short_turns = (
+            isinstance(constraint, EqualNorms)
+            and isinstance(workload, Workload)
+            and workload.constant_momentum() == 0.0
+        )
         self._share_of_mean = 0.0
-        self._exponent, self._scale = _EXPONENTS[0], 0.0
+        self._exponent, self._scale = 1.0, 0.0
         self._constraint = constraint
         self._sharpness = constraint.sharpness[0]
         self._num_bands = constraint.num_bands
@@ -237,6 +282,9 @@ class BandedSearch:
             if not self._is_maximum:
                 bands = self._descend(bands, remaining)
                 continue
+            if self._has_short_turns:
+                # What that leaves is for the other search, from where it ended.
+                bands = self._lower_maximum(bands, -(-remaining // _SHARES_OF_EVALUATIONS))
             is_last = sharpness == self._constraint.sharpness[-1]
             for turn, exponent in enumerate(_EXPONENTS if is_last else _EXPONENTS_BEFORE):
                 share = _SHARES_OF_MEAN[turn >= _FIRST_TURNS]
@@ -290,6 +338,140 @@ class BandedSearch:
         even = self._share_of_mean
         value = (1.0 - even) * value + even * float(np.mean(rows))
         return value, (1.0 - even) * shares / total + even / len(rows)
+
+    def _lower_maximum(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
+        """Minimises the largest error from some bands on, and returns where that ended.
+
+        Raises:
+          Converged: When the target is certified.
+        """
+        last, next_look = self.evaluations + max_evaluations, 0
+        pairs = CurvaturePairs(_CORRECTIONS_FOR_MAXIMUM)
+        step_before, steps, fewest = _STEP_OF_FIRST_TURN, _STEPS_OF_FIRST_TURN, _FEWEST_STEPS
+        point, idle = self._evaluated(bands), 0
+        while point is not None and self.evaluations < last:
+            before = self.evaluations
+            point, decrease = self._turn(
+                point, pairs, step_before, fewest, min(steps, last - before)
+            )
+            rows, weights = point.rows, self._power_mean(point.rows)[1]
+            weights = weights / np.sum(weights)
+            mean, largest = float(weights @ rows), float(np.max(rows))
+            distance = largest / mean - 1.0
+            is_near = distance < _SAFE_DISTANCE * self._relative_gap
+            if is_near and self.evaluations >= next_look:
+                next_look = self.evaluations + _BETWEEN_LOOKS
+                self._look_at_bound(point.scaled, weights)
+            elif not is_near:
+                self.progress.set_postfix_str(f"worst round {distance:.1e} above the mean")
+            # Weights may change still where the matrix does not, at no cost.
+            idle = idle + 1 if self.evaluations == before else 0
+            if idle > _MOST_IDLE_TURNS:
+                break
+            powers = np.log(rows / mean)
+            off_by = 2.0 * float(weights @ np.square(powers))
+            step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_near else off_by)
+            powers = np.clip(_POWER * powers, -_LARGEST_CHANGE_OF_LOG, _LARGEST_CHANGE_OF_LOG)
+            weights = weights * np.exp(powers)
+            budget = max(self._relative_gap, min(_MOST_FOR_FLOOR, _FLOOR_BY_DISTANCE * distance))
+            weights = raised_to_floor(
+                weights / np.sum(weights), 1.0 - rows / largest, _SHARE_OF_FLOOR * budget
+            )
+            self.multipliers = weights / np.sum(weights)
+            self._errors_before, self._exponent, steps = rows, _EXPONENT, _MOST_STEPS
+        if point is None:
+            return bands
+        weights = self._power_mean(point.rows)[1]
+        self._look_at_bound(point.scaled, weights / np.sum(weights))
+        return point.bands
+
+    def _turn(
+        self, point: "_Strategy", pairs: CurvaturePairs, least: float, fewest: int, most: int
+    ) -> tuple["_Strategy", float]:
+        """Takes a few steps with the same multipliers; returns the last decrease expected."""
+        value, slope = self._log_of_maximum(point)
+        _, weights = self._power_mean(point.rows)
+        metric = _Metric(1.0 / point.covariances.curvatures(weights)[0], point.bands)
+        scale = pairs.scale(metric.times)
+        decrease = 0.0
+        for taken in range(most):
+            step = pairs.step(slope, lambda rest: scale * metric.times(rest))
+            along = float(np.vdot(slope, step))
+            decrease = -0.5 * along
+            if not decrease > 0.0 or (decrease < least and taken >= fewest):
+                break
+            length = 1.0 if len(pairs) else _FIRST_STEP
+            while True:
+                moved = self._evaluated(point.bands + length * step)
+                new = np.inf
+                if moved is not None:
+                    new, new_slope = self._log_of_maximum(moved)
+                if new <= value + _SUFFICIENT * length * along + _LEAST_DECREASE:
+                    break
+                # The minimum of the parabola, within limits.
+                excess = new - value - length * along
+                shorter = -0.5 * length * along / excess if np.isfinite(excess) else 0.0
+                length *= min(0.5, max(0.1, shorter))
+                if length < _SHORTEST_STEP:
+                    return point, decrease
+            assert moved is not None
+            pairs.add(length * step, new_slope - slope)
+            point, value, slope = moved, new, new_slope
+        return point, decrease
+
+    def _evaluated(self, bands: FloatArray) -> "_Strategy | None":
+        """The strategy of bands before scaling, and its covariances; None beyond floats."""
+        with np.errstate(all="ignore"):
+            squared_norms = column_sums(np.square(bands))
+            norms = np.sqrt(self._constraint.scales(squared_norms, self._sharpness))
+            scaled = divide_columns(bands, norms)
+            covariances = BandedCovariances(scaled, self._workload.blocks)
+            rows = covariances.squared_rows()
+        self.evaluations += 1
+        self.progress.update()
+        if not (np.all(np.isfinite(rows)) and np.all(rows > 0.0)):
+            return None
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
+        self._keep(scaled, squared, float(np.max(rows)))
+        return _Strategy(bands, squared_norms, norms, scaled, covariances, rows)
+
+    def _log_of_maximum(self, strategy: "_Strategy") -> tuple[float, FloatArray]:
+        """The logarithm of what stands for the largest error, and its (n, b) slope by bands."""
+        value, weights = self._power_mean(strategy.rows)
+        with np.errstate(all="ignore"):
+            slope = strategy.covariances.slope(weights)
+        return float(np.log(value)), self._by_entries(strategy, slope) / value
+
+    def _by_entries(self, strategy: "_Strategy", slope: FloatArray) -> FloatArray:
+        """The chain rule through the scaling of columns."""
+        along = column_sums(slope * strategy.scaled)
+        by_norms = self._constraint.by_squared_norms(along, strategy.squared_norms, self._sharpness)
+        slope = divide_columns(slope, strategy.norms)
+        return np.asarray(slope - strategy.bands * spread_columns(by_norms, self._num_bands))
+
+    def _power_mean(self, rows: FloatArray) -> tuple[float, FloatArray]:
+        """What stands for the largest error, and its slope by the (n,) errors, the weights."""
+        logs = np.log(rows / self._errors_before)
+        parts = np.log(self.multipliers * self._errors_before)
+        powers = parts + self._exponent * logs
+        largest = float(np.max(powers))
+        total = float(np.log(np.sum(np.exp(powers - largest)))) + largest
+        # Of a mean of errors that are all as before, that mean.
+        whole = float(np.sum(np.exp(parts)))
+        value = np.exp((total - np.log(whole)) / self._exponent) * whole
+        slope = value * np.exp(powers - total) / rows
+        return float(value), np.asarray(slope)
+
+    def _look_at_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
+        """Bounds the maximum by the mean with some weights, for which a matrix is nearly best."""
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
+        workload = BandedWorkload.of(self._named, self._num_bands, weights)
+        bound = lower_bound(scaled / np.sqrt(squared), workload, self._constraint)
+        self._bound = max(self._bound, bound)
+        self._gap = self.certified_gap()
+        self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
+        if self._gap <= _SAFE_SHARE_OF_MAXIMUM * self._relative_gap:
+            raise Converged
 
     def consider(self, bands: FloatArray) -> None:
         """Keeps a matrix as it is, scaled to sensitivity one, if its error is the best.
@@ -422,6 +604,47 @@ class BandedSearch:
             wait = float(_MOST_BETWEEN_CERTIFICATES)
         wait = np.clip(wait, _FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES)
         self._next_certificate = self.evaluations + int(np.ceil(wait))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Strategy:
+    """Bands of C as they are searched, scaled to keep the constraint, and what follows from them.
+
+    Attributes:
+      bands: (n, b) before scaling.
+      squared_norms: (n,) of its columns.
+      norms: (n,) what they are divided by.
+      scaled: (n, b).
+      covariances: Those of the scaled ones.
+      rows: (n,) errors of rounds.
+    """
+
+    bands: FloatArray
+    squared_norms: FloatArray
+    norms: FloatArray
+    scaled: FloatArray
+    covariances: BandedCovariances
+    rows: FloatArray
+
+
+class _Metric:
+    """From slopes by C to steps: dC = Y C within the band, Y weighted by rows."""
+
+    def __init__(self, weights: FloatArray, bands: FloatArray) -> None:
+        """Takes the (n,) weights of the rows of Y Y^T, and the (n, b) bands of C."""
+        self._weights = weights[:, np.newaxis]
+        self._strategy = BandedMatrix.lower_triangular(bands)
+        self._transposed = self._strategy.transposed()
+
+    def times(self, slope: FloatArray) -> FloatArray:
+        """Returns (n, b): the metric times an (n, b) slope."""
+        return self._within(self._within(slope, self._transposed) * self._weights, self._strategy)
+
+    @staticmethod
+    def _within(bands: FloatArray, other: BandedMatrix) -> FloatArray:
+        product = BandedMatrix.lower_triangular(bands).times(other)
+        narrow = product.narrowed(bands.shape[1] - 1, 0)
+        return np.ascontiguousarray(narrow.rows[:, ::-1])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -34,6 +34,8 @@ RoundWeights: TypeAlias = Literal["mean", "max"] | FloatArray
 
 # The least weight of a round, relative to the largest.
 _LEAST_WEIGHT = 1e-8
+# Raising a weight costs this at least, so that no floor is above all bounds.
+_LEAST_COST = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,6 +158,22 @@ def with_least_weight(weights: FloatArray) -> FloatArray:
       weights: (n,), none below zero and one above.
     """
     return np.asarray(np.maximum(weights, _LEAST_WEIGHT * np.max(weights)))
+
+
+def raised_to_floor(weights: FloatArray, costs: FloatArray, budget: float) -> FloatArray:
+    """Returns weights of which the smallest are raised to the highest floor that may be paid for.
+
+    Args:
+      weights: (n,) above zero.
+      costs: (n,) of raising each weight by one, none below zero.
+      budget: What raising all of them may cost.
+    """
+    order = np.argsort(weights)
+    ascending, costs = weights[order], np.maximum(costs[order], _LEAST_COST)
+    # With so many of the smallest raised to the floor, it is where the budget is used up.
+    floors = (budget + np.cumsum(ascending * costs)) / np.cumsum(costs)
+    raised = int(np.argmax(floors <= np.append(ascending[1:], np.inf)))
+    return np.asarray(np.maximum(weights, floors[raised]))
 
 
 def weighted(matrix: FloatArray, weights: FloatArray | None) -> FloatArray:

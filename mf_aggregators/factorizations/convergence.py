@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.optimize
+from scipy.linalg.blas import daxpy, ddot
 
 from mf_aggregators.arrays import FloatArray
 
@@ -17,6 +18,8 @@ Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 _FLAT = 1e-2
 # Changes of an objective, which is a logarithm, up to this follow from slopes.
 _SMALL_CHANGE = 1e-6
+# Of a step and a change of the slope, beside which curvature is rounding.
+_LEAST_COSINE = 1e-10
 
 
 class NotConvergedWarning(UserWarning):
@@ -68,6 +71,68 @@ def minimise(
             "gtol": least_slope,
         },
     )
+
+
+class CurvaturePairs:
+    """The last steps of a search and the changes of slopes along them, for L-BFGS.
+
+    Pairs may stay while the objective changes a little, which SciPy's optimiser does not allow.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Begins without pairs.
+
+        Args:
+          most: How many are kept.
+        """
+        self._most = most
+        self._pairs: list[tuple[FloatArray, FloatArray, float]] = []
+        self._shape: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """The number of pairs."""
+        return len(self._pairs)
+
+    def add(self, step: FloatArray, change: FloatArray) -> None:
+        """Keeps a pair if the slope grows along the step.
+
+        Args:
+          step: Of any shape.
+          change: Of the slope, of the same shape.
+        """
+        self._shape = step.shape
+        product = float(np.vdot(step, change))
+        if product > _LEAST_COSINE * float(np.linalg.norm(step) * np.linalg.norm(change)):
+            pair = step.ravel(), change.ravel(), product
+            self._pairs = [*self._pairs, pair][-self._most :]
+
+    def scale(self, metric: Callable[[FloatArray], FloatArray]) -> float:
+        """Returns what a metric is multiplied by to be right along the last step; 1 before any.
+
+        Args:
+          metric: As :meth:`step` takes it.
+        """
+        if not self._pairs:
+            return 1.0
+        _, change, product = self._pairs[-1]
+        return product / float(np.vdot(change, metric(change.reshape(self._shape))))
+
+    def step(self, slope: FloatArray, metric: Callable[[FloatArray], FloatArray]) -> FloatArray:
+        """Returns the step of L-BFGS by its two loops (Nocedal and Wright, Alg. 7.4).
+
+        Args:
+          slope: Of the shape of steps.
+          metric: Takes slopes to steps, a symmetric positive definite map: the inverse Hessian
+            before any pair.
+        """
+        rest, along = slope.ravel().copy(), []
+        for step, change, product in reversed(self._pairs):
+            along.append(float(ddot(step, rest)) / product)
+            rest = daxpy(change, rest, a=-along[-1])
+        found = metric(rest.reshape(slope.shape)).ravel()
+        for step, change, product in self._pairs:
+            found = daxpy(step, found, a=along.pop() - float(ddot(change, found)) / product)
+        return np.asarray(-found.reshape(slope.shape))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

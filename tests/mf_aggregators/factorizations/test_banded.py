@@ -140,14 +140,26 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
         constraint = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
     error = RoundError.of(data.draw(st.sampled_from(["mean", "max"])), num_rounds)
     search = BandedSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
+    search.multipliers = generator.uniform(0.1, 2.0, num_rounds)
+    search._errors_before = generator.uniform(0.5, 2.0, num_rounds)
+    search._exponent = data.draw(st.sampled_from([1.0, 2.0, 9.0]))
+    is_by_powers = error.is_maximum and data.draw(st.booleans())
+
+    def value_and_slope(entries: np.ndarray) -> tuple[float, np.ndarray]:
+        if not is_by_powers:
+            return search._log_error(entries)[:2]
+        strategy = search._evaluated(entries)
+        assert strategy is not None
+        return search._log_of_maximum(strategy)
+
     in_band = np.tri(num_rounds, num_bands)
     entries = generator.normal(size=in_band.shape) * in_band
     entries = np.where(entries < 0, entries - 0.5, entries + 0.5) * in_band
-    _, gradient, _ = search._log_error(entries)
+    _, gradient = value_and_slope(entries)
     direction = generator.normal(size=entries.shape) * in_band
     step = 1e-6
-    above, _, _ = search._log_error(entries + step * direction)
-    below, _, _ = search._log_error(entries - step * direction)
+    above, _ = value_and_slope(entries + step * direction)
+    below, _ = value_and_slope(entries - step * direction)
     slope = (above - below) / (2 * step)
     scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
     computed = float(np.vdot(gradient, direction))

@@ -1,14 +1,20 @@
 """Optima for the maximum and for weighted means, against solvers that share no code with them."""
 
+import contextlib
 import importlib
 import itertools
 
 import numpy as np
 import pytest
 import scipy.optimize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.factorizations import _banded_search, banded, optimal
+from mf_aggregators.factorizations import _banded_search, _round_errors, banded, optimal
+from mf_aggregators.factorizations._patterns import EqualNorms
+from mf_aggregators.factorizations.convergence import Converged
+from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
@@ -200,6 +206,53 @@ def test_sixteen_bands_for_timers_are_better_than_a_dense_search_with_norms_of_h
     assert found.max_error(128, timers) < 9.14 < 9.431
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(2, 48), st.data())
+def test_the_maximum_of_any_size_and_bands_is_certified(num_rounds, data):
+    num_bands = data.draw(st.integers(1, num_rounds))
+
+    found = banded(num_rounds, num_bands, error="max")
+    mean = banded(num_rounds, num_bands)
+
+    assert found.optimality_gap <= 1e-3
+    largest = found.max_error(num_rounds, _ONCE)
+    assert mean.rmse(num_rounds, _ONCE) * (1 - 1e-5) <= largest
+    assert largest <= mean.max_error(num_rounds, _ONCE) * (1 + 1e-3)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=9), st.floats(0.0, 2.0), st.data())
+def test_the_floor_of_weights_costs_what_there_is(weights, budget, data):
+    weights = np.array(weights)
+    costs = np.array([data.draw(st.floats(1e-3, 1.0)) for _ in weights])
+
+    raised = _round_errors.raised_to_floor(weights, costs, budget)
+
+    assert np.all(raised >= weights)
+    assert costs @ (raised - weights) == pytest.approx(budget, rel=1e-9, abs=1e-12)
+    # All that were raised are equal, and no other one is smaller.
+    is_raised = raised > weights * (1 + 1e-12)
+    assert np.all(raised[is_raised] == raised.min())
+
+
+@pytest.mark.long
+def test_a_quarter_of_the_papers_size_takes_at_most_five_times_the_evaluations_of_the_mean():
+    evaluations = []
+    for error, gap in (("mean", 1e-5), ("max", 1e-3)):
+        search = _banded_search.BandedSearch(
+            Workload("prefix_sum", 512),
+            EqualNorms(85),
+            _round_errors.RoundError.of(error, 512),
+            gap,
+            3000,
+            show_progress=False,
+        )
+        with contextlib.suppress(Converged):
+            search.run(square_root_bands(512, 85))
+        assert search.certified_gap() <= gap
+        evaluations.append(search.evaluations)
+    assert evaluations[1] <= 5 * evaluations[0]
+
+
 def squared_sensitivity(strategy, participation):
     """The largest squared norm of sums of columns of a pattern, with any signs, by enumeration."""
     separation = participation.separation_in(len(strategy))
@@ -285,18 +338,24 @@ def test_a_dual_that_forgets_the_weights_of_rounds_is_caught(monkeypatch):
     assert found.max_error(workload, _ONCE) ** 2 / (1 + found.optimality_gap) > other * (1 + 1e-3)
 
 
-def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(monkeypatch):
+@pytest.mark.parametrize(("factor", "is_caught"), [(1.0, False), (1.2, True)])
+def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
+    monkeypatch, factor, is_caught
+):
     rng = np.random.default_rng(0)
     workload = random_workload(rng, 5)
-    other = least_by_power_means(workload, num_bands=2)
+    other = least_by_power_means(workload, num_bands=2) / np.max(np.abs(workload)) ** 2
+    bounds = []
 
     true_bound = _banded_search.lower_bound
     monkeypatch.setattr(
-        _banded_search, "lower_bound", lambda *arguments: 1.2 * true_bound(*arguments)
+        _banded_search,
+        "lower_bound",
+        lambda *arguments: bounds.append(factor * true_bound(*arguments)) or bounds[-1],
     )
-    found = banded(workload, 2, error="max")
+    banded(workload, 2, error="max")
 
-    assert found.max_error(workload, _ONCE) ** 2 / (1 + found.optimality_gap) > other * (1 + 1e-3)
+    assert (max(bounds) > other * (1 + 1e-3)) == is_caught
 
 
 @pytest.mark.long
