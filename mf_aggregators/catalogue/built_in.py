@@ -103,13 +103,6 @@ def _relative_gap(function: Callable[..., Any], default_text: str = "") -> Optio
     )
 
 
-def _at_constant_rate(workload: Workload) -> Workload:
-    """The workload without its learning rates, which Toeplitz coefficients have no place for."""
-    if workload.constant_momentum() is not None:
-        return workload
-    return dataclasses.replace(workload, learning_rates=None)
-
-
 def _too_many_rounds(most: int) -> str:
     return f"is optimised for at most {most} rounds"
 
@@ -211,8 +204,8 @@ class BltEntry(Entry):
         )
 
     def nearest_workload(self, workload: Workload) -> Workload:
-        """Returns the workload with the same momentum at a constant learning rate."""
-        return _at_constant_rate(workload)
+        """Returns the workload: every one that is known by its name."""
+        return workload
 
     def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
         """Returns few and some buffers."""
@@ -225,6 +218,7 @@ class BandedInverseEntry(Entry):
     name = "banded_inverse"
     summary = "C^-1 Toeplitz with p bands"
     factorization = BandedInverseFactorization
+    has_any_workload = True
     options = (
         Option(
             "num_bands",
@@ -252,10 +246,6 @@ class BandedInverseEntry(Entry):
             show_progress=request.show_progress,
             **self.arguments(request),
         )
-
-    def nearest_workload(self, workload: Workload) -> Workload:
-        """Returns the workload with the same momentum at a constant learning rate."""
-        return _at_constant_rate(workload)
 
     def for_audit(self, request: Request) -> Request:
         """Returns the request with as many bands as the separation."""
@@ -316,8 +306,8 @@ class ToeplitzEntry(Entry):
         )
 
     def nearest_workload(self, workload: Workload) -> Workload:
-        """Returns the workload with the same momentum at a constant learning rate."""
-        return _at_constant_rate(workload)
+        """Returns the workload: every one that is known by its name."""
+        return workload
 
     def for_audit(self, request: Request) -> Request:
         """Returns the request with as many bands as the separation."""

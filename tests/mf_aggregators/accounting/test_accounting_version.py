@@ -24,7 +24,10 @@ from mf_aggregators.participation.monte_carlo import (
     importance_sampling,
     search,
 )
-from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
+from mf_aggregators.participation.monte_carlo.distributions import (
+    DominatingPair,
+    StrategyColumns,
+)
 
 _SIZES: dict[str, Any] = {
     "num_rounds": 8,
@@ -105,10 +108,14 @@ def _values() -> dict[str, Callable[[], Any]]:
         "separated": lambda: (
             *(
                 moment
-                for order, moment in _MIN_SEPARATION.log_moments(1.5, _COLUMNS, 2**40)
+                for order, moment in _MIN_SEPARATION.log_moments(
+                    1.5, StrategyColumns(_COLUMNS), 2**40
+                )
                 if order <= 4
             ),
-            float(_MIN_SEPARATION.dominating_pair(1e6, _COLUMNS, 2**60).columns[0, 1]),
+            float(
+                _MIN_SEPARATION.dominating_pair(1e6, StrategyColumns(_COLUMNS), 2**60).columns[0, 1]
+            ),
         ),
         "poisson": lambda: _deltas(PoissonSampling.loss_distribution),
         "participation": lambda: (

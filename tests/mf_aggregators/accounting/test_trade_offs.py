@@ -276,7 +276,7 @@ def test_public_names_agree_with_the_schemes() -> None:
         ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
     scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
     matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
-    columns = distributions.columns_of_matrix(matrix, 4)
+    columns = distributions.StrategyColumns(distributions.columns_of_matrix(matrix, 4))
     moments = scheme.log_moments(2.0, columns, DEFAULT_NUM_COORDINATES)
     divergences = scheme.divergences(2.0, columns, 0, DEFAULT_NUM_COORDINATES)
     assert [order for order, _ in moments][:2] == [2, 3]

@@ -84,8 +84,10 @@ def test_all_that_follows_from_bands_is_what_dense_inverses_give(data: st.DataOb
     decoder = scipy.linalg.solve_triangular(strategy, matrix.T, lower=True, trans="T").T
     weighted = scipy.linalg.solve_triangular(strategy, decoder.T, lower=True).T
     dual = weighted.T @ weighted
+    inverse = workload.inverse_bands()
+    assert inverse is not None
     for blocks in (
-        WorkloadBlocks.of_inverse(workload.inverse_bands(), num_bands),
+        WorkloadBlocks.of_inverse(inverse, num_bands),
         WorkloadBlocks.of_matrix(matrix),
     ):
         found = BandedCovariances(bands, blocks)
@@ -108,6 +110,7 @@ def test_the_identity_gives_the_row_norms_of_the_inverse() -> None:
 
 def test_equal_blocks_of_a_workload_are_held_once() -> None:
     inverse = workloads.Workload("prefix_sum", 100_000).inverse_bands()
+    assert inverse is not None
     blocks = WorkloadBlocks.of_inverse(inverse, 32).blocks
     assert len(blocks) > 3000
     # The first has nothing before it, and the last may be filled up.
