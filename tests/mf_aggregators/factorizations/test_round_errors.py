@@ -172,7 +172,7 @@ def test_an_error_that_is_none_is_refused(error: Any) -> None:
 
 
 def test_a_checkpoint_keeps_the_error(tmp_path: pathlib.Path) -> None:
-    found = optimal(6, error=[1, 2, 3, 4, 5, 6])
+    found = optimal(6, error=[1, 2, 3, 4, 5, 6])  # type: ignore[arg-type]
     path = tmp_path / "matrix"
 
     mfa.checkpoints.save(found, path)
