@@ -63,9 +63,10 @@ Both terms that are not s clip norm / sigma are known in advance, and :meth:`Rou
 enlarges sigma until the sum is s clip norm / (the sigma that was asked for). The last term does
 not shrink with s. It is made up for at the least s of all, that of one participation in the
 column of C with the least diagonal entry, so that guarantees hold for what a client really did,
-too, and not only for the s of the declared schema. Where runs are amplified by sampling, each
+too, and not only for the s of the declared schema. Where groups of clients are sampled, each
 participation is a query of its own, of b rows that no other changes, and the norm of its column
-takes the place of s; so rows must follow from rows there.
+takes the place of s; so rows must follow from rows there. Where clients draw for themselves, all
+participations of one are a query together, and its accounting charges e once more, row by row.
 
 A run that is extended goes on with the sigma that it began with, which :meth:`Rounding.enlarged`
 found for fewer rounds and for another C. :meth:`Rounding.covered` says which sigma that is for the

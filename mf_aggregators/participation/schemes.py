@@ -385,7 +385,7 @@ class SamplingScheme(Participation):
         seed: int = 0,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
-        """Returns the epsilon of a banded mechanism whose clients take part by the scheme.
+        """Returns the epsilon of a mechanism whose clients take part by the scheme.
 
         Args:
           noise_multiplier: Standard deviation of Z over (clip norm times the largest column
@@ -504,7 +504,11 @@ class SamplingScheme(Participation):
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
             return None
-        return StrategyColumns(distributions.columns_of_matrix(strategy_matrix, self.num_bands))
+        columns = distributions.columns_of_matrix(strategy_matrix, self.num_bands)
+        # Nothing is known of how rows are made.
+        return (
+            StrategyColumns.of_any_noise(columns) if self.shares_rows else StrategyColumns(columns)
+        )
 
     # Draws.
 

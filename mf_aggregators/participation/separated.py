@@ -1,7 +1,7 @@
 """What min-separation sampling and balls in bins share: clients draw for themselves.
 
 No client has to know what another one does, and there are no groups. The rounds of each client are
-``separation`` or more apart, at least as many as C has bands.
+``separation`` or more apart.
 
 The guarantee depends on C itself, and not on its column norms alone: a client's rounds are hidden
 among neighbouring ones, and the nearer the columns of these are to one another, the less of it is

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, sensitivity, validation
+from mf_aggregators import accounting, caches, memory, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.arrays import FloatArray, IntArray
@@ -49,6 +49,8 @@ _LARGEST_EXPONENT = 700.0
 _MOST_ROUNDS_OF_GRAM = 8192
 # Entries of the Gram matrix that are looked up together: bounds the memory.
 _ENTRIES_AT_A_TIME = 1 << 24
+# Arrays of (n, n) that columns without bands are found with.
+_ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
 _MOST_ROUNDING = 1024.0
 
@@ -448,27 +450,36 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> Strategy
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
     """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
 
-    Rows of noise must follow from earlier rows of noise as well. Where they follow from earlier
-    rows of Z, the roundings of a participation stay in all later rows (``noise.integer_rows``), not
-    in b alone, unless b is all rounds.
+    Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all rounds.
+    Where they follow from earlier rows of Z, or from a state, the roundings of a participation stay
+    in all later rows (``noise.integer_rows``), not in b alone.
 
     Args:
       factorization: C.
       scheme: How clients take part.
     """
+    num_rounds = factorization.num_rounds
+    if scheme.shares_rows:
+        memory.check_rounds(num_rounds, _ARRAYS_OF_COLUMNS * 8 * num_rounds, "the columns of C")
     bands = factorization.strategy_bands()
     if bands is None or bands > scheme.num_bands:
         found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
         raise ValueError(
             f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
-            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands, as many as the "
-            "data have groups (BandMF Thm 4)."
+            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands (BandMF Thm 4)."
         )
-    if factorization.noise_recursion().draws_earlier_rows_of_z and bands < factorization.num_rounds:
+    recursion = factorization.noise_recursion()
+    reaches_far = (
+        recursion.draws_earlier_rows_of_z
+        or recursion.num_state_vectors > 0
+        or recursion.num_earlier_rows >= bands
+    )
+    if reaches_far and bands < num_rounds:
         raise ValueError(
-            f"the noise of {factorization.mechanism} is made from earlier rows of Z, and its "
-            "roundings would reach further than its bands: for amplification by sampling, use a "
-            "banded mechanism with bands for at most half of the rounds."
+            f"the noise of {factorization.mechanism} is made from rows of Z or of noise that lie "
+            f"further back than its {bands} bands, and so would its roundings reach: for "
+            "amplification by sampling, use a banded mechanism with bands for at most half of the "
+            "rounds."
         )
     if scheme.depends_on_matrix:
         _largest_rounding(factorization)

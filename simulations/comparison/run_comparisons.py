@@ -284,7 +284,9 @@ def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
     if scheme.composes_amplified:
         return scheme.event(sigma)
     together = scheme.all_participations(None)
-    return dp_event.SelfComposedDpEvent(accounting.event(sigma), together.disjoint)
+    return dp_event.SelfComposedDpEvent(
+        accounting.event(sigma / together.largest_part), together.disjoint
+    )
 
 
 def to_markdown(rows: Sequence[Row]) -> str:

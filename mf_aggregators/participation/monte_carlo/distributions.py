@@ -68,6 +68,8 @@ from mf_aggregators.arrays import FloatArray
 LARGEST_ROUNDING = 4.0
 # The logarithm to base 2 of the numbers that are drawn of Q for tuning.
 _POWER_OF_NUMBERS = 27
+# More than 1 and twice what floats err by in a row.
+_MOST_OF_A_STEP = 1.5
 # Linear arithmetic is used as long as nothing is smaller or larger than this.
 _SMALLEST, _LARGEST = 1e-250, 1e250
 
@@ -84,6 +86,19 @@ class StrategyColumns:
 
     entries: FloatArray
     rounding: float = LARGEST_ROUNDING
+
+    @classmethod
+    def of_any_noise(cls, entries: FloatArray) -> "StrategyColumns":
+        """Returns columns with what roundings move where rows may follow from rows of Z.
+
+        Args:
+          entries: (n, b), none of the diagonal zero.
+        """
+        shares = np.abs(entries / entries[:, :1])
+        sums = np.zeros(len(shares))
+        for lag in range(shares.shape[1]):
+            sums[lag:] += shares[: len(shares) - lag, lag]
+        return cls(entries, max(LARGEST_ROUNDING, _MOST_OF_A_STEP * float(np.max(sums))))
 
 
 @dataclasses.dataclass(frozen=True)

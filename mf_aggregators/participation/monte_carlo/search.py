@@ -122,7 +122,7 @@ def certificate_of(
             and 0 <= kept.attempt < certificates.ATTEMPTS
             and kept.order in possible_orders(pair)
             and 0 <= kept.num_samples <= limit
-            and kept.num_untilted in pair.rounds.samples_without
+            and (kept.num_untilted in pair.rounds.samples_without or kept.epsilon == 0.0)
             and certificates.is_proved(pair, kept, show_progress=shown)
         )
 

@@ -22,6 +22,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.participation import (
     BallsInBins,
@@ -393,8 +394,29 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     assert target.guarantee(1e-3).zcdp_rho == pytest.approx(0.5, rel=1e-8)
     with refuses("strategy matrix"):
         scheme.epsilon(2.5, 1e-3)
+    # A matrix alone does not say how its rows of noise are made.
     found = scheme.epsilon(2.5, 1e-3, factorization.strategy_matrix())
-    assert found == pytest.approx(plan.epsilon, rel=1e-9)
+    assert plan.epsilon * (1.0 - 1e-3) <= found <= 1.01 * plan.epsilon
+
+
+def test_a_matrix_alone_is_charged_for_rows_that_follow_from_rows_of_z() -> None:
+    for factorization in (toeplitz(40), optimal(workloads.prefix_sum(40))):
+        scheme = BallsInBins(40, 40, 200, 20, 10)
+        known = guarantees.columns_of(factorization, scheme)
+        alone = scheme._columns(factorization.strategy_matrix())
+        assert known is not None
+        assert alone is not None
+        assert 4.0 < known.rounding <= alone.rounding <= 1.6 * known.rounding
+
+
+def test_noise_that_reaches_further_than_its_bands_is_refused() -> None:
+    # The coefficients of these buffers are no floats after some rounds.
+    made = BltFactorization(400, np.array([0.001]), np.array([0.0005]))
+    bands = made.strategy_bands()
+    assert bands is not None
+    assert bands < 200
+    with refuses("further back"):
+        guarantees.check_bands(made, BallsInBins(400, bands, 20000, 100, 200))
 
 
 def test_guarantees_compose() -> None:
