@@ -10,7 +10,7 @@ import pytest
 import scipy.linalg
 import scipy.optimize
 
-from mf_aggregators import checkpoints, workloads
+from mf_aggregators import checkpoints
 from mf_aggregators.factorizations import Factorization, banded_inverse, blt, optimal, toeplitz
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -185,19 +185,6 @@ def test_matrices_that_are_not_toeplitz_are_refused(mechanism: str) -> None:
 def test_other_workloads_are_refused(mechanism: str, workload: Any, names: list[str]) -> None:
     with refuses(*names):
         _BUILDERS[mechanism](4, _SINGLE, workload=workload)
-
-
-@pytest.mark.parametrize(
-    "workload",
-    [
-        Workload("momentum_sgd", 4, 0.9, (1.0, 1.0, 1.0, 0.5)),
-        workloads.momentum_sgd(4, learning_rates=[1.0, 1.0, 1.0, 0.5]),
-    ],
-    ids=["schedule", "matrix of a schedule"],
-)
-def test_banded_inverse_refuses_schedules(workload: Any) -> None:
-    with refuses("banded"):
-        banded_inverse(4, 2, _SINGLE, workload=workload)
 
 
 def _factorize(directory: pathlib.Path, *arguments: str) -> console_commands.Ended:
