@@ -338,7 +338,9 @@ def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> 
         "max_effective_error": candidate.max_effective_error,
         "effective_error": candidate.effective_error,
         "rmse_over_lower_bound": (
-            None if candidate.lower_bound is None else candidate.errors.rmse / candidate.lower_bound
+            None
+            if candidate.lower_bound is None
+            else candidate.errors.rmse / candidate.lower_bound.rmse
         ),
         "error_over_lower_bound": candidate.over_lower_bound,
         "memory_gb": candidate.kept_bytes / 1e9,

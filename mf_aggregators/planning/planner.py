@@ -24,6 +24,7 @@ from mf_aggregators.accounting import gaussian
 from mf_aggregators.catalogue import ErrorName, MechanismError
 from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
+from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
@@ -161,9 +162,8 @@ class Candidate:
         may miss the target. That of a recommended candidate never is.
       errors: Those of prefix sums at noise multiplier 1, relative to the sensitivity under the
         mechanism's schema.
-      lower_bound: What neither the rmse nor the largest error of any factorization can be below
-        under the schema; None for an amplified candidate, whose noise multiplier belongs to its
-        bands.
+      lower_bound: What no factorization's errors are below under the schema; None for an amplified
+        candidate, whose noise multiplier belongs to its bands.
       kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
         single precision.
       cost: What its noise costs for the model with the storage that is chosen for it, which
@@ -178,7 +178,7 @@ class Candidate:
     mechanism: Mechanism
     is_estimate: bool
     errors: Errors = dataclasses.field(repr=False, compare=False)
-    lower_bound: float | None
+    lower_bound: LowerBound | None
     kept_bytes: int
     cost: NoiseCost
     clients_per_round: int
@@ -229,7 +229,8 @@ class Candidate:
         """
         if self.lower_bound is None or not isinstance(self.error, str):
             return None
-        return self.planned_error / self.lower_bound
+        bound = self.lower_bound
+        return self.planned_error / (bound.max_error if self.error == "max" else bound.rmse)
 
     @property
     def server_learning_rate(self) -> float:
@@ -702,7 +703,7 @@ def _candidate(
         mechanism=mechanism,
         is_estimate=is_estimate,
         errors=errors,
-        lower_bound=None if bound is None else bound.rmse,
+        lower_bound=bound,
         kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         clients_per_round=setting.clients_per_round,

@@ -67,9 +67,10 @@ def test_the_worst_round_decides(cache: pathlib.Path) -> None:
     for each, error in zip(plan.candidates, found, strict=True):
         assert each.effective_error == each.max_effective_error == pytest.approx(error)
         assert each.lower_bound is not None
-        assert each.over_lower_bound == pytest.approx(each.errors.max_error / each.lower_bound)
-        # What no matrix can be below holds for the mean as well.
-        assert each.errors.max_error >= each.errors.rmse >= each.lower_bound
+        bound = each.lower_bound
+        assert each.over_lower_bound == pytest.approx(each.errors.max_error / bound.max_error)
+        assert each.errors.max_error >= bound.max_error >= bound.rmse
+        assert each.errors.rmse >= bound.rmse
         # The rule for learning rates was fitted to the effective RMSE.
         assert each.server_learning_rate == planning.server_learning_rate(each.effective_rmse)
     asked = {each.kind for each in plan.candidates if "max" in each.name.split()}

@@ -195,16 +195,23 @@ def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
         if isinstance(each.mechanism.sampling, MinSeparationSampling)
     }
     assert separated == {(1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (4, 4), (4, 6), (4, 8), (8, 8)}
-    schemes = [each.mechanism.sampling for each in with_any.candidates]
-    assert [each.separation for each in schemes if isinstance(each, BallsInBins)] == [8] * 4
+    bins = {
+        each.kind: each.mechanism.sampling.separation
+        for each in with_any.candidates
+        if isinstance(each.mechanism.sampling, BallsInBins)
+    }
+    assert set(bins.values()) == {8}
+    # Also those without bands; a tree has no square matrix.
+    assert {"identity", "banded", "blt", "banded_inverse"} <= set(bins)
+    assert "tree" not in bins
 
 
 def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -> None:
-    """Min-separation sampling wins here, and its other rows are estimates."""
+    """Clients that draw for themselves win here, and their other rows are estimates."""
     chosen = with_any.recommended
-    assert isinstance(chosen.mechanism.sampling, MinSeparationSampling)
+    assert isinstance(chosen.mechanism.sampling, MinSeparationSampling | BallsInBins)
     assert not chosen.is_estimate
-    assert f"b-min-sep {chosen.mechanism.sampling.separation}" in with_any.reason
+    assert chosen.name_with_sampling in with_any.reason
     estimates = [each for each in with_any.candidates if each.is_estimate]
     assert estimates
     assert all(
