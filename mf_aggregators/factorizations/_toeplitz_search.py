@@ -49,9 +49,6 @@ from mf_aggregators.workloads import Workload
 ErrorMeasure = Literal["mean", "max"]
 # From (m,) coefficients of C to a weighted sum of the squared rows of B, and its (m,) slope.
 SquaredRows: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
-_USE_ANOTHER = (
-    "use banded or optimal, or optimise for constant ones and have the schedule as post-processing."
-)
 # A lower estimate, for errors and sensitivity as well.
 _BYTES_PER_ROUND = 64
 # How far an array's entries may be from those of a workload that is known by its name.
@@ -88,31 +85,6 @@ def check_training(num_rounds: Any, workload: Any, what: str) -> tuple[int, Work
         arguments differ, or an array is neither Toeplitz nor that of momentum with learning rates.
       InsufficientMemoryError: If there is too little memory.
     """
-    return _checked(num_rounds, workload, what, _described_training)
-
-
-def check_workload(num_rounds: Any, workload: Any, what: str) -> tuple[int, float]:
-    """Returns the rounds and the momentum of a workload of constant learning rates.
-
-    Args:
-      num_rounds: As :func:`check_training` takes it.
-      workload: Likewise.
-      what: Likewise.
-
-    Returns:
-      n, and beta as :func:`check_momentum` returns it.
-
-    Raises:
-      ValueError: As of :func:`check_training`, or if learning rates change.
-      InsufficientMemoryError: If there is too little memory.
-    """
-    rounds, found = _checked(num_rounds, workload, what, _described)
-    return rounds, check_momentum(found, rounds)
-
-
-def _checked(
-    num_rounds: Any, workload: Any, what: str, described: Callable[[Any], Workload]
-) -> tuple[int, Workload]:
     is_number = num_rounds is not None and np.ndim(num_rounds) == 0
     if not (num_rounds is None or is_number) or isinstance(num_rounds, Workload):
         if workload is not None:
@@ -122,7 +94,7 @@ def _checked(
         num_rounds, workload = None, num_rounds
     workload = workloads.resolve(workload)
     if workload is not None and not isinstance(workload, Workload):
-        workload = described(workload)
+        workload = _described_training(workload)
     if num_rounds is None and workload is not None:
         num_rounds = workload.num_rounds
     rounds = check_rounds(num_rounds, what)
@@ -138,6 +110,9 @@ def _checked(
 def _described_training(matrix: Any) -> Workload:
     """The workload of an array: Toeplitz, or of momentum with any learning rates."""
     matrix = validation.lower_triangular(matrix, "the workload")
+    known = of_constant_rates(matrix)
+    if known is not None:
+        return known
     column, diagonal = matrix[:, 0], np.diagonal(matrix)
     candidates = [Workload("toeplitz", len(matrix), first_column=tuple(column))]
     with np.errstate(all="ignore"):
@@ -146,21 +121,21 @@ def _described_training(matrix: Any) -> Workload:
         if np.all(diagonal > 0.0) and 0.0 <= beta < 1.0:
             rates = tuple(diagonal)
             candidates.append(Workload("momentum_sgd", len(matrix), float(beta), rates))
-    try:
-        return _described(matrix)
-    except ValueError:
-        for found in candidates:
-            if np.allclose(matrix, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
-                return found
+    for found in candidates:
+        if np.allclose(matrix, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
+            return found
     raise ValueError(
         f"the workload, an array of shape {matrix.shape}, is neither Toeplitz nor that of momentum "
         "with learning rates: give it as a workloads.Workload, or use banded or optimal."
     )
 
 
-def _described(matrix: Any) -> Workload:
-    """The workload of an array: a multiple of the prefix sum, or of one of constant momentum."""
-    matrix = validation.lower_triangular(matrix, "the workload")
+def of_constant_rates(matrix: FloatArray) -> Workload | None:
+    """Returns the workload of constant learning rates that an array is a multiple of, if any.
+
+    Args:
+      matrix: A, (n, n) and lower triangular.
+    """
     num_rounds, rate = len(matrix), float(matrix[0, 0])
     momentum = 0.0 if num_rounds == 1 else float(matrix[1, 0]) / rate - 1.0
     for beta in (round(momentum, _DIGITS_OF_MOMENTUM), momentum):
@@ -170,51 +145,7 @@ def _described(matrix: Any) -> Workload:
         found = found or Workload("prefix_sum", num_rounds)
         if np.allclose(matrix / rate, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
             return found
-    raise ValueError(
-        f"the workload, an array of shape {matrix.shape}, is no multiple of the prefix sum or of "
-        f"momentum with constant learning rates: {_USE_ANOTHER}"
-    )
-
-
-def check_measure(error: str) -> ErrorMeasure:
-    """Returns ``error``, or raises ValueError unless it is ``mean`` or ``max``."""
-    if error not in ("mean", "max"):
-        raise ValueError(f"error must be 'mean' or 'max', found {validation.shown(error)}.")
-    return "mean" if error == "mean" else "max"
-
-
-def check_momentum(workload: Workload | None, num_rounds: int) -> float:
-    """Returns the momentum of a workload that Toeplitz coefficients can be optimised for.
-
-    Args:
-      workload: The workload; None for the prefix sum.
-      num_rounds: n.
-
-    Returns:
-      beta: 0 for the prefix sum.
-
-    Raises:
-      TypeError: If it is not a ``workloads.Workload``.
-      ValueError: If it is for other rounds, or its learning rates change.
-    """
-    if workload is None:
-        return 0.0
-    if not isinstance(workload, Workload):
-        raise TypeError(
-            "workload must be a workloads.Workload, such as workloads.Workload('momentum_sgd', "
-            f"num_rounds, momentum=0.9), found {type(workload).__name__}."
-        )
-    if workload.num_rounds != num_rounds:
-        raise ValueError(
-            f"the workload is for {workload.num_rounds} rounds, and num_rounds is {num_rounds}."
-        )
-    momentum = workload.constant_momentum()
-    if momentum is None:
-        raise ValueError(
-            "banded_inverse can be optimised for prefix sums and for momentum with constant "
-            f"learning rates, and this workload is another: {_USE_ANOTHER}"
-        )
-    return momentum
+    return None
 
 
 def parameters_of(momentum: float) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from mf_aggregators.factorizations._toeplitz_search import (
     PatternOfRounds,
     check_bands,
     check_rounds,
+    of_constant_rates,
     parameters_of,
 )
 from mf_aggregators.factorizations.convergence import minimise, warn_unless_stationary
@@ -66,9 +67,6 @@ _ROUNDING_OF_SLACKS = 5e-14
 _NO_DENORMALS = 1e-30
 # The most n p of the numbers that the rows of B follow from where learning rates change.
 _MOST_NUMBERS = 2.5e7
-# How far an array's entries may be from those of a workload that is known by its name.
-_ROUNDING_OF_WORKLOAD = 1e-9
-_DIGITS_OF_MOMENTUM = 12
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -233,24 +231,13 @@ def _given(num_rounds: Any, workload: Any) -> tuple[int, Workload | FloatArray]:
         workload = validation.positive_integer(num_rounds, "num_rounds")
     workload = workloads.resolve(workload)
     if not isinstance(workload, Workload):
-        workload = _named(validation.lower_triangular(workload, "the workload"))
+        matrix = validation.lower_triangular(workload, "the workload")
+        workload = of_constant_rates(matrix) or matrix
     own = workload.num_rounds if isinstance(workload, Workload) else len(workload)
     rounds = check_rounds(own if num_rounds is None else num_rounds, "the banded inverse")
     if rounds != own:
         raise ValueError(f"the workload is for {own} rounds, and num_rounds is {rounds}.")
     return rounds, workload
-
-
-def _named(matrix: FloatArray) -> Workload | FloatArray:
-    """The workload of constant learning rates that an array is a multiple of, or the array."""
-    num_rounds, rate = len(matrix), float(matrix[0, 0])
-    ratio = float(matrix[1, 0]) / rate - 1.0 if num_rounds > 1 else 0.0
-    for beta in (round(ratio, _DIGITS_OF_MOMENTUM), ratio):
-        if 0.0 <= beta < 1.0:
-            found = Workload("momentum_sgd", num_rounds, beta)
-            if np.allclose(matrix / rate, found.matrix(), rtol=_ROUNDING_OF_WORKLOAD, atol=0.0):
-                return found
-    return matrix
 
 
 def _of_unit_scale(workload: Workload | FloatArray) -> Workload | FloatArray:
