@@ -348,8 +348,8 @@ class Workload:
             size = 8 * self.num_rounds**2 / 2**30
             raise ValueError(
                 f"a dense matrix for {self.num_rounds} rounds would take {size:.0f} GiB; above "
-                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use banded, toeplitz or blt, or "
-                "banded_inverse, tree or identity with a workload of constant learning rates."
+                f"{_MOST_ROUNDS_OF_A_MATRIX} rounds use banded or blt, or another mechanism with a "
+                "workload of constant learning rates."
             )
         if self.name == "prefix_sum":
             return prefix_sum(self.num_rounds)

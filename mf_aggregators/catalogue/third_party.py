@@ -114,6 +114,7 @@ class CheckedEntry(Entry):
         self.options = tuple(made.options)
         self.has_any_workload = made.has_any_workload
         self.is_for_runs = made.is_for_runs
+        self.has_square_matrix = made.has_square_matrix
         self._made = made
         self._own = frozenset(own)
 
@@ -195,7 +196,8 @@ class CheckedEntry(Entry):
     def _believed(self, variants: Callable[[], Iterable[Variant]]) -> list[Variant]:
         """Variants as a plan takes them from another package.
 
-        Its number of bands would have to be believed, so that nothing is amplified. What it makes
+        Its number of bands would have to be believed, so that nothing is amplified by it. Balls in
+        bins, which take any matrix, amplify what is made for timers. What it makes
         is made anew in each plan: nobody says when another version makes something else.
         """
         try:

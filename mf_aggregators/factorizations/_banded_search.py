@@ -89,7 +89,12 @@ from mf_aggregators.factorizations._round_errors import (
     weighted,
     weighted_inverse,
 )
-from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, minimise
+from mf_aggregators.factorizations.convergence import (
+    Converged,
+    CurvaturePairs,
+    gap_above,
+    minimise,
+)
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
@@ -497,9 +502,7 @@ class BandedSearch:
             bound = lower_bound(self.best_bands, self._workload, self._constraint)
             self._bound = max(self._bound, bound)
             self._certified_error = self._best_error
-        if self._bound <= 0.0:
-            return float(np.inf)
-        return max(self._best_error / self._bound - 1.0, 0.0)
+        return gap_above(self._best_error, self._bound)
 
     def _descend(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
         """Minimises from some bands on, and returns where that ended.

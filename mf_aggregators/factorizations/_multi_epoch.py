@@ -40,6 +40,7 @@ from mf_aggregators.factorizations._round_errors import RoundError, weighted, we
 from mf_aggregators.factorizations.convergence import (
     Converged,
     ObjectiveBySlopes,
+    gap_above,
     minimise,
     with_walls,
 )
@@ -252,7 +253,7 @@ class MultiEpochSearch:
                 return
 
     def _start_from_fewer(self, path: CentralPath) -> PathPoint | None:
-        """The optimum of a fourth of the classes, for the maximum of prefix sums; or None."""
+        """The optimum of half of the classes, for the maximum of prefix sums; or None."""
         layout, bands = self._layout, self._inverse_bands
         if not self._is_maximum or layout.separation < _CLASSES_OF_COARSEST or bands is None:
             return None
@@ -510,7 +511,7 @@ class MultiEpochSearch:
             if best.row_weights is not None:
                 total *= float(np.sum(best.row_weights))
             bound = max(bound, root_sum**2 / total)
-        return max(self._squared_error / bound - 1.0, 0.0)
+        return gap_above(self._squared_error, bound)
 
     def _certify_best(self) -> None:
         assert self._best is not None

@@ -25,6 +25,7 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
+from mf_aggregators.factorizations.convergence import gap_above
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
 from mf_aggregators.participation import SingleParticipation
@@ -138,9 +139,7 @@ class RoundError:
         changes = np.square(np.sqrt(raised) - np.sqrt(self.weights))
         change = min(float(changes @ squared_rows), float(changes @ others))
         root = np.sqrt(float(raised @ squared_rows) / (1.0 + gap)) - np.sqrt(change)
-        if not root > 0.0:
-            return float(np.inf)
-        return max(float(self.weights @ squared_rows) / float(root) ** 2 - 1.0, 0.0)
+        return gap_above(float(self.weights @ squared_rows), max(float(root), 0.0) ** 2)
 
     def parameters(self) -> dict[str, Any]:
         """Returns what a factorization's parameters say of it; nothing for the mean."""

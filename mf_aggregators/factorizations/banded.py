@@ -210,10 +210,10 @@ def banded(
     max_evaluations: int | None = None,
     show_progress: bool = False,
 ) -> BandedFactorization:
-    """Computes the banded factorization of least squared error.
+    """Computes the banded factorization of least squared error: in the mean, or as asked for.
 
-    Minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one (BandMF
-    Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
+    For the mean it minimises tr(A^T A X^-1) over b-banded positive definite X with diagonal one
+    (BandMF Problem 2). Every such X is C^T C for exactly one lower-triangular banded C with a
     positive diagonal and columns of norm one (BandMF Prop. 4.1), and L-BFGS runs over the
     entries of C before their columns are scaled: the same problem, never infeasible, and
     solved in a fraction of the steps that the entries of X take. Where A has a banded inverse, as
@@ -237,7 +237,8 @@ def banded(
       participation: The schema that the factorization is for; at least ``num_bands``
         rounds between participations, ``MinSeparation(num_bands)`` by default.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
-        (n,) weights on rounds, none below zero, as an array.
+        (n,) weights on rounds, none below zero, as an array. With weights of zero, no gap below
+        about 1e-3 can be certified.
       relative_gap: Stop when the squared error is certified to be within this fraction of the
         smallest possible one; default 1e-5, and 1e-3 for ``max``.
       max_evaluations: Give up after this many evaluations of the error; default 1000, and 3000 for
@@ -348,8 +349,6 @@ def banded(
         pass
     finally:
         search.progress.close()
-    gap = search.certified_gap()
-    warn_unless_reached(gap, relative_gap, search.evaluations)
     factorization = BandedFactorization(
         search.best_bands,
         participation=participation,
@@ -361,9 +360,9 @@ def banded(
             "workload": workloads.fingerprint(workload),
         },
     )
-    return dataclasses.replace(
-        factorization, optimality_gap=measure.gap(gap, factorization, workload)
-    )
+    gap = measure.gap(search.certified_gap(), factorization, workload)
+    warn_unless_reached(gap, relative_gap, search.evaluations)
+    return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 
 def sensitivity_of_bands(bands: FloatArray, participation: Participation) -> Sensitivity:

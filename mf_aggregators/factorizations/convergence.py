@@ -16,6 +16,8 @@ Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]
 
 # Relative change of the squared error that the remaining slope may stand for.
 _FLAT = 1e-2
+# More than what rounding takes off a gap.
+_ROUNDING_OF_GAPS = 1e-9
 # Changes of an objective, which is a logarithm, up to this follow from slopes.
 _SMALL_CHANGE = 1e-6
 # Of a step and a change of the slope, beside which curvature is rounding.
@@ -212,6 +214,23 @@ def with_walls(objective: Objective) -> Objective:
         return value, gradient
 
     return function
+
+
+def gap_above(error: float, bound: float) -> float:
+    """Returns how far an error is above a lower bound, relative to that.
+
+    Args:
+      error: The squared error of a matrix.
+      bound: What no matrix of its class is below, rounded down.
+
+    Returns:
+      At least 0; infinite where the bound says nothing, or is above the error by more than
+      rounding: then it is none.
+    """
+    if not bound > 0.0:
+        return float(np.inf)
+    gap = error / bound - 1.0
+    return float(np.inf) if gap < -_ROUNDING_OF_GAPS else max(gap, 0.0)
 
 
 def warn_unless_reached(gap: float, target: float, evaluations: int) -> None:

@@ -82,9 +82,9 @@ class Factorization(abc.ABC):
       num_rounds: The number of rounds n.
       participation: The schema that the factorization was optimised for, or None
         where no optimisation took place.
-      optimality_gap: A certified bound on how far the squared total error is above
-        the smallest possible one in the mechanism's class, relative to that; None
-        where nothing is certified.
+      optimality_gap: A certified bound on how far the squared error that was minimised is above
+        the smallest possible one in the mechanism's class, relative to that; None where nothing
+        is certified. It is the total error, unless the parameter ``error`` names another.
       parameters: What the mechanism was made with, for reports and checkpoints.
       goes_on: How more rounds follow on the last one, in a few words; empty if they cannot.
       ends_because: Why no rounds can follow, as the end of a sentence; empty if they can.
@@ -154,6 +154,10 @@ class Factorization(abc.ABC):
                 f"the workload is for {whole.num_rounds} rounds, and the extension for {rounds}."
             )
         parameters = {**self.parameters, _EXTENDS: [*self.plans, self.num_rounds]}
+        # Weights, and a workload by its fingerprint, are those of the rounds that there were.
+        if parameters.pop("weights", None) is not None:
+            parameters.pop("error", None)
+        parameters.pop("workload", None)
         made = self._extended(rounds, schema, whole, parameters)
         return made.relabelled(self.mechanism)
 
@@ -172,7 +176,7 @@ class Factorization(abc.ABC):
         )
 
     def of_plan(self, num_rounds: int) -> "Factorization":
-        """Returns the factorization of an earlier plan, as it was before it was extended.
+        """Returns the factorization of an earlier plan: its matrix, without a gap.
 
         Args:
           num_rounds: One of :attr:`plans`.
@@ -212,18 +216,23 @@ class Factorization(abc.ABC):
         return labelled
 
     def has_same_matrix(self, other: "Factorization") -> bool:
-        """Returns whether another factorization has the same matrix, bit for bit, by its arrays.
+        """Returns whether another factorization has the same matrix, bit for bit, by its fields.
 
         Args:
           other: The other one.
         """
-        ours, theirs = self.arrays(), other.arrays()
-        return (
-            (type(self), self.mechanism, self.num_rounds)
-            == (type(other), other.mechanism, other.num_rounds)
-            and ours.keys() == theirs.keys()
-            and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+        if (type(self), self.mechanism) != (type(other), other.mechanism):
+            return False
+        ours, theirs = self._own_values(), other._own_values()
+        return ours.keys() == theirs.keys() and all(
+            np.array_equal(ours[name], theirs[name]) for name in ours
         )
+
+    def _own_values(self) -> dict[str, Any]:
+        """The arrays, and the fields of the class that are none."""
+        common = {field.name for field in dataclasses.fields(Factorization)} - {"num_rounds"}
+        own = {field.name for field in dataclasses.fields(self)} - common
+        return {**{name: getattr(self, name) for name in own}, **self.arrays()}
 
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether ``optimality_gap`` is about a schema.

@@ -35,6 +35,7 @@ from mf_aggregators.factorizations._workload_spectra import WorkloadSpectra, spe
 from mf_aggregators.factorizations.convergence import (
     Converged,
     ObjectiveBySlopes,
+    gap_above,
     minimise,
     warn_unless_reached,
 )
@@ -141,10 +142,10 @@ def optimal(
     max_evaluations: int | None = None,
     show_progress: bool = False,
 ) -> DenseFactorization:
-    """Computes the factorization of least squared error.
+    """Computes the factorization of least squared error: in the mean, or as asked for.
 
-    Under single participation that is the fixed point of Denisov et al. Thm 3.2, whose
-    columns have equal norms. Under (k, b)-participation it is the solution of BandMF
+    For the mean, under single participation that is the fixed point of Denisov et al. Thm 3.2,
+    whose columns have equal norms. Under (k, b)-participation it is the solution of BandMF
     Problem 1.
 
     Args:
@@ -231,13 +232,15 @@ def optimal(
     else:
         spectra = spectra_of(workload)
         search = _Search(spectra, measure, relative_gap, max_evaluations, show_progress)
+    gap = np.inf
     try:
-        search.run()
-    except Converged:
-        pass
+        # Eigenvalues of what is nearly singular may not converge.
+        with contextlib.suppress(np.linalg.LinAlgError):
+            with contextlib.suppress(Converged):
+                search.run()
+            gap = search.certified_gap()
     finally:
         search.progress.close()
-    gap = search.certified_gap()
     if not search.strategy_matrix.size:
         raise ValueError(
             "the workload is too ill-conditioned to be factorized in double precision: its "
@@ -255,7 +258,7 @@ def optimal(
             "workload": workloads.fingerprint(workload),
         },
     )
-    return dataclasses.replace(factorization, optimality_gap=gap)
+    return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -443,7 +446,7 @@ class _Search:
             spectra = self._weighted.weighted(self._best.row_weights)
             root_sum = spectra.nuclear_norm_from_below(self._best.weights[0])
             bound = max(bound, root_sum**2 / self._best.total)
-        return max(self._squared_error / bound - 1.0, 0.0)
+        return gap_above(self._squared_error, bound)
 
     def _estimated_gap(self) -> float:
         return self._squared_error / self._estimated_bound - 1.0

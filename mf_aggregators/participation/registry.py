@@ -93,7 +93,7 @@ def sampling_scheme(
       name: The name of a scheme of this library or of an installed package.
       num_rounds: The rounds n.
       num_bands: The bands b of C, 1 to n.
-      population: The clients m, at least B b.
+      population: The clients m, at least B b; for ``balls_in_bins`` at least B times the bins.
       clients_per_round: The batch size B, expected or exact.
       separation: For ``min_separation``, the least distance of two participations of a
         client, at least b and b by default. For ``balls_in_bins``, the number of bins,

@@ -139,7 +139,7 @@ class SamplingScheme(Participation):
         """Whether anything that is stated of a run rests on draws that nobody knows."""
         return any(
             getattr(type(self), name) is not getattr(SamplingScheme, name)
-            for name in ("amplified", "event_of", "curve", "log_moments")
+            for name in ("amplified", "event_of", "curve", "log_moments", "divergences")
         )
 
     def check_participations(self) -> None:
@@ -505,10 +505,10 @@ class SamplingScheme(Participation):
         if strategy_matrix is None:
             return None
         columns = distributions.columns_of_matrix(strategy_matrix, self.num_bands)
-        # Nothing is known of how rows are made.
-        return (
-            StrategyColumns.of_any_noise(columns) if self.shares_rows else StrategyColumns(columns)
-        )
+        # Nothing is known of how rows are made: of rows of Z, perhaps, where bands are all rounds.
+        if self.shares_rows or columns.shape[1] == self.num_rounds:
+            return StrategyColumns.of_any_noise(columns)
+        return StrategyColumns(columns)
 
     # Draws.
 

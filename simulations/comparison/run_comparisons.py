@@ -273,6 +273,11 @@ def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float
         return accounting.exact_epsilon(sigma, delta)
     if scheme.composes_amplified:
         return scheme.epsilon(sigma, delta)
+    if scheme.shares_rows:
+        raise ValueError(
+            "participations of balls in bins share rows here, and results do not hold the matrix "
+            "that composing them takes."
+        )
     # Without amplification: each participation of a client changes rows of its own.
     return accounting.exact_epsilon(sigma / scheme.all_participations(None).norm, delta)
 

@@ -284,12 +284,14 @@ def workload_note(run: Run) -> str:
     note += "other rates" if made_for == trained else trained
     if learning_rate_schedules.is_same_training(own, nearest):
         return f"{note}, which no {factorization.mechanism} matrix is made for"
+    scheme = run.mechanism.sampling
+    if scheme is None or not scheme.depends_on_matrix or run.config.target_epsilon is not None:
+        end = "makes one for that, at the same epsilon"
+    else:
+        end = "makes one for that, with an epsilon of its own"
     if run.config.checkpoint is None:
-        return f"{note}: --workload={run_config.TRAINING} makes one for that, at the same epsilon"
-    return (
-        f"{note}: --write_learning_rates writes what mf-factorize needs to make one for that, at "
-        "the same epsilon"
-    )
+        return f"{note}: --workload={run_config.TRAINING} {end}"
+    return f"{note}: with what --write_learning_rates writes, mf-factorize {end}"
 
 
 def _write_learning_rates(

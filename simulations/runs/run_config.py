@@ -193,7 +193,8 @@ class RunConfig(Mapping[str, Any]):
             "mechanism (Denisov et al., Prop. 4.2; "
             f"--mechanism={' or '.join(mechanisms_of_training())}), as far as the mechanism knows "
             "such workloads: those that know no learning rates that change have the momentum "
-            "inside. Epsilon does not depend on it."
+            "inside. Epsilon does not depend on it, but where clients draw for themselves and "
+            "--noise_multiplier is given."
         ),
         default=PREFIX_SUM,
         choices=_words(PREFIX_SUM, TRAINING),
@@ -614,7 +615,14 @@ def _check_sampling(options: RunConfig) -> None:
     )
     banded = banded_mechanisms()
     takes_any = sampling_schemes()[sampling].takes_any_matrix
-    if options.checkpoint is not None or (takes_any and mechanism not in banded):
+    if takes_any and mechanism not in banded:
+        check_choice(
+            options.checkpoint is not None or catalogue.entry(mechanism).has_square_matrix,
+            f"--sampling={sampling} needs a square matrix, and that of --mechanism={mechanism} is "
+            f"none. Use --sampling={TIMERS} with it.",
+        )
+        return
+    if options.checkpoint is not None:
         return
     check_choice(
         mechanism in banded,

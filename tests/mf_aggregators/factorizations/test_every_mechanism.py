@@ -719,3 +719,25 @@ def test_coefficients_are_those_of_a_toeplitz_matrix() -> None:
                 np.testing.assert_allclose(matrix, expected, atol=1e-12)
     # Both of toeplitz, blt twice and banded_inverse.
     assert named == 8
+
+
+def test_matrices_of_other_fields_are_others() -> None:
+    """Also where their arrays are the same."""
+    plain = toeplitz(8, 3)
+    equal = ToeplitzFactorization(8, plain.coefficients, equal_column_norms=True)
+    assert not plain.has_same_matrix(equal)
+    assert not tree_aggregation(8, "online").has_same_matrix(tree_aggregation(8, "full"))
+    assert plain.has_same_matrix(toeplitz(8, 3))
+
+
+def test_an_extension_states_no_weights_and_no_workload_of_fewer_rounds() -> None:
+    rates = Workload("momentum_sgd", 8, 0.5, tuple(np.linspace(1.0, 0.3, 8)))
+    weights = np.arange(1.0, 9.0)
+    for made in (toeplitz(8, 3, error=weights), toeplitz(rates, 3), banded(8, 3, error=weights)):
+        assert {"weights", "workload"} & set(made.parameters)
+        longer = made.extended(12)
+        assert "weights" not in longer.parameters
+        assert longer.parameters.get("error") != "weights"
+        own = made.parameters.get("workload")
+        assert own is None or longer.parameters.get("workload") != own
+        assert longer.optimality_gap is None

@@ -400,8 +400,9 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
 
 
 def test_a_matrix_alone_is_charged_for_rows_that_follow_from_rows_of_z() -> None:
-    for factorization in (toeplitz(40), optimal(workloads.prefix_sum(40))):
-        scheme = BallsInBins(40, 40, 200, 20, 10)
+    schemes = [BallsInBins(40, 40, 200, 20, 10), MinSeparationSampling(40, 40, 4000, 20, 40)]
+    made = (toeplitz(40), optimal(workloads.prefix_sum(40)))
+    for factorization, scheme in itertools.product(made, schemes):
         known = guarantees.columns_of(factorization, scheme)
         alone = scheme._columns(factorization.strategy_matrix())
         assert known is not None
