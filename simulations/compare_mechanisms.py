@@ -48,7 +48,7 @@ _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
     }
 )
 # A run without noise refuses these.
-_OF_PRIVATE_RUNS = ("target_epsilon", "noise_multiplier")
+_OF_PRIVATE_RUNS = ("target_epsilon", "target_rho", "noise_multiplier")
 _FLAG = re.compile(r"--([A-Za-z]\w*)(?:=.*)?", re.DOTALL)
 
 
@@ -106,7 +106,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "flags",
         "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
         f"--clip_norm=1'. --mechanism={run_config.NOT_PRIVATE} is not handed "
-        f"{' and '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse, nor "
+        f"{', '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse, nor "
         "are numbers of --clip_norms the flags of a norm that adapts.",
         "",
     )

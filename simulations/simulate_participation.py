@@ -158,7 +158,8 @@ def main(values: flags.FlagValues) -> int | None:
     factorization, schema = _planned(values)
     command_line.check_choice(
         factorization is None or multiplier is not None,
-        "--checkpoint needs --noise_multiplier or --target_epsilon, the noise of the run.",
+        "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho, the noise of the "
+        "run.",
     )
     num_rounds = _num_rounds(values, factorization)
     population = _population(values, schema, values.seed)
@@ -404,8 +405,8 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
         )
     if "noise_multiplier" not in fields:
         return (
-            f"{found}\n--noise_multiplier or --target_epsilon adds the guarantee that is planned, "
-            "and --checkpoint the one that is observed."
+            f"{found}\n--noise_multiplier, --target_epsilon or --target_rho adds the guarantee "
+            "that is planned, and --checkpoint the one that is observed."
         )
     delta = fields["delta"]
     if not math.isfinite(fields["planned_epsilon"]):

@@ -313,12 +313,16 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
       rho: Above 0.
 
     Returns:
-      1 / sqrt(2 rho).
+      1 / sqrt(2 rho), rounded so that ``zcdp_rho`` is not above rho; infinity for a rho so small
+      that no float is large enough.
 
     Raises:
       ValueError: If rho is not above zero and finite.
     """
-    return math.sqrt(0.5 / validation.positive_number(rho, "rho"))
+    sigma = math.sqrt(0.5 / validation.positive_number(rho, "rho"))
+    while math.isfinite(sigma) and zcdp_rho(sigma) > rho:
+        sigma = math.nextafter(sigma, math.inf)
+    return sigma
 
 
 def epsilon_of_zcdp(

@@ -1,5 +1,6 @@
 """Flags that describe mechanisms, participation schemas, workloads and privacy targets."""
 
+import math
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,11 @@ _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     ),
     "first_column": "toeplitz",
 }
+# Begins the help of --target_rho.
+TARGET_RHO = (
+    "The rho of approximate zero-concentrated differential privacy that the least sufficient "
+    "noise is"
+)
 # What a gap is of, by what was minimised, where it is not of the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
 
@@ -359,34 +365,73 @@ def gap_fields(
 
 
 def define_privacy(values: flags.FlagValues) -> None:
-    """Defines --noise_multiplier, --target_epsilon and --delta."""
+    """Defines --noise_multiplier, --target_epsilon, --target_rho and --delta."""
     group = FlagGroup(values, "Privacy")
     group.number("target_epsilon", "The epsilon that the least sufficient noise is found for.")
+    group.number("target_rho", f"{TARGET_RHO} found for, in place of --target_epsilon.")
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group.number(
         "noise_multiplier",
-        "The noise, in place of --target_epsilon: the standard deviation of Z over (clip norm "
-        "times the sensitivity of C).",
+        "The noise, in place of a target: the standard deviation of Z over (clip norm times the "
+        "sensitivity of C).",
     )
+
+
+def check_one_noise(**given: float | None) -> None:
+    """Checks that at most one of the flags that set the noise is given.
+
+    Args:
+      **given: The flags' values by name; None for one that is not given.
+
+    Raises:
+      CommandError: If two are given; the message names them.
+    """
+    names = [f"--{name}" for name, value in given.items() if value is not None]
+    check_choice(len(names) < 2, f"{' and '.join(names)} exclude each other: give one.")
 
 
 def noise_multiplier(values: flags.FlagValues) -> float | None:
     """Returns the noise multiplier that the flags ask for, or None if they ask for none.
 
     Raises:
-      CommandError: If both a noise multiplier and an epsilon are given.
+      CommandError: If more than one of a noise multiplier, an epsilon and a rho is given.
       ValueError: If a value is out of its range.
     """
-    check_choice(
-        values.noise_multiplier is None or values.target_epsilon is None,
-        "--noise_multiplier and --target_epsilon exclude each other: give one.",
+    check_one_noise(
+        noise_multiplier=values.noise_multiplier,
+        target_epsilon=values.target_epsilon,
+        target_rho=values.target_rho,
     )
     if values.target_epsilon is not None:
         return accounting.noise_multiplier(values.target_epsilon, values.delta)
+    if values.target_rho is not None:
+        return noise_multiplier_of_rho(values.target_rho, values.delta)
     if values.noise_multiplier is not None:
         # Also refuses what is negative or not finite, and a bad delta.
         accounting.epsilon(values.noise_multiplier, values.delta)
     return values.noise_multiplier
+
+
+def noise_multiplier_of_rho(target_rho: float, delta: float) -> float:
+    """Returns the least noise multiplier of which no rho above a target is stated.
+
+    Args:
+      target_rho: The value of --target_rho.
+      delta: That of --delta, for which an epsilon has to be stated beside rho.
+
+    Raises:
+      CommandError: If rho is too small for any noise.
+      ValueError: If it is not above zero and finite, or so large that no epsilon can be stated.
+    """
+    multiplier = accounting.noise_multiplier_of_zcdp(
+        validation.positive_number(target_rho, "--target_rho")
+    )
+    check_choice(
+        math.isfinite(multiplier),
+        f"--target_rho={target_rho:g} is too small: there is no such large noise multiplier.",
+    )
+    accounting.epsilon(multiplier, delta)
+    return multiplier
 
 
 def _numbers(file_name: str, flag: str, what: str = "") -> FloatArray:

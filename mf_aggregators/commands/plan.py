@@ -35,11 +35,19 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation, sampling_schemes
-from mf_aggregators.planning import Candidate, Computation, Infeasible, Setting, Skipped, proposals
+from mf_aggregators.planning import (
+    Candidate,
+    Computation,
+    Infeasible,
+    Setting,
+    Skipped,
+    planner,
+    proposals,
+)
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
-_REQUIRED = ("num_rounds", "population", "clients_per_round", "target_epsilon", "model_size")
+_REQUIRED = ("num_rounds", "population", "clients_per_round", "model_size")
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -52,7 +60,12 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.integer("model_size", "The number d of parameters of the model. Required.")
     group = FlagGroup(values, "Privacy")
-    group.number("target_epsilon", "The epsilon of the guarantee. Required.")
+    group.number("target_epsilon", "The epsilon of the guarantee. Required, or --target_rho.")
+    group.number(
+        "target_rho",
+        "For devices with timers, in place of --target_epsilon: the rho of approximate "
+        "zero-concentrated differential privacy. Sampling does not amplify it.",
+    )
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group = FlagGroup(values, "Participation")
     group.integer(
@@ -127,6 +140,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     for name in _REQUIRED:
         flag_groups.require(values, name)
+    flag_groups.require(values, "target_epsilon", "target_rho")
 
 
 @memory.limited()
@@ -181,6 +195,7 @@ def main(values: flags.FlagValues) -> int:
         "recommended_num_bands": chosen.num_bands,
         "reason": plan.reason,
         "target_epsilon": setting.epsilon,
+        "target_rho": setting.rho,
         "delta": setting.delta,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
@@ -276,7 +291,19 @@ def _setting(values: flags.FlagValues) -> Setting:
         f"--clients_per_round={values.clients_per_round} is more than "
         f"--population={values.population}.",
     )
-    validation.positive_number(values.target_epsilon, "--target_epsilon")
+    mechanism_flags.check_one_noise(
+        target_epsilon=values.target_epsilon, target_rho=values.target_rho
+    )
+    if values.target_rho is None:
+        epsilon = validation.positive_number(values.target_epsilon, "--target_epsilon")
+    else:
+        command_line.check_choice(
+            values.sampling is None,
+            "--target_rho is for devices with timers: sampling does not amplify rho. Give "
+            "--target_epsilon with --sampling.",
+        )
+        mechanism_flags.noise_multiplier_of_rho(values.target_rho, values.delta)
+        epsilon = planner.epsilon_of_rho(values.target_rho, values.delta)
     participation = None
     if values.sampling is None:
         separation = values.separation
@@ -310,7 +337,8 @@ def _setting(values: flags.FlagValues) -> Setting:
         clients_per_round=values.clients_per_round,
         participation=participation,
         sampling=values.sampling,
-        epsilon=values.target_epsilon,
+        epsilon=epsilon,
+        rho=values.target_rho,
         delta=values.delta,
         model_size=values.model_size,
         noise_memory=None if values.noise_memory_gb is None else 1e9 * values.noise_memory_gb,

@@ -267,6 +267,13 @@ def _plan_again(plan: Plan, directory: str) -> Step:
     return dataclasses.replace(step, notes=(note,))
 
 
+def _target(setting: Setting) -> str:
+    """The target as flags of a command that trains."""
+    if setting.rho is None:
+        return f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}"
+    return f"--target_rho={setting.rho!r} --delta={setting.delta!r}"
+
+
 def _error_flag(setting: Setting) -> str:
     error = setting.error
     return error if isinstance(error, str) else shlex.quote(setting.weights_file)
@@ -283,7 +290,7 @@ def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: s
         clients,
         f"--num_rounds={setting.num_rounds}",
         f"--clients_per_round={setting.clients_per_round}",
-        f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}",
+        _target(setting),
         rate,
         f"--noise_storage={chosen.cost.storage.value}" if _storage_is_forced(plan) else "",
     )
@@ -411,11 +418,15 @@ def setting_lines(setting: Setting) -> list[str]:
     return [
         f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
         f"{who}",
-        f"target {pair(setting.epsilon, setting.delta, '.6g')}-DP for every client (zero-out); "
-        f"model of {setting.model_size} parameters",
+        f"target {_rho_of(setting)}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
+        f"client (zero-out); model of {setting.model_size} parameters",
         _budget(setting),
         *compared[error_name(setting.error)],
     ]
+
+
+def _rho_of(setting: Setting) -> str:
+    return "" if setting.rho is None else f"rho = {setting.rho:g} (approximate zCDP), which is "
 
 
 def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:

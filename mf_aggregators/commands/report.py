@@ -116,7 +116,8 @@ def main(values: flags.FlagValues) -> int:
     for name in ("ledger", "clients_per_round"):
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
-            f"--{name} needs --noise_multiplier or --target_epsilon, the noise of the run.",
+            f"--{name} needs --noise_multiplier, --target_epsilon or --target_rho, the noise of "
+            "the run.",
         )
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
@@ -197,7 +198,7 @@ def _sentences(subject: Subject, delta: float, found: LedgerReport | None) -> li
     """In words, what guarantee is stated; nothing where a warning has said it."""
     mechanism = subject.mechanism
     if mechanism is None:
-        return ["--noise_multiplier or --target_epsilon adds the privacy guarantee."]
+        return ["--noise_multiplier, --target_epsilon or --target_rho adds the privacy guarantee."]
     if found is not None and found.keeps_plan is False:
         return []
     sentences = []

@@ -1,6 +1,8 @@
 """What mf-report says: of a checkpoint, of more rounds under its matrix, and of a run's ledger."""
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from mf_aggregators import (
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.commands.command_line import CommandError, readable
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.mechanism import Mechanism, Observed
 from mf_aggregators.participation import Participation, SingleParticipation
@@ -29,6 +31,8 @@ from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.workloads import Workload
 
 INDEPENDENT_NOISE = "independent noise"
+# The deltas beside that of the flags for which a report has the epsilon of its rho.
+_DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +123,7 @@ class Subject:
                 "zcdp_delta",
                 "epsilon",
                 "delta",
+                *map(_field_of, _DELTAS),
             )
             return {**dict.fromkeys(names), **_no_rates()}
         multiplier = self.mechanism.noise_multiplier
@@ -134,6 +139,7 @@ class Subject:
             "zcdp_delta": accounting.zcdp_delta(multiplier),
             "epsilon": accounting.epsilon(multiplier, delta),
             "delta": delta,
+            **{_field_of(each): accounting.epsilon(multiplier, each) for each in _DELTAS},
             **self.mechanism.guarantee(delta).attacker(),
         }
 
@@ -182,6 +188,46 @@ class Subject:
             "extended_noise_multiplier": multiplier,
             "extended_epsilon": epsilon,
         }
+
+
+def _field_of(delta: float) -> str:
+    return f"epsilon_at_delta_{delta:g}"
+
+
+def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
+    """Returns what is stated as rho and as epsilon: a row for each guarantee and delta.
+
+    An amplified epsilon is certified for its own delta alone.
+
+    Args:
+      stated: Guarantees by name.
+
+    Returns:
+      Rows of a name, rho, its delta0, a delta and the epsilon, none printed better than it is.
+    """
+    rows: list[tuple[str, ...]] = []
+    for name, guarantee in stated.items():
+        rho = "-"
+        if math.isfinite(guarantee.zcdp_rho):
+            rho = readable("zcdp_rho", guarantee.zcdp_rho)
+        found = {guarantee.delta: guarantee.epsilon}
+        if guarantee.sampling is None and math.isfinite(guarantee.epsilon):
+            found |= {
+                delta: accounting.epsilon(guarantee.noise_multiplier, delta)
+                for delta in _DELTAS
+                if delta != guarantee.delta
+            }
+        rows += [
+            (
+                name,
+                rho,
+                f"{guarantee.zcdp_delta:.2g}",
+                f"{delta:g}",
+                readable("epsilon", found[delta]) if math.isfinite(found[delta]) else "-",
+            )
+            for delta in sorted(found, reverse=True)
+        ]
+    return rows
 
 
 def read(values: flags.FlagValues) -> Subject:

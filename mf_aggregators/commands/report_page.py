@@ -9,7 +9,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, factorizations, figures
-from mf_aggregators.commands import command_line, pages, plan_text
+from mf_aggregators.commands import command_line, pages, plan_text, report_contents
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.commands.report_contents import INDEPENDENT_NOISE, Subject
@@ -84,6 +84,7 @@ def write(
         is_broken=is_broken,
         model_size=values.model_size,
         rows=[(name, command_line.readable(name, value)) for name, value in fields.items()],
+        targets=report_contents.rows_of_targets(stated),
         step=_step(subject, values),
         pictures={
             "guarantee": _pictures(subject, stated, values.delta),

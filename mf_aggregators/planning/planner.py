@@ -80,6 +80,19 @@ _RATE_OFFSET = -4.64
 _RATE_BASE = 1.7
 
 
+def epsilon_of_rho(rho: float, delta: float) -> float:
+    """Returns what a target of rho is as a target of epsilon: that of the least sufficient noise.
+
+    Args:
+      rho: Of approximate zero-concentrated differential privacy, above 0.
+      delta: Above 0 and below 1.
+
+    Raises:
+      ValueError: If an argument is out of its range, or no epsilon can be stated.
+    """
+    return gaussian.epsilon(gaussian.noise_multiplier_of_zcdp(rho), delta)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """What a run is given.
@@ -93,7 +106,7 @@ class Setting:
       sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone,
         min-separation sampling, balls in bins and Poisson sampling of groups; None for timers
         alone.
-      epsilon: The privacy target.
+      epsilon: The privacy target; with ``rho``, what that target is at ``delta``.
       delta: Of the target.
       model_size: The parameters d of the model.
       noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
@@ -102,10 +115,13 @@ class Setting:
       error: What mechanisms are made for and compared by: the ``mean`` squared error over rounds,
         its ``max``, or the mean with (n,) weights on rounds, none below zero, kept as a tuple.
       weights_file: The file that the weights are from, for commands that are printed.
+      rho: The target of approximate zero-concentrated differential privacy, for timers alone:
+        sampling does not amplify it. None where epsilon is the target.
 
     Raises:
       ValueError: If a value is out of its range, both or none of participation and
-        sampling are given, or the population cannot fill the rounds.
+        sampling are given, the population cannot fill the rounds, or rho is given with sampling
+        or another epsilon than its own.
     """
 
     num_rounds: int
@@ -120,6 +136,7 @@ class Setting:
     noise_disk: float | None = None
     error: PlannedError = "mean"
     weights_file: str = "WEIGHTS"
+    rho: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
@@ -139,6 +156,13 @@ class Setting:
         object.__setattr__(self, "error", proposals.checked_error(self.error, self.num_rounds))
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
+        if self.rho is not None:
+            if self.participation is None:
+                raise ValueError(
+                    "sampling does not amplify rho: plan for timers, or for a target of epsilon."
+                )
+            if self.epsilon != epsilon_of_rho(self.rho, self.delta):
+                raise ValueError(f"epsilon {self.epsilon:g} is not that of rho {self.rho:g}.")
         if self.participation is None:
             proposals.most_bands(self.num_rounds, self.population, self.clients_per_round)
         else:
@@ -691,6 +715,7 @@ def _candidate(
         setting.delta,
         cache_directory,
         is_estimate=is_estimate,
+        rho=setting.rho,
     )
     workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
     errors = mechanism.factorization.errors(workload, schema)

@@ -353,6 +353,7 @@ def calibrated(
     *,
     is_estimate: bool = False,
     budget: MechanismBudget | None = None,
+    rho: float | None = None,
 ) -> Mechanism:
     """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
 
@@ -368,6 +369,7 @@ def calibrated(
       budget: For schemes without groups, how many mechanisms may be tested of those that the
         certificate of one result pays for, which all count as tested; None where this is the
         result.
+      rho: In the place of epsilon and delta, for schemas: the target of approximate zCDP.
 
     Returns:
       The mechanism.
@@ -377,6 +379,8 @@ def calibrated(
     """
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
+    if rho is not None:
+        return calibrate(factorization, participation, rho=rho)
     if scheme is None:
         return calibrate(factorization, participation, epsilon=epsilon, delta=delta)
     description: dict[str, Any] = {

@@ -43,6 +43,9 @@ from simulations.training import learning_rate_schedules
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
 
+# The flags of a run that promise a guarantee.
+_TARGETS = ("target_epsilon", "target_rho")
+
 
 def run(command: TaskCommand) -> NoReturn:
     """Parses the flags of a command that runs a task, runs it, and exits."""
@@ -391,12 +394,14 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
 
     What a target needs may be computed anew, in the last digits, by another version.
     """
-    target, begun_with = config.target_epsilon, old.get("noise_multiplier")
-    if target is None or begun_with is None or old.get("target_epsilon") is None:
+    begun_with = old.get("noise_multiplier")
+    if begun_with is None:
         return config
-    if old["target_epsilon"] != target and not _is_longer(old, config):
-        return config
-    return dataclasses.replace(config, noise_multiplier=begun_with)
+    for name in _TARGETS:
+        target, before = config[name], old.get(name)
+        if None not in (target, before) and (target == before or _is_longer(old, config)):
+            return dataclasses.replace(config, noise_multiplier=begun_with)
+    return config
 
 
 def _is_longer(old: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -445,8 +450,9 @@ def _check_same_run(
         if most is not None and (more is None or more >= most):
             old["max_participations"] = more
         # A noise multiplier that was given is no target.
-        if None not in (old.get("target_epsilon"), new["target_epsilon"]):
-            old["target_epsilon"] = new["target_epsilon"]
+        for name in _TARGETS:
+            if None not in (old.get(name), new[name]):
+                old[name] = new[name]
     run_directory.check_same_flags(old, new, directory.path)
 
 

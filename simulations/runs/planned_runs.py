@@ -453,10 +453,18 @@ def _extended(
             )
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
-    if config.target_epsilon is not None:
-        epsilon = accounting.epsilon(
-            mechanism.noise_multiplier / config.simulated_share, config.delta
+    planned = mechanism.noise_multiplier / config.simulated_share
+    if config.target_rho is not None:
+        rho = accounting.zcdp_rho(planned)
+        check_choice(
+            rho <= config.target_rho,
+            f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds rho "
+            f"{printed_guarantees.rounded_up(rho, '.6g')}, above "
+            f"--target_rho={config.target_rho:g}: give that rho as the target, or more, to extend "
+            "the run, or fewer --num_rounds.",
         )
+    if config.target_epsilon is not None:
+        epsilon = accounting.epsilon(planned, config.delta)
         check_choice(
             epsilon <= config.target_epsilon,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
@@ -491,6 +499,10 @@ def _of_sampling(
         return _factorization(config, schema, scheme.num_bands, workload)
 
     multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
+    if multiplier is None and config.target_rho is not None:
+        return calibrate(
+            matrix() if factorization is None else factorization, scheme, rho=config.target_rho
+        )
     if multiplier is None:
         assert config.target_epsilon is not None
         if scheme.depends_on_matrix:

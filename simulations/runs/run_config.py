@@ -116,7 +116,7 @@ class RunConfig(Mapping[str, Any]):
     num_rounds: int = _flag(
         "Training",
         "The rounds of training. A run that is resumed with more of them is extended, if its "
-        "mechanism and --target_epsilon allow that.",
+        "mechanism and its target allow that.",
         is_positive=True,
     )
     clients_per_round: int = _flag(
@@ -202,6 +202,12 @@ class RunConfig(Mapping[str, Any]):
     target_epsilon: float | None = _flag(
         "Privacy", "The epsilon of the planned guarantee.", default=None
     )
+    target_rho: float | None = _flag(
+        "Privacy",
+        "In place of --target_epsilon: the rho of approximate zero-concentrated differential "
+        "privacy of the planned guarantee. Sampling does not amplify it.",
+        default=None,
+    )
     delta: float = _flag("Privacy", "The delta of the guarantee, which is to be below 1 / clients.")
     clip_norm: float | str = _flag(
         "Privacy",
@@ -259,7 +265,7 @@ class RunConfig(Mapping[str, Any]):
     )
     noise_multiplier: float | None = _flag(
         "Privacy",
-        "The noise, in place of --target_epsilon: the standard deviation of Z over (clip norm "
+        "The noise, in place of a target: the standard deviation of Z over (clip norm "
         "times the sensitivity of C).",
         default=None,
     )
@@ -654,17 +660,21 @@ def _check_simulated_clients(options: RunConfig) -> None:
 def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunConfig:
     """The options with the noise that a target needs, where the population has no say in it."""
     multiplier, target = options.noise_multiplier, options.target_epsilon
-    check_choice(
-        multiplier is None or target is None,
-        "--noise_multiplier and --target_epsilon exclude each other: give one.",
+    rho = options.target_rho
+    mechanism_flags.check_one_noise(
+        noise_multiplier=multiplier, target_epsilon=target, target_rho=rho
     )
     if options.mechanism == NOT_PRIVATE and options.checkpoint is None:
         check_choice(
-            multiplier is None and target is None,
-            f"--mechanism={NOT_PRIVATE} adds no noise: it takes neither --noise_multiplier nor "
-            "--target_epsilon.",
+            multiplier is None and target is None and rho is None,
+            f"--mechanism={NOT_PRIVATE} adds no noise: it takes none of --noise_multiplier, "
+            "--target_epsilon and --target_rho.",
         )
         multiplier = 0.0
+    elif rho is not None:
+        sufficient = mechanism_flags.noise_multiplier_of_rho(rho, options.delta)
+        if options.sampling == TIMERS:
+            multiplier = sufficient
     elif multiplier is None:
         target = default_epsilon if target is None else target
         sufficient = accounting.noise_multiplier(target, options.delta)

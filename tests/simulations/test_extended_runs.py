@@ -37,7 +37,7 @@ _NOISE = ("--noise_multiplier=1.5", "--server_cooldown=0.5")
 
 def _arguments(path: pathlib.Path, rounds: int, *more: str) -> list[str]:
     has_mechanism = any(each.startswith("--mechanism") for each in more)
-    has_noise = any("_epsilon=" in each or "noise_multiplier=" in each for each in more)
+    has_noise = any("target_" in each or "noise_multiplier=" in each for each in more)
     return [
         f"--output_dir={path}",
         f"--num_rounds={rounds}",
@@ -360,6 +360,21 @@ def test_a_target_is_a_promise(tmp_path: pathlib.Path) -> None:
     assert flags["target_epsilon"] == float(needed)
     # The noise is that of the first target.
     assert flags["noise_multiplier"] == accounting.noise_multiplier(3.0, 1e-4)
+
+
+@pytest.mark.usefixtures("_training_is_cut_off")
+def test_a_target_of_rho_is_a_promise(tmp_path: pathlib.Path) -> None:
+    options = (*_ARGUMENTS, "--target_rho=0.5")
+    path = _made(tmp_path / "target", *options)
+    assert _config(path)["flags"]["noise_multiplier"] == 1.0
+    said = _call(path, _WHOLE, *options).errors
+    assert "above --target_rho=0.5: give that rho as the target" in said
+    needed = said.split("rounds rho ")[1].split(",")[0]
+    more = (*_ARGUMENTS, f"--target_rho={needed}")
+    assert "training begins" in _call(path, _WHOLE, *more).errors
+    flags = _config(path)["flags"]
+    assert (flags["target_rho"], flags["noise_multiplier"]) == (float(needed), 1.0)
+    assert "other flags" in _call(path, _WHOLE, *_ARGUMENTS, "--target_epsilon=9").errors
 
 
 @pytest.mark.usefixtures("_training_is_cut_off")

@@ -320,7 +320,7 @@ def test_checkpoints_need_noise_and_a_schema_that_timers_can_keep(
 ) -> None:
     status, _, err = _call(capsys, *_SETTING, f"--checkpoint={checkpoint}")
     assert status == 2
-    assert "--checkpoint needs --noise_multiplier or --target_epsilon" in err
+    assert "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho" in err
     identity = mfa.factorizations.banded(
         mfa.workloads.prefix_sum(40), 4, participation=FixedEpochOrder(2, 20)
     )

@@ -39,6 +39,13 @@ def test_the_production_guarantee_of_the_papers() -> None:
     assert round(accounting.epsilon(multiplier, 1e-10), 2) == 6.69
 
 
+@given(st.floats(1e-300, 1e300))
+def test_noise_for_a_rho_is_the_least_of_which_no_larger_one_is_stated(rho: float) -> None:
+    multiplier = accounting.noise_multiplier_of_zcdp(rho)
+    assert accounting.zcdp_rho(multiplier) <= rho
+    assert accounting.zcdp_rho(multiplier * (1.0 - 1e-15)) > rho
+
+
 def test_the_other_production_guarantee_of_the_papers() -> None:
     """BandMF App. K.1: rho 0.24 and epsilon 4.35 at delta 1e-10, both rounded in print.
 

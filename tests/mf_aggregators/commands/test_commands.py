@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators import checkpoints, factorizations, participation, workloads
+from mf_aggregators import accounting, checkpoints, factorizations, participation, workloads
 from mf_aggregators.commands import command_line, factorize, report
 from mf_aggregators.participation import MinSeparation
 from tests.refusals import refuses
@@ -94,6 +94,30 @@ def test_report_agrees_with_factorize_and_adds_privacy(
     assert fields["noise_multiplier"] == pytest.approx(0.65294, rel=2e-5)
     assert fields["epsilon"] == pytest.approx(8.0)
     assert fields["noise_state_floats_per_parameter"] == 5
+
+
+def test_report_of_a_target_of_rho(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
+    checkpoint = _made(tmp_path, capsys)
+    page = tmp_path / "report.html"
+    _, out, _ = _call(
+        capsys,
+        *("mf-report", f"--checkpoint={checkpoint}", "--target_rho=0.52", "--delta=1e-7"),
+        *(f"--report={page}", "--format=json"),
+    )
+    fields = json.loads(out)
+    assert fields["zcdp_rho"] <= 0.52
+    assert fields["zcdp_rho"] == pytest.approx(0.52, rel=1e-15)
+    assert round(fields["epsilon_at_delta_1e-10"], 2) == 6.69
+    for delta in (1e-5, 1e-6, 1e-8):
+        found = accounting.epsilon(fields["noise_multiplier"], delta)
+        assert fields[f"epsilon_at_delta_{delta:g}"] == found
+    text = page.read_text(encoding="utf-8")
+    assert "rho (approximate zCDP)" in text
+    # Of the plan: the four deltas and that of the flags.
+    assert text.count('<th scope="row">planned</th>') == 5
 
 
 def test_report_under_another_schema(
@@ -275,6 +299,11 @@ def test_bad_input_is_one_clear_line_and_status_2(
     [
         (["--target_epsilon=0"], "epsilon"),
         (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
+        (["--target_epsilon=1", "--target_rho=1"], "exclude each other"),
+        (["--target_rho=0"], "--target_rho must be above zero"),
+        (["--target_rho=nan"], "--target_rho must be finite"),
+        (["--target_rho=1e-320"], "--target_rho"),
+        (["--target_rho=1e9"], "so little noise"),
         (["--noise_multiplier=-1"], "noise_multiplier"),
         (["--noise_multiplier=1", "--delta=1"], "delta"),
         (["--participation=single", "--separation=3"], "neither"),

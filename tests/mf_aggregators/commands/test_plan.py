@@ -401,6 +401,7 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--target_epsilon=nan"], "--target_epsilon must be finite"),
         (["--target_epsilon=inf"], "--target_epsilon must be finite"),
         (["--target_epsilon=1e9"], "no noise multiplier between"),
+        (["--target_rho=1"], "--target_epsilon and --target_rho exclude each other"),
         (["--delta=1"], "delta must be above 0 and below 1"),
         (["--delta=0"], "delta must be above 0 and below 1"),
         (["--delta=0.1"], "not below 1 / 40 clients"),
@@ -449,7 +450,42 @@ def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name
     status, out, err = _call(capsys, *given)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
-    assert err.startswith(f"mf-plan: {name} is required. Usage: mf-plan --num_rounds=INTEGER ")
+    asked = "--target_epsilon or --target_rho" if name == "--target_epsilon" else name
+    assert err.startswith(f"mf-plan: {asked} is required. Usage: mf-plan --num_rounds=INTEGER ")
+
+
+def test_a_target_of_rho(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [each for each in _SETTING if not each.startswith("--target_epsilon")]
+    given += ["--target_rho=0.02", "--mechanisms=blt", cache, "--format=json"]
+    status, out, err = _call(capsys, *given)
+    assert status == 0, err
+    fields = json.loads(out)
+    assert fields["target_rho"] == 0.02
+    # 1 / sqrt(2 rho) = 5.
+    assert fields["target_epsilon"] == mfa.accounting.epsilon(5.0, 1.5e-6)
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    assert chosen["noise_multiplier"] == pytest.approx(5.0, rel=1e-15)
+    make, run, aggregator = fields["commands"]
+    _factorize(capsys, shlex.split(make))
+    options = _options(shlex.split(run))
+    assert (options["target_rho"], options["target_epsilon"]) == (0.02, None)
+    _, named = _arguments(aggregator)
+    assert options["noise_multiplier"] == chosen["noise_multiplier"] == named["noise_multiplier"]
+    assert mfa.accounting.zcdp_rho(chosen["noise_multiplier"]) <= 0.02
+
+    status, _, err = _call(capsys, *given, "--sampling=any")
+    assert status == 2
+    assert "--target_rho is for devices with timers" in err
+    with pytest.raises(ValueError, match="sampling does not amplify rho"):
+        planning.Setting(12, 40, 10, None, "poisson", 1.0, 1e-6, 1000, rho=0.02)
+    with pytest.raises(ValueError, match="is not that of rho"):
+        planning.Setting(12, 40, 10, MinSeparation(4), None, 1.0, 1e-6, 1000, rho=0.02)
 
 
 def test_an_output_that_cannot_be_written_is_one_line(

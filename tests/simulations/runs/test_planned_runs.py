@@ -147,6 +147,19 @@ def test_the_statement_is_the_same_but_for_the_sensitivity(mechanism: str, more:
         assert statement.plan.sensitivity >= max(norms) * (1.0 - 1e-12)
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
+def test_a_target_of_rho_is_that_of_who_knows_who_was_drawn(sampling: str) -> None:
+    """Sampling amplifies epsilon, and no rho."""
+    run = _plan(
+        *("--mechanism=banded", "--num_bands=3", f"--sampling={sampling}", "--target_rho=2"),
+        clients=("--examples_per_client=1", "--clients_per_round=50"),
+    )
+    guarantee = run.mechanism.guarantee(1e-2)
+    assert guarantee.zcdp_rho == pytest.approx(2.0, rel=1e-12)
+    assert guarantee.zcdp_rho <= 2.0
+    assert guarantee.is_amplified
+
+
 def test_amplification_is_the_same_for_every_workload() -> None:
     inside, after = (
         _plan(
