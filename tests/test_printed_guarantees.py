@@ -22,7 +22,12 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import WorstClient
-from mf_aggregators.privacy.statement import PrivacyStatement, Represented, RunFacts
+from mf_aggregators.privacy.statement import (
+    TIMERS_BY_ROUNDS,
+    PrivacyStatement,
+    Represented,
+    RunFacts,
+)
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
@@ -153,7 +158,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     observed_guarantee = guarantees.observed(planned, factorization, observed)
     worst = WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891)
     statement = PrivacyStatement(
-        RunFacts("Identity", 7, 2, 0.5, False),
+        RunFacts("Identity", 7, 2, 0.5, False, "none", TIMERS_BY_ROUNDS),
         planned,
         observed,
         observed_guarantee,
@@ -199,7 +204,9 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
         "poisson", num_rounds=10, num_bands=1, population=50, clients_per_round=5
     )
     planned = guarantees.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
-    text = PrivacyStatement(RunFacts("Identity", 50, 5, 0.5, False), planned).to_markdown()
+    text = PrivacyStatement(
+        RunFacts("Identity", 50, 5, 0.5, False, "none", "The server draws."), planned
+    ).to_markdown()
     part = planned.part_of_client()
     assert part.amplified_epsilon is not None
     assert part.amplified_delta is not None
@@ -261,7 +268,7 @@ def _check_table(text: str, fields: dict[str, object]) -> None:
     # What warns stands before the table.
     is_warned = text.startswith("WARNING")
     table = text.split("\n\n")[1 if is_warned else 0]
-    shown = dict(re.findall(r"^(\w+) +(\S.*)$", table, re.MULTILINE))
+    shown = dict(re.findall(r"^([\w.-]+) +(\S.*)$", table, re.MULTILINE))
     checked = 0
     for name, value in fields.items():
         if not isinstance(value, float):

@@ -78,7 +78,9 @@ def test_no_statement_claims_pure_zcdp(multiplier: float) -> None:
         guarantees.planned(identity(12), MinSeparation(3), 0.5 * multiplier, 1e-4),
         guarantees.sampled(banded(workloads.prefix_sum(12), 3), scheme, multiplier, 1e-4),
     ):
-        text = PrivacyStatement(RunFacts("Some", 300, 10, 0.5, False), plan).to_markdown()
+        text = PrivacyStatement(
+            RunFacts("Some", 300, 10, 0.5, False, "none", "Timers."), plan
+        ).to_markdown()
         # Sentence by sentence: a list has more than one.
         for sentence in re.split(r"(?<=\.) ", " ".join(text.split())):
             assert not _NAMED.search(sentence) or _MAY_SAY.search(sentence), sentence

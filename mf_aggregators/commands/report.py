@@ -9,6 +9,11 @@ Examples:
     --delta=1e-4 --extend_to=3000
   mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
     --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
+  # A privacy statement for a run that was trained anywhere, and its verification:
+  mf-report --checkpoint=banded_25 --separation=25 --noise_multiplier=0.54 --delta=1e-6 \
+    --ledger=rounds.csv --statement=PRIVACY.md --public_data=none --population=100000 \
+    --clients_per_round=1000 --clip_norm=1 --enforcement="Each device keeps a timer."
+  mf-report --verify=PRIVACY.md
 """
 
 import math
@@ -27,6 +32,7 @@ from mf_aggregators.commands import (
     mechanism_flags,
     output_paths,
     report_contents,
+    report_statement,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
@@ -35,13 +41,16 @@ from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import Ledger
 
+# What may be given beside --verify.
+_WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
+
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
     FlagGroup(values, "Mechanism").path(
-        "checkpoint", "The checkpoint directory to report on. Required."
+        "checkpoint", "The checkpoint directory to report on. Required, but with --verify."
     )
-    flag_groups.require(values, "checkpoint")
+    flag_groups.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
     group = FlagGroup(values, "Participation")
@@ -81,6 +90,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "error of the same mechanism planned for so many rounds. The participation flags are for "
         "both.",
     )
+    report_statement.define_flags(values)
     FlagGroup(values, "Output").path(
         "figure",
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
@@ -91,7 +101,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
         "uses the checkpoint.",
     )
-    output_paths.define_overwrite(values, "--figure and --report")
+    output_paths.define_overwrite(values, "--figure, --report and --statement")
     FlagGroup(values, "Output").boolean(
         "name_clients",
         "Whether the report names the client of --ledger that was protected least, with its "
@@ -109,6 +119,8 @@ def _headings() -> str:
 @memory.limited()
 def main(values: flags.FlagValues) -> int:
     """Reads, computes and reports; returns the exit status."""
+    if values.verify is not None:
+        return _verify(values)
     _check_flags(values)
     start = time.monotonic()
     subject = report_contents.read(values)
@@ -129,11 +141,8 @@ def main(values: flags.FlagValues) -> int:
     if values.extend_to is not None:
         fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)
     stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
-    found = None
-    if values.ledger is not None and mechanism is not None:
-        ledger = ledgers.load(values.ledger, values.released_rounds or factorization.num_rounds)
-        seed = _sampling_seed(values, ledger)
-        found = LedgerReport.of(mechanism, ledger, values.delta, seed)
+    found = _found(values, subject)
+    if found is not None:
         fields |= found.fields(name_clients=values.name_clients)
         stated = found.guarantees()
     is_broken = found is not None and found.keeps_plan is False
@@ -147,6 +156,8 @@ def main(values: flags.FlagValues) -> int:
         fields["figure"] = values.figure
     if values.report is not None:
         fields["report"] = values.report
+    if values.statement is not None and found is not None:
+        fields |= report_statement.write(values, found, factorization.mechanism)
     fields["seconds"] = time.monotonic() - start
     if values.report is not None:
         from mf_aggregators.commands import report_page
@@ -155,6 +166,52 @@ def main(values: flags.FlagValues) -> int:
     text = "\n\n".join([*warnings, command_line.table(list(fields.items())), *sentences])
     command_line.print_result(values, fields, text)
     return command_line.REFUTED if is_broken else command_line.DONE
+
+
+def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
+    """What follows from the ledger, if there is one."""
+    mechanism = subject.mechanism
+    if values.ledger is None or mechanism is None:
+        return None
+    ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
+    seed = _sampling_seed(values, ledger)
+    command_line.check_choice(
+        values.statement is None or ledger.sampling is None or seed is not None,
+        "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
+        "that it did.",
+    )
+    return LedgerReport.of(mechanism, ledger, values.delta, seed)
+
+
+def _verify(values: flags.FlagValues) -> int:
+    """Makes a statement again from its files, and compares."""
+    given = [name for name in values if values[name].present and name not in _WITH_VERIFY]
+    command_line.check_choice(
+        not given, f"--verify takes all else from the statement: leave out --{', --'.join(given)}."
+    )
+
+    def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
+        again = command_line.flags_of(define_flags)
+        again(["mf-report", *words], known_only=False)
+        _check_flags(again)
+        subject = report_contents.read(again)
+        found = _found(again, subject)
+        command_line.check_choice(
+            found is not None, f"{values.verify} was made of no ledger with noise."
+        )
+        assert found is not None
+        return again, found, subject.factorization.mechanism
+
+    differing = report_statement.verify(values.verify, made_again)
+    fields = {"statement": values.verify, "is_verified": not differing, "differences": differing}
+    text = (
+        f"{values.verify} does NOT follow from its files:\n"
+        + "\n".join(f"- {e}" for e in differing)
+        if differing
+        else f"{values.verify} is what its files give: every hash, every number and every letter."
+    )
+    command_line.print_result(values, fields, text)
+    return command_line.REFUTED if differing else command_line.DONE
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -181,6 +238,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         output_paths.check_apart(values.figure, "figure", values.checkpoint)
         output_paths.check_file(values.figure, "figure", values.overwrite)
     output_paths.check_report(values, values.checkpoint)
+    report_statement.check_flags(values)
 
 
 def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:

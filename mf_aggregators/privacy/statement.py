@@ -56,6 +56,28 @@ class AdaptiveClipping:
 
 
 @dataclasses.dataclass(frozen=True)
+class Provenance:
+    """Who stands behind a statement, and what it was made from; nothing is checked but files.
+
+    Attributes:
+      responsible: Who answers for the run; empty where nobody said.
+      model: The model and its version; empty where nobody said.
+      period: The first and the last day of the run; empty where nobody said.
+      custody: Who holds the noise seed, the state and the ledger, and when they are destroyed, as a
+        sentence; empty where nobody said.
+      secure_aggregation: Whether the server saw sums alone; None where nobody said.
+      files: Names of files and their SHA-256 in hexadecimal, in the order in which they are listed.
+    """
+
+    responsible: str = ""
+    model: str = ""
+    period: str = ""
+    custody: str = ""
+    secure_aggregation: bool | None = None
+    files: tuple[tuple[str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class RunFacts:
     """What a statement says of a run besides its guarantee.
 
@@ -74,6 +96,7 @@ class RunFacts:
         train do: the statement then names them.
       num_alike_names: How many clients have a name that looks like another client's
         (``client_names.num_alike``).
+      provenance: Who stands behind the statement, and what it was made from.
     """
 
     mechanism: str
@@ -81,11 +104,13 @@ class RunFacts:
     clients_per_round: int
     clip_norm: float
     noise_seed_is_fixed: bool
-    public_data: str = "none"
-    enforcement: str = TIMERS_BY_ROUNDS
+    # What nobody said is not asserted: these two have no defaults.
+    public_data: str
+    enforcement: str
     adaptive_clip: AdaptiveClipping | None = None
     has_run_directory: bool = False
     num_alike_names: int = 0
+    provenance: Provenance = Provenance()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,6 +321,10 @@ class PrivacyStatement:
             **dataclasses.asdict(self.facts),
             "adaptive_clip": None if adaptive is None else adaptive.to_dict(),
             "enforcement": " ".join(self.facts.enforcement.split()),
+            "provenance": {
+                **dataclasses.asdict(self.facts.provenance),
+                "files": dict(self.facts.provenance.files),
+            },
             "represents": (
                 None
                 if self.represented is None
@@ -372,6 +401,7 @@ class PrivacyStatement:
             observed=self._observed_text(),
             rule=self._rule_text(),
             version=version.__version__,
+            provenance=self._provenance_text(),
         )
 
     def _summary(self) -> str:
@@ -386,8 +416,33 @@ class PrivacyStatement:
         }[self.status]
         return (
             f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
-            "privacy** for every client. "
+            f"privacy** for every client, {statement_texts.condition(guarantee)}.\n\n"
+            f"{statement_texts.meaning(guarantee, self.facts.num_clients)}\n\n"
             f"{statement_texts.attacker(guarantee)}"
+        )
+
+    def _provenance_text(self) -> str:
+        given, unknown = self.facts.provenance, statement_texts.NOT_STATED
+        secure = {
+            None: unknown,
+            True: "yes: the server saw sums of updates, and no client's own.",
+            False: "no: the server saw every client's clipped update.",
+        }
+        lines = [
+            f"*Responsible.* {given.responsible or unknown}",
+            f"*Model and version.* {given.model or unknown}",
+            f"*Period.* {given.period or unknown}",
+            f"*Custody and destruction of the noise seed, the state and the ledger.* "
+            f"{given.custody or unknown}",
+            f"*Secure aggregation.* {secure[given.secure_aggregation]}",
+        ]
+        if given.files:
+            lines.append("*Made from these files*, by SHA-256:")
+            lines += [f"  `{name}` {digest}" for name, digest in given.files]
+        return "".join(
+            f"   {'' if line.startswith(' ') else '- '}{'  - ' if line.startswith(' ') else ''}"
+            f"{line.strip()}\n"
+            for line in lines
         )
 
     def _observed_text(self) -> str:

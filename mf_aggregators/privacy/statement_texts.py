@@ -75,6 +75,43 @@ def accounting(plan: Guarantee) -> str:
     )
 
 
+def condition(guarantee: Guarantee) -> str:
+    """Returns on what condition a guarantee is stated, as the end of a sentence.
+
+    Args:
+      guarantee: The one that is stated.
+    """
+    if guarantee.is_amplified:
+        return (
+            "on one condition: clients are drawn at random as the assumption below says, and "
+            "nobody who sees what was released learns who took part"
+        )
+    if guarantee.sampling is not None:
+        return "if clients are drawn as the assumption below says"
+    return f"on one condition, which the assumption below explains: {guarantee.participation}"
+
+
+def meaning(guarantee: Guarantee, num_clients: int) -> str:
+    """Returns what epsilon and delta mean for a run, as sentences.
+
+    Args:
+      guarantee: The one that is stated, of a finite epsilon.
+      num_clients: The population.
+    """
+    delta = rounded_up(guarantee.delta, ".6g")
+    try:
+        factor = rounded_up(math.exp(guarantee.epsilon), ".4g")
+    except OverflowError:
+        factor = "e^epsilon"
+    expected = rounded_up(guarantee.delta * num_clients, ".4g")
+    return (
+        "Epsilon and delta mean this: the probability of whatever the run may release, with one "
+        f"client's updates, is at most {factor} times that without them, plus delta, {delta}; "
+        f"and the other way round. Delta times the {count(num_clients, 'client')} of the "
+        f"population is {expected}."
+    )
+
+
 def pair(guarantee: Guarantee) -> str:
     """Returns epsilon and delta in a few words, also where there is no guarantee."""
     if not math.isfinite(guarantee.epsilon):
@@ -115,11 +152,11 @@ def formal(guarantee: Guarantee) -> str:
         )
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
-            f"it {multiplier}, which {stated}. {_certificate(guarantee)}{attacker(guarantee)}"
+            f"it {multiplier}, which {stated}.{_certificate(guarantee)}"
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {dp} and {zcdp(guarantee)}. {attacker(guarantee)}"
+        f"{multiplier}, which is {dp} and {zcdp(guarantee)}."
     )
 
 
@@ -172,18 +209,35 @@ def _certificate(guarantee: Guarantee) -> str:
         return ""
     samples = certificate.num_samples + certificate.num_untilted
     return (
-        f"Its certificate is a test with seed {certificate.seed} and {samples} random samples, "
+        f" Its certificate is a test with seed {certificate.seed} and {samples} random samples, "
         f"which anybody can repeat. A false one would pass it with a probability of at most "
-        f"{rounded_up(certificate.failure_probability, '.2g')}, which delta covers. "
+        f"{rounded_up(certificate.failure_probability, '.2g')}, which delta covers."
     )
 
 
 def attacker(guarantee: Guarantee) -> str:
-    """Returns what an attacker can do, as a sentence."""
-    return printed_guarantees.rates_sentence(
-        guarantee.attacker(), knows_rounds=not guarantee.is_amplified
+    """Returns what an attacker can do, as sentences."""
+    rates = guarantee.attacker()
+    cases = []
+    for rate in printed_guarantees.FALSE_POSITIVE_RATES:
+        most = rates[printed_guarantees.rate_field(rate)]
+        if most is not None:
+            of = round(1.0 / rate)
+            # The product may be rounded down.
+            recognised = rounded_up(min(math.nextafter(of * most, math.inf), float(of)), ".4g")
+            cases.append(
+                f"is wrong about 1 in {of} clients whose updates were not used, it recognises at "
+                f"most {recognised} in {of} whose updates were"
+            )
+    secrets = "its noise and who was drawn" if guarantee.is_amplified else "its noise"
+    return (
+        f"An attacker knows everything of the run but its secrets ({secrets}), and guesses which "
+        f"clients' updates were used. If it {'; if it '.join(cases)}. Blind guesses recognise 1."
     )
 
+
+# Where a statement has no word on a point.
+NOT_STATED = "not stated."
 
 UNIT_OF_SAMPLING = """\
 One client of the population with all its data, whatever they are; where every example
@@ -286,4 +340,5 @@ MARKDOWN = """\
    - *Formal statement, planned.* {planned}{extended}
    - *Formal statement, observed.* By the ledger: {observed}{rule}
 4. **Verifiability.** {verification} Made by mf_aggregators {version}.
-"""
+5. **Responsibility.**
+{provenance}"""

@@ -125,6 +125,7 @@ def planned(run: Run) -> PrivacyStatement:
         clients_per_round=run.config.cohort,
         clip_norm=float(config.clip_norm) if clip is None else clip.initial_norm,
         noise_seed_is_fixed=config.seed is not None,
+        public_data="none",
         enforcement=_enforcement(run),
         adaptive_clip=_adaptive_clipping(run),
         has_run_directory=True,

@@ -266,7 +266,7 @@ def test_no_noise_is_null_in_json_and_never_nan(
         ("mf-factorize", ["--num_rounds=5", "--max_participations=2"], "needs --separation"),
         ("mf-factorize", ["something"], "unexpected argument"),
         ("mf-factorize", ["--nonsense=1"], "nonsense"),
-        ("mf-report", [], "--checkpoint is required"),
+        ("mf-report", [], "--checkpoint or --verify is required"),
         ("mf-report", ["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         ("mf-report", ["--checkpoint=nowhere", "--figure=x.jpg"], ".png"),
     ],

@@ -91,6 +91,7 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         "is_broken": True,
         "model_size": None,
         "rows": [("a_name", _AWKWARD), (_AWKWARD, "2")],
+        "targets": [(_AWKWARD, "0.5", "1e-15", "1e-06", "4")],
         "step": None,
     }
     path.write_text(pages.text("report.html", pictures={"guarantee": [], "costs": []}, **context))
@@ -98,7 +99,9 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
     assert page.faults == []
     assert page.conditions == [_AWKWARD, "only if"]
     assert page.paragraphs[2:] == [f"Clients were to keep to: {_AWKWARD}.\nWorkload: {_AWKWARD}."]
-    assert page.tables == [[["field", "value"], ["a_name", _AWKWARD], [_AWKWARD, "2"]]]
+    (targets, numbers) = page.tables
+    assert targets[1:] == [[_AWKWARD, "0.5", "1e-15", "1e-06", "4"]]
+    assert numbers == [["field", "value"], ["a_name", _AWKWARD], [_AWKWARD, "2"]]
     assert page.commands == [_AWKWARD]
 
     del context["sentences"]

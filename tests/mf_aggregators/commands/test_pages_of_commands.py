@@ -274,7 +274,12 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     fields, page = _reported(capsys, tmp_path, *arguments)
     assert page.faults == []
     assert [fault for figure in drawn for fault in figure_checks.faults(figure)] == []
-    ((_, *rows),) = page.tables
+    ((_, *targets), (_, *rows)) = page.tables
+    prefix = "realised_" if ledger == "broken" else ""
+    name = "observed" if ledger == "broken" else "planned"
+    (own,) = (row for row in targets if row[0] == name and row[3] == "1e-05")
+    assert own[1] == command_line.readable("zcdp_rho", fields[f"{prefix}zcdp_rho"])
+    assert own[4] == command_line.readable("epsilon", fields[f"{prefix}epsilon"])
     assert [name for name, _ in rows] == list(fields)
     for name, written in rows:
         assert written == command_line.readable(name, fields[name])

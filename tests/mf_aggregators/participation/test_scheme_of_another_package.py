@@ -67,7 +67,15 @@ def test_the_scheme_has_a_guarantee_of_its_own_and_a_statement() -> None:
     np.testing.assert_allclose(
         plan.true_positive_rate(rates), order.true_positive_rate(rates), rtol=1e-9
     )
-    facts = RunFacts("banded, 12 rounds", 40, 10, 1.0, noise_seed_is_fixed=False)
+    facts = RunFacts(
+        "banded, 12 rounds",
+        40,
+        10,
+        1.0,
+        noise_seed_is_fixed=False,
+        public_data="none",
+        enforcement="The server draws every batch.",
+    )
     observed = ObservedParticipation(12, 40, 4, 3, keeps_sampling=True)
     guarantee = guarantees.observed(plan, factorization, observed)
     statement = PrivacyStatement(facts, plan, observed, guarantee)

@@ -12,7 +12,7 @@ from mf_aggregators.participation import MinSeparation, sampling_scheme, samplin
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
-from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.privacy.statement import TIMERS_BY_ROUNDS, PrivacyStatement, RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.refusals import refuses
 
@@ -25,7 +25,15 @@ def _statement(
 ) -> PrivacyStatement:
     factorization = identity(10)
     plan = guarantees.planned(factorization, MinSeparation(3, 3), multiplier, 1e-4)
-    facts = RunFacts("Identity matrix factorization for 10 rounds", 7, 2, 0.5, fixed_seed)
+    facts = RunFacts(
+        "Identity matrix factorization for 10 rounds",
+        7,
+        2,
+        0.5,
+        fixed_seed,
+        "none",
+        TIMERS_BY_ROUNDS,
+    )
     if rounds_of_client is None:
         return PrivacyStatement(facts, plan)
     observed = guarantees.observed_participation([rounds_of_client], num_rounds)
@@ -62,7 +70,7 @@ def test_a_statement_names_the_files_of_runs_that_have_them_alone() -> None:
 
 
 def test_a_delta_that_one_client_in_all_may_satisfy_is_warned_of() -> None:
-    facts = RunFacts("Identity", 20, 2, 0.5, False)
+    facts = RunFacts("Identity", 20, 2, 0.5, False, "none", TIMERS_BY_ROUNDS)
     factorization = identity(10)
     for delta, is_warned_of in ((0.049, False), (0.05, True), (0.5, True)):
         plan = guarantees.planned(factorization, MinSeparation(3, 3), 1.0, delta)
@@ -181,7 +189,16 @@ def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyState
     scheme = sampling_scheme(name, num_rounds=12, num_bands=3, population=300, clients_per_round=10)
     plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
     facts = RunFacts(
-        "Banded matrix factorization for 12 rounds", 300, 10, 0.5, False, has_run_directory=True
+        *(
+            "Banded matrix factorization for 12 rounds",
+            300,
+            10,
+            0.5,
+            False,
+            "none",
+            "The server draws.",
+        ),
+        has_run_directory=True,
     )
     observed = ObservedParticipation(12, 87, 3, 4, keeps_sampling=keeps_sampling)
     return _ended(facts, plan, factorization, observed)

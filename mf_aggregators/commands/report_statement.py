@@ -1,0 +1,329 @@
+"""The privacy statement that mf-report writes of a run, and how it is verified.
+
+A statement is a Markdown file with a JSON file beside it. That holds the numbers, the SHA-256 of
+every file that they were made from, and the flags that make both again: whoever has the files finds
+out whether one letter of the statement is another.
+"""
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from absl import flags
+
+from mf_aggregators import atomic_files, validation
+from mf_aggregators.commands import output_paths
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.report_contents import LedgerReport
+from mf_aggregators.privacy.statement import PrivacyStatement, Provenance, RunFacts
+
+# Of the JSON file. A change that older programs cannot read raises it.
+FORMAT = 1
+
+# What a statement cannot do without. Nobody but the user knows it.
+_REQUIRED = ("ledger", "public_data", "enforcement", "population", "clients_per_round", "clip_norm")
+# The flags that make a statement, by whether they are paths.
+_PATHS = ("checkpoint", "ledger", "sampling_seed", "learning_rates", "first_column")
+_REPEATED = "evidence"
+# What is in a statement alone.
+_FACTS = (
+    *("public_data", "enforcement", "population", "clip_norm", "responsible", "model"),
+    *("period", "custody", "secure_aggregation", _REPEATED),
+)
+# The flags that have no part in it.
+_OF_OUTPUT = frozenset(
+    {"statement", "verify", "figure", "report", "overwrite", "format", "name_clients", "flagfile"}
+)
+_YES, _NO = "yes", "no"
+# A file of many gigabytes is read in pieces.
+_BYTES_AT_ONCE = 1 << 20
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of statements.
+
+    Args:
+      values: Where they are defined.
+    """
+    group = FlagGroup(values, "Statement")
+    group.path(
+        "statement",
+        "A .md file to write: the privacy statement of a run that was trained anywhere, by its "
+        "--ledger. The same as data, with the SHA-256 of all files, goes into a .json file beside "
+        "it. Needs --public_data, --enforcement, --population, --clients_per_round and "
+        "--clip_norm: nobody but you knows them.",
+    )
+    group.string(
+        "public_data",
+        "What was used besides the clients' data, in a few words, as none, or what the model was "
+        "pre-trained on.",
+    )
+    group.string(
+        "enforcement",
+        "What made clients keep to the participation of the plan, as a sentence. What nobody "
+        "checked is not to be asserted.",
+    )
+    group.integer("population", "The number of clients that cohorts were drawn from.")
+    group.number("clip_norm", "The L2 norm that each update was clipped to.")
+    group.string("responsible", "Who answers for the run.")
+    group.string("model", "The model and its version.")
+    group.string("period", "The first and the last day of the run.")
+    group.string(
+        "custody",
+        "Who holds the noise seed, the state of the run and the ledger, and when they are "
+        "destroyed, as a sentence.",
+    )
+    group.choice("secure_aggregation", (_YES, _NO), "Whether the server saw sums of updates alone.")
+    group.repeated_paths(
+        _REPEATED,
+        "A further file whose SHA-256 the statement lists, as a configuration or the final model.",
+    )
+    group.path(
+        "verify",
+        "A statement that --statement wrote, with its .json file beside it: every hash and every "
+        "number is made again from the files and compared. Exit status 1 if anything differs.",
+    )
+
+
+def check_flags(values: flags.FlagValues) -> None:
+    """Checks the flags of a statement before anything is computed for it.
+
+    Args:
+      values: The parsed flags of mf-report.
+
+    Raises:
+      CommandError: If one is missing, or what is to be written cannot be.
+      ValueError: If a number is out of its range.
+    """
+    if values.statement is None:
+        given = [name for name in _FACTS if values[name].value not in (None, [])]
+        check_choice(not given, f"--{given[0] if given else ''} needs --statement, which it is in.")
+        return
+    missing = [f"--{name}" for name in _REQUIRED if values[name].value in (None, "")]
+    check_choice(
+        not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
+    )
+    check_choice(
+        values.statement.endswith(".md"), f"--statement must name a .md file: {values.statement}."
+    )
+    validation.positive_integer(values.population, "--population")
+    validation.positive_number(values.clip_norm, "--clip_norm")
+    check_choice(
+        values.clients_per_round <= values.population,
+        f"--clients_per_round={values.clients_per_round} is more than "
+        f"--population={values.population}.",
+    )
+    for path in (values.statement, _data_file(values.statement)):
+        output_paths.check_parent(path, "statement")
+        output_paths.check_apart(path, "statement", values.checkpoint)
+        output_paths.check_file(path, "statement", values.overwrite)
+    for path in values[_REPEATED].value:
+        check_choice(os.path.isfile(path), f"--{_REPEATED}={path} is no file.")
+
+
+def write(values: flags.FlagValues, found: LedgerReport, factorization: str) -> dict[str, Any]:
+    """Writes a statement and its JSON form.
+
+    Args:
+      values: The parsed and checked flags of mf-report.
+      found: What follows from the ledger.
+      factorization: The name of what makes the noise.
+
+    Returns:
+      The fields of the report that name what was written.
+
+    Raises:
+      OSError: If a file cannot be read or written.
+    """
+    statement = _statement(values, found, factorization, pathlib.Path(values.statement).parent)
+    markdown = statement.to_markdown()
+    data = {
+        "format": FORMAT,
+        "flags": _flags_of(values, pathlib.Path(values.statement).parent),
+        "markdown_sha256": hashlib.sha256(markdown.encode()).hexdigest(),
+        "statement": statement.to_dict(),
+    }
+    atomic_files.write_text(values.statement, markdown)
+    atomic_files.write_text(_data_file(values.statement), json.dumps(data, indent=2) + "\n")
+    return {"statement": values.statement, "statement_data": str(_data_file(values.statement))}
+
+
+def verify(
+    path: str, made_again: Callable[[list[str]], tuple[flags.FlagValues, LedgerReport, str]]
+) -> list[str]:
+    """Returns what differs between a statement and what its files give.
+
+    Args:
+      path: The Markdown file.
+      made_again: Computes what a list of flags of mf-report asks for: the parsed flags, what
+        follows from the ledger, and the name of what makes the noise.
+
+    Returns:
+      Sentences; empty if every hash, number and letter is the same.
+
+    Raises:
+      CommandError: If the statement cannot be read.
+    """
+    folder = pathlib.Path(path).parent
+    data = _read(path)
+    stated = data["statement"]["provenance"]["files"]
+    differing = []
+    for name, digest in stated.items():
+        file = folder / name
+        if not file.is_file():
+            differing.append(f"{name} is not there.")
+        elif _sha256(file) != digest:
+            differing.append(f"{name} is another file: its SHA-256 is not the one that is stated.")
+    if hashlib.sha256(_text(path).encode()).hexdigest() != data["markdown_sha256"]:
+        differing.append(f"{path} is not the text that was written.")
+    if differing:
+        return differing
+    values, found, factorization = made_again(_arguments(data["flags"], folder))
+    statement = _statement(values, found, factorization, folder)
+    again = validation.parsed_json(json.dumps(statement.to_dict()))
+    if again["library_version"] != data["statement"]["library_version"]:
+        differing.append(
+            f"it was made by version {data['statement']['library_version']}, and this is "
+            f"{again['library_version']}."
+        )
+    differing += [
+        f"{name} is {before!r} in the statement, and {now!r} by its files."
+        for name, before, now in _differences(data["statement"], again)
+        if name != "library_version"
+    ]
+    if not differing and statement.to_markdown() != _text(path):
+        differing.append(f"{path} is not the text that its numbers give.")
+    return differing
+
+
+def _statement(
+    values: flags.FlagValues, found: LedgerReport, factorization: str, folder: pathlib.Path
+) -> PrivacyStatement:
+    secure = values.secure_aggregation
+    facts = RunFacts(
+        mechanism=f"{factorization.capitalize()} matrix factorization for "
+        f"{found.plan.num_rounds} rounds",
+        num_clients=values.population,
+        clients_per_round=values.clients_per_round,
+        clip_norm=values.clip_norm,
+        noise_seed_is_fixed=False,
+        public_data=values.public_data,
+        enforcement=values.enforcement,
+        num_alike_names=found.observed.num_alike_names,
+        provenance=Provenance(
+            responsible=values.responsible or "",
+            model=values.model or "",
+            period=values.period or "",
+            custody=values.custody or "",
+            secure_aggregation=None if secure is None else secure == _YES,
+            files=tuple(_hashes(values, folder)),
+        ),
+    )
+    return found.observed.completed(PrivacyStatement(facts, found.plan))
+
+
+def _hashes(values: flags.FlagValues, folder: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """The names of all files, from the statement's folder, and their hashes."""
+    for path in _files(values):
+        yield os.path.relpath(path, folder), _sha256(path)
+
+
+def _files(values: flags.FlagValues) -> Iterator[pathlib.Path]:
+    for name in _PATHS:
+        if name in values and values[name].value:
+            path = pathlib.Path(values[name].value)
+            if path.is_dir():
+                yield from sorted(each for each in path.iterdir() if each.is_file())
+            elif path.is_file():
+                yield path
+    yield from map(pathlib.Path, values[_REPEATED].value)
+
+
+def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
+    """The flags that make a statement again; paths are from its folder."""
+    found: dict[str, Any] = {}
+    for name in values:
+        flag = values[name]
+        if name in _OF_OUTPUT or not flag.present or flag.value in (None, []):
+            continue
+        if name == _REPEATED:
+            found[name] = [os.path.relpath(each, folder) for each in flag.value]
+        elif name in _PATHS:
+            found[name] = os.path.relpath(flag.value, folder)
+        else:
+            found[name] = flag.value
+    return dict(sorted(found.items()))
+
+
+def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
+    """The flags of a statement as a command takes them."""
+    words = []
+    for name, value in given.items():
+        if name in _OF_OUTPUT:
+            raise CommandError(f"the flags of a statement cannot have --{name}.")
+        if name == _REPEATED:
+            words += [f"--{name}={folder / each}" for each in value]
+        elif name in _PATHS:
+            words.append(f"--{name}={folder / value}")
+        elif isinstance(value, list):
+            words.append(f"--{name}={','.join(map(str, value))}")
+        else:
+            words.append(f"--{name}={value}")
+    # All that check_flags asks for, and no file is written.
+    return [*words, f"--statement={folder / 'statement.md'}", "--overwrite"]
+
+
+def _read(path: str) -> dict[str, Any]:
+    file = _data_file(path)
+    try:
+        data: dict[str, Any] = validation.parsed_json(file.read_text(encoding="utf-8"))
+        fields = (data["format"], data["flags"], data["markdown_sha256"])
+        files = data["statement"]["provenance"]["files"]
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise CommandError(f"{file} is not what mf-report --statement writes.") from error
+    check_choice(
+        fields[0] == FORMAT and all(isinstance(each, dict) for each in (fields[1], files)),
+        f"{file} has another format than {FORMAT}: verify it by the version that wrote it.",
+    )
+    return data
+
+
+def _text(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--verify={path} cannot be read: {error}") from error
+
+
+def _data_file(path: str) -> pathlib.Path:
+    return pathlib.Path(path).with_suffix(".json")
+
+
+def _sha256(path: pathlib.Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_BYTES_AT_ONCE):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The names of all values that differ, and the values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            yield from _differences(
+                before.get(key), now.get(key), f"{name}.{key}" if name else str(key)
+            )
+    elif isinstance(before, float) and isinstance(now, float):
+        # Of another processor, last digits may be others.
+        if not math.isclose(before, now, rel_tol=1e-9):
+            yield name, before, now
+    elif before != now:
+        yield name, before, now

@@ -1,0 +1,265 @@
+"""mf-report --statement and --verify: a statement for a run that was trained anywhere."""
+
+import hashlib
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from mf_aggregators import accounting, checkpoints, random_streams, workloads
+from mf_aggregators.commands import command_line, report
+from mf_aggregators.factorizations import banded
+from mf_aggregators.participation import MinSeparation, PoissonSampling
+from mf_aggregators.privacy.statement import RunFacts
+from simulations.runs.round_records import ParticipationLedger
+
+_FACTS = (
+    "--public_data=none",
+    "--enforcement=Each device keeps a timer of 4 rounds.",
+    "--population=40",
+    "--clients_per_round=10",
+    "--clip_norm=0.5",
+)
+_NOISE = ("--target_rho=0.5", "--delta=1e-6")
+
+
+def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        report.__doc__ or "", report.define_flags, report.main, ["mf-report", *arguments]
+    )
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder with a checkpoint and a ledger, in which commands run."""
+    path = tmp_path / "run"
+    path.mkdir()
+    factorization = banded(workloads.prefix_sum(12), 4)
+    checkpoints.save(factorization, path / "banded", participation=MinSeparation(4))
+    (path / "rounds.csv").write_text("client,round\na,0\nb,1\na,5\nb,11\n")
+    (path / "model.bin").write_bytes(b"the final model")
+    monkeypatch.chdir(path)
+    return path
+
+
+def _write(capsys: pytest.CaptureFixture[str], *more: str) -> None:
+    status, _, err = _call(
+        capsys,
+        *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
+        *(*_FACTS, "--evidence=model.bin", *more),
+    )
+    assert status == 0, err
+
+
+def _verified(capsys: pytest.CaptureFixture[str], path: str) -> list[str]:
+    status, out, err = _call(capsys, f"--verify={path}", "--format=json")
+    assert status in (0, 1), err
+    fields = json.loads(out)
+    assert fields["is_verified"] == (status == 0) == (not fields["differences"])
+    found: list[str] = fields["differences"]
+    return found
+
+
+def test_a_statement_has_what_was_said_and_what_follows(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    _write(
+        capsys, "--responsible=Jane Doe", "--custody=Kept in a vault.", "--secure_aggregation=no"
+    )
+    text = " ".join((folder / "PRIVACY.md").read_text().split())
+    # Once the text has a condition where it states a guarantee.
+    assert "on one condition, which the assumption below explains: at most 2 participations" in text
+    for said in ("Jane Doe", "Kept in a vault.", "Each device keeps a timer of 4 rounds."):
+        assert said in text
+    assert "*Model and version.* not stated." in text
+    assert "no: the server saw every client's clipped update" in text
+    digest = hashlib.sha256(b"the final model").hexdigest()
+    assert f"`model.bin` {digest}" in text
+    assert "clients of the population is 4e-05" in text
+    data = json.loads((folder / "PRIVACY.json").read_text())["statement"]
+    assert data["planned"]["epsilon"] == accounting.epsilon(1.0, 1e-6)
+    assert data["status"] == "finished"
+    assert data["realised_participation"]["separation"] == 5
+    assert set(data["provenance"]["files"]) == {
+        *("banded/arrays.npz", "banded/factorization.json", "rounds.csv", "model.bin")
+    }
+    # An attacker's rates stand there once.
+    assert text.count("Blind guesses") == 1
+
+
+def test_a_statement_is_verified_wherever_its_folder_goes(
+    capsys: pytest.CaptureFixture[str],
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _write(capsys)
+    assert _verified(capsys, "PRIVACY.md") == []
+    monkeypatch.chdir(tmp_path)
+    shutil.move(folder, tmp_path / "archive")
+    assert _verified(capsys, "archive/PRIVACY.md") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "found"),
+    [
+        ("rounds.csv", "a,5", "a,4", "rounds.csv is another file"),
+        ("model.bin", "final", "first", "model.bin is another file"),
+        ("banded/factorization.json", "{", "{ ", "banded/factorization.json is another file"),
+        ("PRIVACY.md", "drawn from 40", "drawn from 400", "not the text that was written"),
+        ("PRIVACY.json", '"num_clients": 40', '"num_clients": 41', "num_clients is 41"),
+        ("PRIVACY.json", '"target_rho": 0.5', '"target_rho": 0.4', "planned.epsilon is"),
+        (
+            "PRIVACY.json",
+            '"delta": 1e-06,\n    "enforcement"',
+            '"delta": 1e-07,\n    "enforcement"',
+            "delta",
+        ),
+    ],
+)
+def test_whatever_was_changed_is_found(
+    capsys: pytest.CaptureFixture[str],
+    folder: pathlib.Path,
+    file: str,
+    old: str,
+    new: str,
+    found: str,
+) -> None:
+    _write(capsys)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+    assert any(found in each for each in _verified(capsys, "PRIVACY.md"))
+
+
+def test_text_and_hash_changed_together_are_found(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    _write(capsys)
+    text = (folder / "PRIVACY.md").read_text()
+    forged = text.replace("1e-06)-differential", "1e-09)-differential")
+    assert forged != text
+    (folder / "PRIVACY.md").write_text(forged)
+    data = json.loads((folder / "PRIVACY.json").read_text())
+    data["markdown_sha256"] = hashlib.sha256(forged.encode()).hexdigest()
+    (folder / "PRIVACY.json").write_text(json.dumps(data))
+    assert _verified(capsys, "PRIVACY.md") == ["PRIVACY.md is not the text that its numbers give."]
+
+
+def test_a_file_that_is_gone_is_named(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    _write(capsys)
+    (folder / "model.bin").unlink()
+    assert _verified(capsys, "PRIVACY.md") == ["model.bin is not there."]
+
+
+def test_a_ledger_that_breaks_the_plan_is_said_first(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    (folder / "rounds.csv").write_text("a,0\na,1\n")
+    arguments = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
+    status, _, _ = _call(capsys, *arguments, "--statement=PRIVACY.md")
+    assert status == 1
+    text = (folder / "PRIVACY.md").read_text()
+    assert text.index("break the planned schema") < text.index("1. **DP setting.**")
+    assert _verified(capsys, "PRIVACY.md") == []
+
+
+@pytest.mark.parametrize("left_out", [*_FACTS, "--ledger=rounds.csv"])
+def test_what_nobody_said_is_not_asserted(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, left_out: str
+) -> None:
+    given = [each for each in (*_FACTS, "--ledger=rounds.csv") if each != left_out]
+    status, out, err = _call(
+        capsys, "--checkpoint=banded", *_NOISE, *given, "--statement=PRIVACY.md"
+    )
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert left_out.split("=")[0] in err
+    assert not (folder / "PRIVACY.md").exists()
+
+
+def test_facts_of_a_run_assert_nothing_by_default() -> None:
+    with pytest.raises(TypeError, match="public_data"):
+        RunFacts("Banded", 40, 10, 0.5, False)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--statement=PRIVACY.txt", *_FACTS), ".md"),
+        (("--statement=nowhere/PRIVACY.md", *_FACTS), "--statement"),
+        (("--statement=banded/PRIVACY.md", *_FACTS), "--statement"),
+        (("--statement=PRIVACY.md", *_FACTS, "--population=0"), "--population"),
+        (("--statement=PRIVACY.md", *_FACTS, "--population=9"), "--clients_per_round"),
+        (("--statement=PRIVACY.md", *_FACTS, "--clip_norm=nan"), "--clip_norm"),
+        (("--statement=PRIVACY.md", *_FACTS, "--evidence=nowhere"), "--evidence"),
+        (("--public_data=none",), "--public_data needs --statement"),
+        (("--secure_aggregation=yes",), "--secure_aggregation needs --statement"),
+        (("--verify=PRIVACY.md",), "leave out"),
+    ],
+)
+def test_bad_flags_of_a_statement_are_one_line(
+    capsys: pytest.CaptureFixture[str],
+    folder: pathlib.Path,
+    arguments: tuple[str, ...],
+    named: str,
+) -> None:
+    status, out, err = _call(
+        capsys, "--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *arguments
+    )
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert named in err
+    assert not (folder / "PRIVACY.md").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "flags": {}}'])
+def test_what_is_no_statement_is_one_line(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, text: str
+) -> None:
+    (folder / "mine.md").write_text("# Privacy statement")
+    for _ in range(2):
+        status, out, err = _call(capsys, "--verify=mine.md")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "mine.json" in err
+        (folder / "mine.json").write_text(text)
+
+
+def test_nothing_is_replaced_unless_asked(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    (folder / "PRIVACY.json").write_text("mine")
+    arguments = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
+    status, _, err = _call(capsys, *arguments, "--statement=PRIVACY.md")
+    assert status == 2
+    assert "--overwrite" in err
+    assert (folder / "PRIVACY.json").read_text() == "mine"
+    _write(capsys, "--overwrite")
+    assert _verified(capsys, "PRIVACY.md") == []
+
+
+def test_batches_of_a_sampler_need_its_seed(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    scheme = PoissonSampling(12, 4, 40, 2)
+    sampler = scheme.sampler(1)
+    cohorts = tuple(sampler.draw(number) for number in range(12))
+    names = tuple(f"client {number}" for number in range(40))
+    ParticipationLedger(names, cohorts, scheme).save("participation.npz")
+    arguments = ("--checkpoint=banded", *_NOISE, "--ledger=participation.npz", *_FACTS)
+    status, _, err = _call(capsys, *arguments, "--statement=PRIVACY.md")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--sampling_seed" in err
+    random_streams.save_seed(1, folder / "sampling_seed.json")
+    status, _, err = _call(
+        capsys, *arguments, "--statement=PRIVACY.md", "--sampling_seed=sampling_seed.json"
+    )
+    assert status == 0, err
+    assert (
+        "nobody who sees what was released learns who took part"
+        in (folder / "PRIVACY.md").read_text().partition("1. **DP setting.**")[0]
+    )
+    assert _verified(capsys, "PRIVACY.md") == []
