@@ -265,39 +265,41 @@ class _StreamFiles:
         tf.cond(is_last, lambda: tf.zeros([], tf.int64), make_all)
 
     def make(self, block: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
-        """Makes and writes a block's rows of one tile, (rows, width)."""
-        if not self._recursion.num_earlier_rows and not self._recursion.num_state_vectors:
-            nothing = tf.zeros([0, self._segment.width], tf.int32)
+        """Makes and writes a block's rows of one tile, (rows, width).
+
+        From the first round on, if what the block follows from is gone.
+        """
+        width, most = self._segment.width, self._recursion.num_earlier_rows
+        if not most and not self._recursion.num_state_vectors:
+            nothing = tf.zeros([0, width], tf.int32)
             return self._advance(block, tile, nothing, tf.cast(nothing, tf.float64))[0]
         earlier, has_earlier = self._read_earlier(block, tile)
         vectors, has_vectors = self._read_vectors(block, tile)
-        return tf.cond(
-            has_earlier & has_vectors,
-            lambda: self._advance(block, tile, earlier, vectors)[0],
-            lambda: self._replay(block, tile),
+        is_known = has_earlier & has_vectors
+        first, earlier, vectors = tf.cond(
+            is_known,
+            lambda: (block, earlier, vectors),
+            lambda: (tf.zeros_like(block), earlier[:0], tf.zeros_like(vectors)),
         )
-
-    def _replay(self, target: tf.Tensor, tile: tf.Tensor) -> tf.Tensor:
-        """Makes a block's rows from the first round on, because what it follows from is gone."""
-        width, most = self._segment.width, self._recursion.num_earlier_rows
 
         def advance(
-            block: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor, _: tf.Tensor
+            number: tf.Tensor, earlier: tf.Tensor, vectors: tf.Tensor, _: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            rows, vectors = self._advance(block, tile, earlier, vectors)
-            kept = tf.concat([earlier, rows], axis=0)
-            return block + 1, kept[tf.maximum(tf.shape(kept)[0] - most, 0) :], vectors, rows
+            rows, vectors = self._advance(number, tile, earlier, vectors)
 
-        start = (
-            tf.zeros([], tf.int64),
-            tf.zeros([0, width], tf.int32),
-            tf.zeros([self._recursion.num_state_vectors, width], tf.float64),
-            tf.zeros([0, width], tf.int32),
-        )
+            def with_rows() -> tf.Tensor:
+                kept = tf.concat([earlier, rows], axis=0)
+                return kept[tf.maximum(tf.shape(kept)[0] - most, 0) :]
+
+            # Nothing follows from the last block.
+            kept = tf.cond(number < block, with_rows, lambda: earlier)
+            return number + 1, kept, vectors, rows
+
+        # One loop, of one step for a block that is known: each step is a large graph.
         return tf.while_loop(
-            lambda block, *_: block <= target,
+            lambda number, *_: number <= block,
             advance,
-            start,
+            (first, earlier, vectors, tf.zeros([0, width], tf.int32)),
             shape_invariants=(
                 tf.TensorShape([]),
                 tf.TensorShape([None, width]),

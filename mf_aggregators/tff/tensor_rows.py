@@ -98,7 +98,8 @@ def chacha20(
     zeros = tf.zeros_like(low)
     words = [zeros + word for word in shared] + [low, high] + [zeros + word for word in row_words]
     size = counters.shape.num_elements()
-    is_small = size is not None and size <= _FEW_BLOCKS
+    # Those of a size that is not known are few, for ties.
+    is_small = size is None or size <= _FEW_BLOCKS
     state = tf.unstack(tf.reshape(tf.stack(words), [4, 4, -1])) if is_small else words
     double_round = _double_round_of_rows if is_small else _double_round
     # A loop, because the operations of all rounds would make a graph that takes seconds to build.
