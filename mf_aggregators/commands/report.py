@@ -131,6 +131,7 @@ def main(values: flags.FlagValues) -> int:
     found = None
     if values.ledger is not None and mechanism is not None:
         ledger = ledgers.load(values.ledger, values.released_rounds or factorization.num_rounds)
+        _check_reference(values, subject, ledger)
         seed = _sampling_seed(values, ledger)
         found = LedgerReport.of(mechanism, ledger, values.delta, seed)
         fields |= found.fields(name_clients=values.name_clients)
@@ -180,6 +181,19 @@ def _check_flags(values: flags.FlagValues) -> None:
         output_paths.check_apart(values.figure, "figure", values.checkpoint)
         output_paths.check_file(values.figure, "figure", values.overwrite)
     output_paths.check_report(values, values.checkpoint)
+
+
+def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
+    """Asks what the noise of sampled clients is relative to, where a checkpoint says otherwise."""
+    rounds = subject.factorization.num_rounds
+    command_line.check_choice(
+        ledger.sampling is None
+        or subject.schema.most_participations(rounds) == 1
+        or mechanism_flags.participation(values) is not None,
+        f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "
+        f"{subject.schema}. Use --participation=single if the noise multiplier is relative to one "
+        "participation, as in the privacy.json of a sampled run, or else the flags of that schema.",
+    )
 
 
 def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
