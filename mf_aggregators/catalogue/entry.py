@@ -199,7 +199,8 @@ class Entry(abc.ABC):
         training with momentum and a schedule of learning rates.
       is_for_runs: Whether commands that train offer it by name.
       has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
-      has_square_matrix: Whether C is square and lower triangular, so that sampling can amplify.
+      has_square_matrix: Whether C is square and lower triangular, so that plans amplify it by
+        sampling.
     """
 
     name: str

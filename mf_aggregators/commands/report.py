@@ -174,6 +174,7 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     if values.ledger is None or mechanism is None:
         return None
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
+    _check_reference(values, subject, ledger)
     seed = _sampling_seed(values, ledger)
     command_line.check_choice(
         values.statement is None or ledger.sampling is None or seed is not None,
@@ -239,6 +240,19 @@ def _check_flags(values: flags.FlagValues) -> None:
         output_paths.check_file(values.figure, "figure", values.overwrite)
     output_paths.check_report(values, values.checkpoint)
     report_statement.check_flags(values)
+
+
+def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
+    """Asks what the noise of sampled clients is relative to, where a checkpoint says otherwise."""
+    rounds = subject.factorization.num_rounds
+    command_line.check_choice(
+        ledger.sampling is None
+        or subject.schema.most_participations(rounds) == 1
+        or mechanism_flags.participation(values) is not None,
+        f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "
+        f"{subject.schema}. Use --participation=single if the noise multiplier is relative to one "
+        "participation, as in the privacy.json of a sampled run, or else the flags of that schema.",
+    )
 
 
 def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:

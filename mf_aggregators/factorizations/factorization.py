@@ -262,6 +262,24 @@ class Factorization(abc.ABC):
         """
         return sensitivities.lower_bands(self.strategy_matrix())
 
+    def streamed_bands(self) -> int | None:
+        """Returns the bands of the square C whose inverse makes the rows of noise; None for none.
+
+        It is C itself, but for trees.
+        """
+        return self.strategy_bands()
+
+    def encode_streamed(self, x: Any) -> FloatArray:
+        """Returns the product of the square C whose inverse makes the rows of noise.
+
+        Args:
+          x: (n, m) floats, a row for each round.
+
+        Returns:
+          (n, m) float64.
+        """
+        return self.encode(x)
+
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
         """Returns how the noise rows [C^-1 Z] follow from one another."""

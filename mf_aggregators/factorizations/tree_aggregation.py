@@ -122,6 +122,15 @@ class TreeAggregationFactorization(Factorization):
         first = self.plans[0] if self.plans else self.num_rounds
         return online_recursion(self.num_rounds, num_slots(first))
 
+    def streamed_bands(self) -> int:
+        """Returns n: the bands of C_s, whose inverse N_s makes the streamed rows of noise."""
+        return self.num_rounds
+
+    def encode_streamed(self, x: Any) -> FloatArray:
+        """Returns C_s x, for an (n, m) array x; C_s is dense on the way."""
+        streamed = self.noise_recursion().noising_matrix()
+        return np.asarray(scipy.linalg.solve_triangular(streamed, x, lower=True))
+
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:
         # (n, 2 n - 1): B C_T = A N C_T = A.
         return workload @ self.noising_matrix()

@@ -73,8 +73,7 @@ class BallsInBins(SeparatedScheme):
         return AllParticipations(self._longest(self._fitting(columns)))
 
     def _longest(self, columns: StrategyColumns) -> float:
-        entries = distributions.normalised(columns.entries)
-        norms = distributions.BinProducts(entries, self.separation).squared_norms
+        norms = distributions.BinProducts(columns.scaled(), self.separation).squared_norms
         return math.sqrt(float(np.max(norms))) * (1.0 + _ROUNDING)
 
     def rounds_of_client(self) -> BallsInBinsRounds:

@@ -25,7 +25,6 @@ from mf_aggregators.arrays import IntArray
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
     certificates,
-    distributions,
     importance_sampling,
     search,
 )
@@ -140,7 +139,7 @@ class SeparatedScheme(SamplingScheme):
           ValueError: If columns are missing or do not fit the scheme.
         """
         columns = self._fitting(columns)
-        entries = distributions.normalised(columns.entries)
+        entries = columns.scaled()
         rounding = sigma * columns.rounding * STEP
         rounding *= math.sqrt(num_coordinates / self.num_rounds)
         if self.shares_rows:
@@ -349,15 +348,16 @@ class _Known:
     values: bytes
     shape: tuple[int, ...]
     rounding: float
+    norm: float | None
 
     @classmethod
     def of(cls, columns: StrategyColumns) -> "_Known":
         entries = np.ascontiguousarray(columns.entries, np.float64)
-        return cls(entries.tobytes(), entries.shape, columns.rounding)
+        return cls(entries.tobytes(), entries.shape, columns.rounding, columns.norm)
 
     def columns(self) -> StrategyColumns:
         entries = np.frombuffer(self.values).reshape(self.shape)
-        return StrategyColumns(entries, self.rounding)
+        return StrategyColumns(entries, self.rounding, self.norm)
 
 
 # Statements ask for the same bounds again and again.

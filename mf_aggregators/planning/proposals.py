@@ -395,6 +395,8 @@ def calibrated(
     if columns is not None:
         description["columns"] = hashlib.sha256(columns.entries.tobytes()).hexdigest()
         description["rounding"] = columns.rounding
+        if columns.norm is not None:
+            description["norm"] = columns.norm
         description["is_estimate"] = is_estimate
         if budget is not None:
             description["mechanisms"] = budget.left

@@ -413,7 +413,7 @@ def sampled(
             f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
             f"{factorization.num_rounds}."
         )
-    check_bands(factorization, scheme)
+    _check_structure(factorization, scheme)
     bound = factorization.sensitivity(SingleParticipation())
     columns = columns_of(factorization, scheme)
     return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
@@ -432,19 +432,28 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> Strategy
     """Returns the columns of C that an amplified guarantee depends on, and what roundings move.
 
     Args:
-      factorization: C, lower triangular of at most the scheme's bands.
+      factorization: C, lower triangular of at most the scheme's bands. Of a tree, the columns are
+        those of the square matrix whose inverse makes its rows of noise, and none is longer than
+        those of C (``tree_aggregation``), which noise is scaled to.
       scheme: How clients take part.
 
     Returns:
       The columns, for schemes without groups; None for others.
+
+    Raises:
+      ValueError: If roundings move more than is accounted for.
     """
     if not scheme.depends_on_matrix:
         return None
-    num_bands = factorization.strategy_bands() or factorization.num_rounds
+    num_bands = factorization.streamed_bands() or factorization.num_rounds
     entries = distributions.columns_of_encoder(
-        factorization.encode, factorization.num_rounds, num_bands
+        factorization.encode_streamed, factorization.num_rounds, num_bands
     )
-    return StrategyColumns(entries, max(LARGEST_ROUNDING, _largest_rounding(factorization)))
+    rounding = max(LARGEST_ROUNDING, _largest_rounding(factorization))
+    if factorization.strategy_bands() is not None:
+        return StrategyColumns(entries, rounding)
+    norm = factorization.sensitivity(SingleParticipation()).value
+    return StrategyColumns(entries, rounding, norm)
 
 
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
@@ -458,10 +467,21 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
       factorization: C.
       scheme: How clients take part.
     """
+    _check_structure(factorization, scheme)
+    if scheme.depends_on_matrix:
+        _largest_rounding(factorization)
+
+
+def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> None:
+    """What :func:`check_bands` does, but for how much roundings move."""
     num_rounds = factorization.num_rounds
     if scheme.shares_rows:
         memory.check_rounds(num_rounds, _ARRAYS_OF_COLUMNS * 8 * num_rounds, "the columns of C")
-    bands = factorization.strategy_bands()
+    bands = (
+        factorization.streamed_bands()
+        if scheme.depends_on_matrix
+        else factorization.strategy_bands()
+    )
     if bands is None or bands > scheme.num_bands:
         found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
         raise ValueError(
@@ -481,8 +501,6 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             "amplification by sampling, use a banded mechanism with bands for at most half of the "
             "rounds."
         )
-    if scheme.depends_on_matrix:
-        _largest_rounding(factorization)
 
 
 def _unamplified(

@@ -268,7 +268,7 @@ def scheme_of(
         if num_bands is None and takes_any:
             num_bands = config.num_rounds
     else:
-        num_bands = checkpoint.strategy_bands()
+        num_bands = checkpoint.streamed_bands()
         is_banded = num_bands is not None and num_bands < max(2, checkpoint.num_rounds)
         check_choice(
             is_banded

@@ -621,14 +621,7 @@ def _check_sampling(options: RunConfig) -> None:
     )
     banded = banded_mechanisms()
     takes_any = sampling_schemes()[sampling].takes_any_matrix
-    if takes_any and mechanism not in banded:
-        check_choice(
-            options.checkpoint is not None or catalogue.entry(mechanism).has_square_matrix,
-            f"--sampling={sampling} needs a square matrix, and that of --mechanism={mechanism} is "
-            f"none. Use --sampling={TIMERS} with it.",
-        )
-        return
-    if options.checkpoint is not None:
+    if options.checkpoint is not None or (takes_any and mechanism not in banded):
         return
     check_choice(
         mechanism in banded,

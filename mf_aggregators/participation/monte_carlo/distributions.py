@@ -70,6 +70,8 @@ LARGEST_ROUNDING = 4.0
 _POWER_OF_NUMBERS = 27
 # More than 1 and twice what floats err by in a row.
 _MOST_OF_A_STEP = 1.5
+# More than what floats err by in the norm of a column, relative to it.
+_ROUNDING_OF_NORMS = 1e-9
 # Linear arithmetic is used as long as nothing is smaller or larger than this.
 _SMALLEST, _LARGEST = 1e-250, 1e250
 
@@ -82,10 +84,27 @@ class StrategyColumns:
       entries: (n, b) the compact columns of C.
       rounding: By how many steps of Z the roundings of one coordinate of a row move it at most, as
         far as they depend on one client (``noise.integer_rows``).
+      norm: What noise multipliers are relative to, at least the norm of every column; None for the
+        largest norm of a column.
     """
 
     entries: FloatArray
     rounding: float = LARGEST_ROUNDING
+    norm: float | None = None
+
+    def scaled(self) -> FloatArray:
+        """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
+
+        Raises:
+          ValueError: As :func:`normalised` does, and if a column is longer than that norm.
+        """
+        entries = normalised(self.entries)
+        if self.norm is None:
+            return entries
+        share = float(np.max(np.linalg.norm(self.entries, axis=1))) / self.norm
+        if not share <= 1.0 + _ROUNDING_OF_NORMS:
+            raise ValueError(f"a column of C is {share:.6g} of the norm that noise is relative to.")
+        return entries * min(share, 1.0)
 
     @classmethod
     def of_any_noise(cls, entries: FloatArray) -> "StrategyColumns":

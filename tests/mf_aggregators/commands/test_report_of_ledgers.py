@@ -275,6 +275,37 @@ def test_a_sampled_run_is_not_held_against_a_schema(
     assert "privacy.json" in out
 
 
+def test_noise_of_sampled_clients_is_not_taken_for_that_of_another_schema(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint for timers: relative to their sensitivity, so much noise would be too much."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        status = command_line.run(
+            report.__doc__ or "",
+            report.define_flags,
+            report.main,
+            [
+                "mf-report",
+                f"--checkpoint={checkpoint}",
+                _sampled_ledger(tmp_path, _DRAWN, _POISSON),
+                "--noise_multiplier=0.9",
+                "--delta=1e-5",
+                "--format=json",
+                *arguments,
+            ],
+        )
+        return status, *capsys.readouterr()
+
+    status, out, err = call()
+    assert (status, out) == (2, "")
+    assert "--participation=single" in err
+    assert len(err.splitlines()) == 1
+    status, out, _ = call("--participation=single")
+    assert status == 0
+    assert json.loads(out)["amplified_noise_multiplier"] == 0.9
+
+
 def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,7 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
         (["--sampling=min_separation"], "--num_bands"),
         (["--sampling=min_separation", "--mechanism=blt"], "--mechanism=blt"),
         (["--sampling=balls_in_bins"], "--num_bands"),
-        (["--sampling=balls_in_bins", "--mechanism=tree", "--noise_multiplier=1"], "tree"),
+        (["--sampling=min_separation", "--mechanism=tree"], "--mechanism=tree"),
         ([*_MIN_SEPARATION, "--max_participations=2"], "--max_participations"),
         ([*_MIN_SEPARATION[:3], "--separation=2"], "separation of 2"),
         ([*_MIN_SEPARATION[:2], "--separation=40"], "10 clients"),

@@ -1,0 +1,104 @@
+"""A program that knows the proof alone accepts what is certified, and nothing that is better."""
+
+import ast
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from mf_aggregators import checkpoints
+from mf_aggregators.factorizations import (
+    Factorization,
+    banded,
+    banded_inverse,
+    blt,
+    identity,
+    optimal,
+    structured,
+    toeplitz,
+)
+from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
+from mf_aggregators.participation.monte_carlo.certificates import Certification
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import Guarantee
+from tests import console_commands
+
+_PROGRAM = "tools/check_certificate.py"
+_QUICK = Certification(max_samples=2**15)
+_BINS = BallsInBins(24, 24, 200, 40, 5)
+_CASES: list[tuple[Factorization, SeparatedScheme]] = [
+    (blt(24, 2), _BINS),
+    (toeplitz(24, 3), dataclasses.replace(_BINS, num_bands=3)),
+    (banded(8, 2), MinSeparationSampling(8, 2, 300, 20, 3)),
+]
+_MORE_CASES: list[tuple[Factorization, SeparatedScheme]] = [
+    (banded_inverse(24, 3), _BINS),
+    (optimal(24), _BINS),
+    (banded(24, 8), dataclasses.replace(_BINS, num_bands=8)),
+    (identity(24), dataclasses.replace(_BINS, num_bands=1)),
+    (banded(24, 3), MinSeparationSampling(24, 3, 300, 20, 4)),
+]
+
+
+def _guarantee(matrix: Factorization, scheme: SeparatedScheme) -> Guarantee:
+    found = guarantees.sampled(matrix, scheme, 1.4, 1e-3, certification=_QUICK)
+    assert found.certificate is not None
+    return found
+
+
+def _status(matrix: pathlib.Path, *flags: str) -> int:
+    return int(console_commands.call(_PROGRAM, str(matrix), *flags).status)
+
+
+def test_the_program_is_short_and_imports_numpy_alone() -> None:
+    text = (console_commands.ROOT / _PROGRAM).read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    imported = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module))
+    assert imported == {"argparse", "itertools", "json", "math", "numpy", "pathlib", "typing"}
+
+
+@pytest.mark.parametrize(
+    ("matrix", "scheme"),
+    [*_CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in _MORE_CASES)],
+)
+def test_what_is_certified_is_accepted_and_what_is_a_fifth_better_is_not(
+    matrix: Factorization, scheme: SeparatedScheme, tmp_path: pathlib.Path
+) -> None:
+    """Of a run directory; fresh random bits err in 10^-6 of tests of a false claim."""
+    found = _guarantee(matrix, scheme)
+    checkpoints.save(matrix, tmp_path / "factorization")
+    (tmp_path / "privacy.json").write_text(json.dumps({"planned": found.to_dict()}))
+    assert _status(tmp_path) == 0
+    assert _status(tmp_path, f"--epsilon={0.8 * found.epsilon}") == 1
+
+
+def test_a_file_of_a_matrix_is_charged_for_any_noise(tmp_path: pathlib.Path) -> None:
+    """Entries of either sign count alike, and a bin more in the mixture makes another claim."""
+    matrix = structured(optimal(24), 2, 2)
+    found = _guarantee(matrix, _BINS)
+    signs = np.where(np.arange(24) % 2, -1.0, 1.0)
+    np.save(tmp_path / "c.npy", matrix.strategy_matrix() * signs)
+    flags = [f"--noise_multiplier={found.noise_multiplier}", f"--delta={found.delta}"]
+    held = f"--epsilon={1.01 * found.epsilon}"
+    assert _status(tmp_path / "c.npy", *flags, "--bins=5", held) == 0
+    assert _status(tmp_path / "c.npy", *flags, "--bins=4", held) == 1
+    assert _status(tmp_path / "c.npy", *flags, "--bins=5", f"--epsilon={0.8 * found.epsilon}") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--bins=10", "--epsilon=1", "--delta=1e-3"], ["--bins=x"], ["--separation=2"]],
+)
+def test_what_is_no_claim_ends_in_one_line(tmp_path: pathlib.Path, flags: list[str]) -> None:
+    np.save(tmp_path / "c.npy", np.tri(4))
+    ended = console_commands.call(_PROGRAM, str(tmp_path / "c.npy"), *flags)
+    assert ended.status == 2
+    assert ended.errors.splitlines()[-1].startswith("check_certificate")
+    assert console_commands.call(_PROGRAM, str(tmp_path / "none"), *flags).status == 2
