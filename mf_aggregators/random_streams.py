@@ -46,6 +46,8 @@ class Draw(enum.IntEnum):
       FIRST_WAITS: When timers first run out.
       JOINS: Who joins in a round: the round.
       BINS: The bin of each client.
+      CUT: Who stays in a batch that is cut: the round.
+      ALLOCATION: Which round of a cycle each client is in: the group, the cycle.
     """
 
     PARTITION = 0
@@ -54,6 +56,8 @@ class Draw(enum.IntEnum):
     FIRST_WAITS = 3
     JOINS = 4
     BINS = 5
+    CUT = 6
+    ALLOCATION = 7
 
 
 def generator_of(seed: int, *coordinates: int) -> np.random.Generator:

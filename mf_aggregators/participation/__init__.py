@@ -2,8 +2,8 @@
 
 ``SingleParticipation``, ``FixedEpochOrder`` and ``MinSeparation`` are schemas: sets of rounds in
 which one client may take part, however they come about. ``PoissonSampling``, ``FixedSizeSampling``,
-``Shuffling``, ``MinSeparationSampling`` and ``BallsInBins`` are random rules, which amplify the
-guarantee towards whoever does not know the draws.
+``TruncatedPoissonSampling``, ``Shuffling``, ``MinSeparationSampling`` and ``BallsInBins`` are
+random rules, which amplify the guarantee towards whoever does not know the draws.
 """
 
 from mf_aggregators.participation.balls_in_bins import BallsInBins
@@ -28,6 +28,7 @@ from mf_aggregators.participation.schemes import Sampler, SamplingScheme
 from mf_aggregators.participation.separated import SeparatedScheme
 from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.single import SingleParticipation
+from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
 from mf_aggregators.random_streams import secret_seed
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "SeparatedScheme",
     "Shuffling",
     "SingleParticipation",
+    "TruncatedPoissonSampling",
     "check",
     "check_extended",
     "check_fits",

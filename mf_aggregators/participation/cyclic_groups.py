@@ -373,6 +373,12 @@ class ComposedGroups(CyclicGroups):
           interval: What the losses of the grid are multiples of, above zero.
         """
 
+    def loss_of_round(
+        self, sigma: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns the privacy loss of one round of this run; arguments as above."""
+        return self.loss_distribution(sigma, self.sampling_probability, interval)
+
     def composed_loss(
         self, sigma: float, interval: float
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
@@ -382,8 +388,7 @@ class ComposedGroups(CyclicGroups):
           sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
           interval: What the losses of the grid are multiples of; larger for little noise.
         """
-        grid = max(interval, _finest_interval(sigma))
-        loss = self.loss_distribution(sigma, self.sampling_probability, grid)
+        loss = self.loss_of_round(sigma, max(interval, _finest_interval(sigma)))
         return loss.self_compose(self.most_participations())
 
     def amplified_epsilon(self, sigma: float, delta: float) -> float:

@@ -102,15 +102,10 @@ class FixedSizeSampling(ComposedGroups):
           sampling_probability: The share q = B / m of a group that is in a batch, in (0, 1].
           interval: What the losses of the grid are multiples of, above zero.
         """
-        largest = 0.5 / sigma**2 + _DEVIATIONS / sigma
-        most = math.ceil(largest / interval)
-        epsilons = np.arange(0, most + 1) * interval
+        epsilons = grid_of_epsilons(sigma, interval)
         taking_part = divergence_with(sigma, sampling_probability, epsilons)
         zeroed = divergence_without(sigma, sampling_probability, epsilons)
-        return privacy_loss_distribution.PrivacyLossDistribution(
-            _losses(interval, epsilons, taking_part, zeroed),
-            _losses(interval, epsilons, zeroed, taking_part),
-        )
+        return losses_of_divergences(interval, epsilons, taking_part, zeroed)
 
     def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
         """Returns composed sampling without replacement, with half the noise multiplier."""
@@ -130,6 +125,34 @@ class FixedSizeSampling(ComposedGroups):
 
     def _draw_words(self) -> str:
         return f"a uniformly random subset of {self.clients_per_round} of its {self.group_size}."
+
+
+def grid_of_epsilons(sigma: float, interval: float) -> FloatArray:
+    """Returns multiples of an interval from 0, up to the largest loss that counts.
+
+    Args:
+      sigma: As in :func:`loss_distribution`.
+      interval: Above zero.
+    """
+    largest = 0.5 / sigma**2 + _DEVIATIONS / sigma
+    return np.asarray(np.arange(0, math.ceil(largest / interval) + 1) * interval)
+
+
+def losses_of_divergences(
+    interval: float, epsilons: FloatArray, taking_part: FloatArray, zeroed: FloatArray
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the privacy loss of a pair by its divergences in both directions.
+
+    Args:
+      interval: That of the grid.
+      epsilons: What :func:`grid_of_epsilons` returned.
+      taking_part: The divergences of outputs with a client from those without, at the epsilons.
+      zeroed: Those of outputs without the client from those with it.
+    """
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        _losses(interval, epsilons, taking_part, zeroed),
+        _losses(interval, epsilons, zeroed, taking_part),
+    )
 
 
 def divergence_with(sigma: float, sampling_probability: float, epsilons: FloatArray) -> FloatArray:

@@ -23,6 +23,7 @@ from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.single import SingleParticipation
+from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
 
 # The group of entry points that other packages register sampling schemes in.
 GROUP = "mf_aggregators.sampling_schemes"
@@ -40,6 +41,7 @@ _OWN_SCHEMES: tuple[type[SamplingScheme], ...] = (
     Shuffling,
     MinSeparationSampling,
     BallsInBins,
+    TruncatedPoissonSampling,
 )
 
 
@@ -86,6 +88,7 @@ def sampling_scheme(
     population: int,
     clients_per_round: int,
     separation: int | None = None,
+    largest_batch: int | None = None,
 ) -> SamplingScheme:
     """Returns a sampling scheme by its name.
 
@@ -98,6 +101,8 @@ def sampling_scheme(
       separation: For ``min_separation``, the least distance of two participations of a
         client, at least b and b by default. For ``balls_in_bins``, the number of bins,
         floor(m / B) by default. None for the others.
+      largest_batch: For ``truncated_poisson``, the most clients of a round, by default what a
+        round exceeds with a probability of at most 1e-6. None for the others.
 
     Returns:
       The scheme.
@@ -111,7 +116,11 @@ def sampling_scheme(
             f"the sampling scheme {validation.shown(name)} is not one of {', '.join(schemes)}: "
             "install the package that has it."
         )
-    return schemes[name].of_sizes(num_rounds, num_bands, population, clients_per_round, separation)
+    # Schemes of other packages may know of no largest batch.
+    given = {} if largest_batch is None else {"largest_batch": largest_batch}
+    return schemes[name].of_sizes(
+        num_rounds, num_bands, population, clients_per_round, separation, **given
+    )
 
 
 def sampling_from_dict(description: Any) -> SamplingScheme:

@@ -80,6 +80,7 @@ class SamplingScheme(Participation):
       covers_absences: Whether the guarantee holds where clients that were drawn are absent.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
+      takes_largest_batch: Whether it has a largest batch, of which more than come are cut.
       composes_amplified: Whether the event of a run is amplified, and for the adding or removing
         of a client, so that it composes with other runs.
     """
@@ -96,6 +97,7 @@ class SamplingScheme(Participation):
     has_random_sizes: ClassVar[bool] = True
     composes_amplified: ClassVar[bool] = False
     takes_any_matrix: ClassVar[bool] = False
+    takes_largest_batch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(
@@ -115,6 +117,7 @@ class SamplingScheme(Participation):
         population: int,
         clients_per_round: int,
         separation: int | None = None,
+        largest_batch: int | None = None,
     ) -> _Scheme:
         """Returns the scheme of some sizes, with its default separation where that is None.
 
@@ -124,15 +127,26 @@ class SamplingScheme(Participation):
           population: The clients m.
           clients_per_round: The clients B of a round, expected or exact.
           separation: The least distance of two participations of a client; None for the default.
+          largest_batch: The most clients of a round; None for the default.
 
         Raises:
-          ValueError: If the scheme takes no separation, as by default, and one is given.
+          ValueError: If the scheme takes no separation or no largest batch, as by default, and
+            one is given.
         """
         if separation is not None:
             raise ValueError(
                 f"the sampling scheme {cls.name!r} takes no separation, found {separation}."
             )
+        if largest_batch is not None:
+            raise ValueError(
+                f"the sampling scheme {cls.name!r} takes no largest batch, found {largest_batch}."
+            )
         return cls(num_rounds, num_bands, population, clients_per_round)
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients that one round can have: all, by default."""
+        return self.population
 
     @property
     def is_amplified(self) -> bool:

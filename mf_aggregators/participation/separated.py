@@ -100,8 +100,13 @@ class SeparatedScheme(SamplingScheme):
         population: int,
         clients_per_round: int,
         separation: int | None = None,
+        largest_batch: int | None = None,
     ) -> _Self:
         """Returns the scheme of some sizes, with its default separation where that is None."""
+        if largest_batch is not None:
+            raise ValueError(
+                f"the sampling scheme {cls.name!r} takes no largest batch, found {largest_batch}."
+            )
         if separation is None:
             separation = cls._default_separation(num_bands, population, clients_per_round)
         return cls(num_rounds, num_bands, population, clients_per_round, separation)

@@ -347,7 +347,7 @@ def mf_dp_aggregator(
         scheme = mechanism.sampling
         if scheme is not None and scheme.has_random_sizes and secure_aggregation_bits is not None:
             # A refused round would tell that its batch was larger than this.
-            largest_cohort = scheme.population if largest_cohort is None else largest_cohort
+            largest_cohort = scheme.largest_cohort if largest_cohort is None else largest_cohort
         made = mechanism
     elif isinstance(mechanism, (Factorization, str, os.PathLike)):
         if participation is None or noise_multiplier is None:

@@ -286,6 +286,7 @@ def scheme_of(
         population=num_clients,
         clients_per_round=config.clients_per_round,
         separation=config.separation,
+        largest_batch=config.largest_batch,
     )
 
 

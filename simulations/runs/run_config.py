@@ -33,9 +33,10 @@ _SAMPLING = (
     "How the clients of a round are found. timers: any that their participation timers allow, as "
     "in cross-device training. poisson, fixed_size, shuffling: a data sampler splits the "
     "population into as many groups as C has bands, goes through them in turn, and draws within "
-    "one, which amplifies the guarantee (BandMF Thm 4). They simulate the papers' centralised "
-    "setting, a data centre that draws every batch itself and keeps secret who was drawn; no "
-    "population of devices that decide themselves when to take part may use them. "
+    "one, which amplifies the guarantee (BandMF Thm 4). truncated_poisson: as poisson, but of a "
+    "batch above a largest size, a random subset of that size stays. They simulate the papers' "
+    "centralised setting, a data centre that draws every batch itself and keeps secret who was "
+    "drawn; no population of devices that decide themselves when to take part may use them. "
     "min_separation: each device whose timer allows it joins with a secret coin, the timers being "
     "in their stationary state before the first round. balls_in_bins: each device is put into one "
     "of --separation rounds of each cycle, secretly and at random. Devices can do both by "
@@ -295,6 +296,13 @@ class RunConfig(Mapping[str, Any]):
         "Default: the largest that the population allows; with --sampling=min_separation, "
         "--num_bands. With --sampling=balls_in_bins, the number of bins, which is also the "
         "population over --clients_per_round, its default.",
+        default=None,
+        is_positive=True,
+    )
+    largest_batch: int | None = _flag(
+        "Participation",
+        "With --sampling=truncated_poisson, the most clients of a round: of more that come, a "
+        "random subset stays. Default: what a round exceeds with a probability of at most 1e-6.",
         default=None,
         is_positive=True,
     )
@@ -607,6 +615,12 @@ def _check_mechanism(options: RunConfig) -> None:
 def _check_sampling(options: RunConfig) -> None:
     """Checks the flags that a sampling scheme excludes or needs."""
     sampling, mechanism = options.sampling, options.mechanism
+    check_choice(
+        options.largest_batch is None
+        or (sampling != TIMERS and sampling_schemes()[sampling].takes_largest_batch),
+        f"--largest_batch does not belong to --sampling={sampling}: it is for a scheme that cuts "
+        "batches, as --sampling=truncated_poisson.",
+    )
     if sampling == TIMERS:
         return
     check_choice(

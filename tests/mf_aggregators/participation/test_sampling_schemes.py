@@ -53,7 +53,7 @@ def test_schemes_describe_themselves(name: str) -> None:
     scheme = sampling_scheme(name, num_rounds=10, num_bands=3, population=100, clients_per_round=7)
     description = json.loads(json.dumps(scheme.to_dict()))
     assert sampling_from_dict(description) == scheme
-    assert ("separation" in description) == (name not in ["poisson", "fixed_size", "shuffling"])
+    assert ("separation" in description) == (not sampling_schemes()[name].has_groups)
     with refuses("sampling scheme"):
         sampling_from_dict({"name": name})
 
@@ -71,6 +71,9 @@ def test_schemes_describe_themselves(name: str) -> None:
         ("poisson", {"separation": 4}, "'poisson' takes no separation, found 4"),
         ("min_separation", {"num_bands": 11}, "at most num_rounds"),
         ("cyclic", {}, "not one of poisson, fixed_size, shuffling, min_separation, balls_in_bins"),
+        ("poisson", {"largest_batch": 20}, "takes no largest batch, found 20"),
+        ("balls_in_bins", {"largest_batch": 20}, "takes no largest batch, found 20"),
+        ("truncated_poisson", {"separation": 4}, "takes no separation, found 4"),
     ],
 )
 def test_bad_sizes_are_refused(name: str, changes: dict[str, int], message: str) -> None:
