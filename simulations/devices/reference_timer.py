@@ -1,0 +1,149 @@
+"""When a device may take part: a reference client for timers, and its server's second check.
+
+``docs/devices.md`` has the state machine. For all uploads of one device in a run it holds that
+
+- the rounds of their requests are at least ``rounds`` apart: an upload is counted before it is
+  sent, and the first note of an installation that is not older than the run stands for whatever an
+  earlier one did;
+- their requests are at least ``seconds`` less twice ``tolerance`` apart on the server's clock,
+  because the device's was within ``tolerance`` of it at both;
+- one installation uploads at most ``most`` times, and a new one counts from 0.
+
+The server sums an upload only while the round of its request is open (:class:`OpenRound`), so the
+same holds for the rounds in which uploads are summed.
+"""
+
+import dataclasses
+import json
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """How rarely a device takes part in a run. It never changes while the run lasts.
+
+    Attributes:
+      rounds: How many rounds apart participations are at least; 1 for any other round.
+      seconds: How many seconds apart they are at least; 0 for timers that need no clock.
+      tolerance: By how many seconds a device's clock may differ from the server's.
+      most: The most participations of an installation, at least 1; None for no limit.
+    """
+
+    rounds: int = 1
+    seconds: float = 0.0
+    tolerance: float = 0.0
+    most: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A server's request to take part.
+
+    Attributes:
+      run: The name of the run.
+      round_index: The round. It never goes back in a run, and stays when the server tries again.
+      seconds: The server's clock.
+      run_began: The server's clock when the run was made, before its first request.
+      token: What the upload carries: made for this request alone, and hard to guess.
+    """
+
+    run: str
+    round_index: int
+    seconds: float
+    run_began: float
+    token: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What an installation remembers of a run: when it last took part, and how often."""
+
+    run: str
+    round_index: int
+    clock: float
+    participations: int
+
+    def allows(self, request: Request, policy: Policy, clock: float) -> bool:
+        """Returns whether a request is late enough, and participations are left."""
+        return (
+            request.round_index >= self.round_index + policy.rounds
+            and (not policy.seconds or clock >= self.clock + policy.seconds)
+            and (policy.most is None or self.participations < policy.most)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """An installation, for all accounts that use it.
+
+    Attributes:
+      contact: The server's clock when this installation first spoke to it.
+      entries: What it remembers of each run.
+      job: The request that it computes for, or uploads for; None for none.
+      asked: When it accepted the job, by its own clock.
+      is_uploading: Whether the upload has been counted, and may be on its way.
+    """
+
+    contact: float
+    entries: tuple[Entry, ...] = ()
+    job: Request | None = None
+    asked: float = 0.0
+    is_uploading: bool = False
+
+    def ask(self, request: Request, policy: Policy, clock: float) -> "Device":
+        """Returns the device after a request, which is its ``job`` if it takes part."""
+        if policy.seconds and not abs(clock - request.seconds) <= policy.tolerance:
+            return self
+        entry = self.entry(request.run)
+        if entry is None and self.contact >= request.run_began:
+            # Another installation may have taken part until now.
+            return self._with(Entry(request.run, request.round_index, clock, 0))
+        if self.job or (entry is not None and not entry.allows(request, policy, clock)):
+            return self
+        return dataclasses.replace(self, job=request, asked=clock)
+
+    def upload(self) -> "Device":
+        """Returns the device that counts its job; sent once what is :meth:`kept` is on disk."""
+        if self.job is None or self.is_uploading:
+            raise ValueError("there is no job that was not uploaded.")
+        before = self.entry(self.job.run)
+        count = 1 + (0 if before is None else before.participations)
+        entry = Entry(self.job.run, self.job.round_index, self.asked, count)
+        return dataclasses.replace(self._with(entry), is_uploading=True)
+
+    def end(self, acknowledged: bool) -> "Device":
+        """Returns the device without its job: acknowledged, lost or given up, which are alike."""
+        del acknowledged
+        return dataclasses.replace(self, job=None, asked=0.0, is_uploading=False)
+
+    def entry(self, run: str) -> Entry | None:
+        """Returns what it remembers of a run; None for nothing."""
+        return next((entry for entry in self.entries if entry.run == run), None)
+
+    def kept(self) -> str:
+        """Returns what has to be on disk, in no backup: jobs end when the device restarts."""
+        return json.dumps(dataclasses.asdict(self.end(False)))
+
+    def _with(self, entry: Entry) -> "Device":
+        others = tuple(each for each in self.entries if each.run != entry.run)
+        return dataclasses.replace(self, entries=(*others, entry))
+
+
+def started(kept: str | None, seconds: float) -> Device:
+    """Returns a device that starts; a new installation at ``seconds`` if nothing can be read."""
+    try:
+        found = json.loads(kept or "")  # noqa: TID251 (this file stands alone)
+        entries = tuple(Entry(**entry) for entry in found["entries"])
+        return Device(float(found["contact"]), entries)
+    except (KeyError, RecursionError, TypeError, ValueError):
+        return Device(seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRound:
+    """The server's second check: the tokens of the requests of one attempt at a round."""
+
+    tokens: frozenset[str] = frozenset()
+
+    def receive(self, token: str) -> tuple["OpenRound", bool]:
+        """Returns the round after an upload, and whether it is summed: once, and in time."""
+        return OpenRound(self.tokens - {token}), token in self.tokens

@@ -1,0 +1,504 @@
+"""The reference timer: no device takes part too soon or too often, whatever happens.
+
+A model of server, network and devices is explored in full: every order in which they can act.
+"""
+
+import ast
+import collections
+import dataclasses
+import functools
+import itertools
+import pathlib
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulations.devices import reference_timer
+from simulations.devices.reference_timer import Device, OpenRound, Policy, Request
+from tests.refusals import refuses
+
+_RUN = "words of 2026"
+_NUM_ROUNDS = 6
+_SOURCE = pathlib.Path(reference_timer.__file__).read_text(encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class _World:
+    """What the model of a device's surroundings may do.
+
+    Attributes:
+      policy: The timers.
+      attempts: The most attempts of the server at a round.
+      offsets: By how much the clock of a device may be wrong; it may be set at any time.
+      last_second: When the model ends.
+      began: When the run was made; devices are there since time 0.
+    """
+
+    policy: Policy
+    attempts: int = 2
+    offsets: tuple[int, ...] = (0,)
+    last_second: int = 0
+    began: int = 1
+
+    @property
+    def least(self) -> float:
+        """How many seconds of the server requests of one device are apart that it accepts."""
+        return self.policy.seconds - 2.0 * self.policy.tolerance
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moment:
+    """Where the server is: the time, its round and its attempt at it."""
+
+    second: int
+    round_index: int = 0
+    attempt: int = 0
+
+    @property
+    def name(self) -> str:
+        """Tokens of this attempt begin with it."""
+        return f"{self.round_index}.{self.attempt}."
+
+
+class _Person(NamedTuple):
+    """One device, whatever is installed on it, with what it did and what the server knows of it.
+
+    Attributes:
+      device: Its installation.
+      uploads: The uploads of this installation.
+      asked: The round and the second of the request of the last upload, of any installation.
+      sent: The tokens of its uploads that are on their way.
+      open_round: The server's, as far as it is about this device.
+      summed: The tokens that were summed in this attempt.
+    """
+
+    device: Device
+    uploads: int = 0
+    asked: tuple[int, float] | None = None
+    sent: frozenset[str] = frozenset()
+    open_round: OpenRound = OpenRound()
+    summed: frozenset[str] = frozenset()
+
+
+class _BrokenError(Exception):
+    """A device took part too soon or too often, or an upload was summed twice or too late."""
+
+
+def _check(condition: bool, what: str) -> None:
+    if not condition:
+        raise _BrokenError(what)
+
+
+class _Model:
+    """All that devices, network and server can do."""
+
+    def __init__(self, world: _World, module: types.ModuleType) -> None:
+        self._world = world
+        self._module = module
+        # Of a device alone, whatever the time: it reads what it kept.
+        self._restarted = functools.cache(lambda device: module.started(device.kept(), 0.0))
+
+    def first(self) -> _Person:
+        """A device that is there before the run is made."""
+        return _Person(self._module.Device(0.0))
+
+    def next_moments(self, now: _Moment) -> Iterator[_Moment]:
+        """A second later, the next round, or another attempt at the same one."""
+        if now.second < self._world.last_second:
+            yield dataclasses.replace(now, second=now.second + 1)
+        if now.round_index + 1 < _NUM_ROUNDS:
+            yield _Moment(now.second, now.round_index + 1)
+        if now.attempt + 1 < self._world.attempts:
+            yield dataclasses.replace(now, attempt=now.attempt + 1)
+
+    def at(self, person: _Person, before: _Moment, now: _Moment) -> _Person:
+        """The same device later. Uploads that are on their way are late where an attempt ended.
+
+        One that is not received in the next attempt never is.
+        """
+        if before.name == now.name:
+            return self._without_past(person, now)
+        late = frozenset(token for token in person.sent if token.startswith(before.name))
+        closed = self._module.OpenRound()
+        after = person._replace(sent=late, open_round=closed, summed=frozenset())
+        return self._without_past(after, now)
+
+    def steps(self, person: _Person, now: _Moment) -> tuple[_Person, ...]:
+        """What a device is after each thing that can happen to it."""
+        found = itertools.chain(self._of_device(person, now), self._of_network(person, now))
+        return tuple({self._without_past(each, now) for each in found} - {person})
+
+    def _without_past(self, person: _Person, now: _Moment) -> _Person:
+        """The same without what makes no difference to anything that can still happen."""
+        policy, device, asked = self._world.policy, person.device, person.asked
+        # No upload can have the token of a job that was given up: it may be given out again.
+        used = person.sent | ({device.job.token} if device.job else set())
+        if device.contact > self._world.began:
+            device = dataclasses.replace(device, contact=self._world.began)
+        if (
+            asked is not None
+            and now.round_index - asked[0] >= policy.rounds
+            and now.second - asked[1] >= self._world.least
+            and device.job is None
+        ):
+            asked = None
+        return person._replace(
+            device=device,
+            uploads=person.uploads if policy.most else 0,
+            asked=asked,
+            open_round=self._module.OpenRound(person.open_round.tokens & used),
+        )
+
+    def _of_device(self, person: _Person, now: _Moment) -> Iterator[_Person]:
+        device, policy = person.device, self._world.policy
+        of = person._replace
+        # Asked, as often as the server likes.
+        used = person.sent | person.summed
+        token = next(name for n in itertools.count() if (name := f"{now.name}{n}") not in used)
+        request = self._module.Request(_RUN, now.round_index, now.second, self._world.began, token)
+        for offset in self._world.offsets:
+            asked = device.ask(request, policy, now.second + offset)
+            tokens = person.open_round.tokens | (set() if asked.job is device.job else {token})
+            yield of(device=asked, open_round=self._module.OpenRound(tokens))
+        if device.job is not None and not device.is_uploading:
+            yield self._uploaded(person)
+        if device.job is not None:
+            # Acknowledged; or given up, or lost, whatever became of the upload.
+            yield of(device=device.end(True))
+            yield of(device=device.end(False))
+        # It may restart between any two steps, and be installed again.
+        yield of(device=self._restarted(device))
+        yield of(device=self._module.started(None, now.second), uploads=0)
+
+    def _uploaded(self, person: _Person) -> _Person:
+        job, policy = person.device.job, self._world.policy
+        assert job is not None
+        if person.asked is not None:
+            _check(job.round_index - person.asked[0] >= policy.rounds, "too few rounds")
+            _check(job.seconds - person.asked[1] >= self._world.least, "too soon")
+        _check(policy.most is None or person.uploads < policy.most, "too often")
+        return person._replace(
+            device=person.device.upload(),
+            uploads=person.uploads + 1,
+            asked=(job.round_index, job.seconds),
+            sent=person.sent | {job.token},
+        )
+
+    def _of_network(self, person: _Person, now: _Moment) -> Iterator[_Person]:
+        """Uploads are lost, received, or received and received again."""
+        for token in person.sent:
+            rest = person.sent - {token}
+            yield person._replace(sent=rest)
+            open_round, is_summed = person.open_round.receive(token)
+            summed = person.summed
+            if is_summed:
+                _check(token.startswith(now.name), "too late")
+                _check(token not in summed, "twice")
+                summed = summed | {token}
+            received = person._replace(open_round=open_round, summed=summed)
+            yield received
+            yield received._replace(sent=rest)
+
+
+def _explore(
+    world: _World, num_devices: int, module: types.ModuleType = reference_timer
+) -> dict[_Moment, set[tuple[int, ...]]]:
+    """Explores every order of steps; raises _BrokenError.
+
+    Returns:
+      For each moment the states of all devices, by numbers of states of one device.
+    """
+    model = _Model(world, module)
+    numbers: dict[_Person, int] = {}
+    people: list[_Person] = []
+
+    def number_of(person: _Person) -> int:
+        if person not in numbers:
+            numbers[person] = len(people)
+            people.append(person)
+        return numbers[person]
+
+    @functools.cache
+    def steps(each: int, now: _Moment) -> tuple[int, ...]:
+        return tuple(number_of(person) for person in model.steps(people[each], now))
+
+    @functools.cache
+    def later(each: int, before: _Moment, now: _Moment) -> int:
+        return number_of(model.at(people[each], before, now))
+
+    seen: dict[_Moment, set[tuple[int, ...]]] = {}
+    moments = [(_Moment(world.began), {(number_of(model.first()),) * num_devices})]
+    while moments:
+        now, new = moments.pop()
+        known = seen.setdefault(now, set())
+        waiting = list(new - known)
+        reached = set(waiting)
+        known |= reached
+        while waiting:
+            state = waiting.pop()
+            for index, each in enumerate(state):
+                before, after = state[:index], state[index + 1 :]
+                for step in steps(each, now):
+                    if (found := (*before, step, *after)) not in known:
+                        known.add(found)
+                        reached.add(found)
+                        waiting.append(found)
+        for moment in model.next_moments(now):
+            moments.append(
+                (moment, {tuple(later(each, now, moment) for each in state) for state in reached})
+            )
+    return seen
+
+
+_BY_ROUNDS = _World(Policy(rounds=3, most=2))
+_BY_TIME = _World(Policy(seconds=2.0), attempts=1, offsets=(0, -3, 3), last_second=4)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        _BY_ROUNDS,
+        _BY_TIME,
+        _World(Policy(rounds=2, most=2)),
+        pytest.param(
+            _World(Policy(seconds=3.0, tolerance=1.0), 1, (0, -1, 1, -4), 5), marks=pytest.mark.long
+        ),
+        pytest.param(_World(Policy(2, 2.0, 0.5, 2), 1, (0, -3, 3), 4), marks=pytest.mark.long),
+    ],
+    ids=repr,
+)
+def test_no_device_takes_part_too_soon_or_too_often(world: _World) -> None:
+    """In every order of all that can happen to it in six rounds; many take part twice."""
+    found = _explore(world, 1)
+    assert max(now.round_index for now in found) == _NUM_ROUNDS - 1
+    assert sum(map(len, found.values())) > 1000
+
+
+@pytest.mark.parametrize("attempts", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_neither_does_one_of_two(attempts: int) -> None:
+    """And they do not bear on each other: where they were at the same attempts, all pairs occur."""
+    world = dataclasses.replace(_BY_ROUNDS, attempts=attempts)
+    one, two = (_explore(world, num_devices) for num_devices in (1, 2))
+    assert one.keys() == two.keys()
+    pairs, squares = ([len(of[now]) for now in one] for of in (two, one))
+    squares = [number**2 for number in squares]
+    assert all(found <= most for found, most in zip(pairs, squares, strict=True))
+    # With a second attempt, one of two may not have been in it where the other was.
+    assert (pairs == squares) == (attempts == 1)
+
+
+# What an engineer may get wrong: where it shows, and what is replaced in the reference.
+_COUNTED_WHEN_ACKNOWLEDGED = """\
+        if acknowledged and self.is_uploading:
+            before = self.entry(self.job.run)
+            count = 1 + (0 if before is None else before.participations)
+            entry = Entry(self.job.run, self.job.round_index, self.asked, count)
+            return self._with(entry).end(False)
+"""
+
+
+def _at(world: _World, *replaced: tuple[str, str]) -> tuple[_World, tuple[tuple[str, str], ...]]:
+    return world, replaced
+
+
+_MUTANTS = {
+    "a round too soon": _at(
+        _BY_ROUNDS, ("self.round_index + policy.rounds", "self.round_index + 2")
+    ),
+    "a round strictly between": _at(
+        _BY_ROUNDS,
+        ("request.round_index >= self.round_index", "request.round_index + 1 >= self.round_index"),
+    ),
+    "a second too soon": _at(_BY_TIME, ("self.clock + policy.seconds", "self.clock + 1")),
+    "the same round again": _at(
+        _World(Policy(seconds=2.0), 1, (0,), 4),
+        ("request.round_index >= self.round_index + policy.rounds", "True"),
+    ),
+    "once too often": _at(
+        _World(Policy(rounds=2, most=1)),
+        ("self.participations < policy.most", "self.participations <= policy.most"),
+    ),
+    "counted when acknowledged": _at(
+        _BY_ROUNDS,
+        ("dataclasses.replace(self._with(entry), is_", "dataclasses.replace(self, is_"),
+        ("        del acknowledged\n", _COUNTED_WHEN_ACKNOWLEDGED),
+    ),
+    "no count on disk": _at(_BY_ROUNDS, ('for entry in found["entries"]', "for entry in ()")),
+    "a clock that was set back": _at(
+        _BY_TIME,
+        ("not abs(clock - request.seconds) <= policy.tolerance", "clock > request.seconds"),
+    ),
+    "a clock that was set forward": _at(
+        _BY_TIME,
+        ("not abs(clock - request.seconds) <= policy.tolerance", "clock < request.seconds"),
+    ),
+    "a new installation joins at once": _at(
+        _BY_ROUNDS,
+        ("entry is None and self.contact >= request.run_began", "False"),
+    ),
+    "an installation of the same second joins at once": _at(
+        _BY_ROUNDS,
+        ("self.contact >= request.run_began", "self.contact > request.run_began"),
+    ),
+    "a new installation that waits by its clock alone": _at(
+        _BY_ROUNDS,
+        ("Entry(request.run, request.round_index, clock, 0)", "Entry(request.run, -9, clock, 0)"),
+    ),
+    "late uploads are summed": _at(_BY_ROUNDS, ("token in self.tokens", "True")),
+    "an upload is summed twice": _at(_BY_ROUNDS, ("self.tokens - {token}", "self.tokens")),
+}
+
+
+def _mutant(replacements: Iterable[tuple[str, str]]) -> types.ModuleType:
+    source = _SOURCE
+    for old, new in replacements:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    module = types.ModuleType("mutated_reference_timer")
+    # Dataclasses look their module up.
+    with mock.patch.dict(sys.modules, {module.__name__: module}):
+        exec(compile(source, "mutated_reference_timer.py", "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("name", _MUTANTS)
+def test_the_model_finds_what_may_go_wrong(name: str) -> None:
+    world, replacements = _MUTANTS[name]
+    with pytest.raises(_BrokenError):
+        _explore(world, 1, _mutant(replacements))
+
+
+_EVENTS = st.sampled_from(
+    ["ask"] * 8 + ["upload", "end"] * 4 + ["round"] * 3 + ["restart", "damage", "reinstall"]
+)
+
+
+@given(
+    st.builds(
+        Policy,
+        rounds=st.integers(1, 4),
+        seconds=st.just(0.0) | st.floats(0.5, 40.0),
+        tolerance=st.floats(0.0, 5.0),
+        most=st.none() | st.integers(1, 4),
+    ),
+    st.lists(
+        st.tuples(
+            _EVENTS,
+            st.sampled_from(["spanish", "english"]),
+            st.floats(0.0, 10.0),
+            st.just(0.0) | st.floats(-6.0, 6.0) | st.floats(-1e6, 1e6),
+        ),
+        max_size=120,
+    ),
+)
+@settings(deadline=None, max_examples=200)
+def test_a_long_life_keeps_to_the_policy(
+    policy: Policy, events: list[tuple[str, str, float, float]]
+) -> None:
+    """With two runs, whose rounds have nothing to do with one another."""
+    device, second = Device(0.0), 1.0
+    rounds = {"spanish": 0, "english": 7}
+    uploads: dict[str, list[tuple[int, float, int]]] = {run: [] for run in rounds}
+    installation = 0
+    for number, (event, run, passed, offset) in enumerate(events):
+        second += passed
+        if event == "round":
+            rounds[run] += 1
+        elif event == "ask":
+            request = Request(run, rounds[run], second, 0.5, str(number))
+            device = device.ask(request, policy, second + offset)
+        elif event == "upload" and device.job is not None and not device.is_uploading:
+            job = device.job
+            device = device.upload()
+            uploads[job.run].append((job.round_index, job.seconds, installation))
+        elif event == "end":
+            device = device.end(offset == 0.0)
+        elif event == "restart":
+            after = reference_timer.started(device.kept(), second)
+            assert (after.contact, after.entries) == (device.contact, device.entries)
+            device = after
+        elif event in ("damage", "reinstall"):
+            kept = device.kept()[: int(passed)] if event == "damage" else None
+            device, installation = reference_timer.started(kept, second), installation + 1
+    for of_run in uploads.values():
+        for (i, earlier, _), (j, later, _) in itertools.pairwise(of_run):
+            assert j - i >= policy.rounds
+            # Sums of floats are rounded.
+            assert later - earlier >= policy.seconds - 2.0 * policy.tolerance - 1e-6
+        counts = collections.Counter(each for _, _, each in of_run)
+        assert policy.most is None or max(counts.values(), default=0) <= policy.most
+
+
+def _take_part(device: Device, policy: Policy, round_index: int, began: float = 1.0) -> Device:
+    """A device that takes part if it may, asked by a server whose clock counts rounds."""
+    seconds = 10.0 + round_index
+    asked = device.ask(Request(_RUN, round_index, seconds, began, "token"), policy, seconds)
+    return asked if asked.job is None else asked.upload().end(True)
+
+
+def _rounds(device: Device, policy: Policy, rounds: range) -> list[int]:
+    """The rounds that it takes part in."""
+    found = []
+    for round_index in rounds:
+        before, device = device.entry(_RUN), _take_part(device, policy, round_index)
+        after = device.entry(_RUN)
+        if after is not None and after.participations > (before.participations if before else 0):
+            found.append(round_index)
+    return found
+
+
+def test_nobody_waits_without_a_reason() -> None:
+    """A timer that never ran out would keep every promise, too."""
+    assert _rounds(Device(0.0), Policy(rounds=3), range(10)) == [0, 3, 6, 9]
+    assert _rounds(Device(0.0), Policy(rounds=3, most=2), range(10)) == [0, 3]
+    assert _rounds(Device(0.0), Policy(seconds=4.0), range(10)) == [0, 4, 8]
+    # A second before the run, and in its second: that one waits for one timer.
+    assert _rounds(Device(0.5), Policy(rounds=3), range(4)) == [0, 3]
+    assert _rounds(Device(1.0), Policy(rounds=3), range(8)) == [3, 6]
+    assert _rounds(Device(1.0), Policy(seconds=4.0), range(9)) == [4, 8]
+
+
+def test_what_a_device_cannot_know() -> None:
+    """A new installation counts from 0, and two of them do not know of each other."""
+    policy = Policy(rounds=2, most=1)
+    first = _take_part(Device(0.0), policy, 0)
+    assert _rounds(first, policy, range(1, 8)) == []
+    assert _rounds(reference_timer.started(None, 11.0), policy, range(1, 8)) == [3]
+    # Kept by account, or on a second device of one person: as many units.
+    by_account = [_rounds(Device(0.0), policy, range(1)) for _ in range(2)]
+    assert by_account == [[0], [0]]
+
+
+def test_one_job_is_uploaded_once() -> None:
+    with refuses("job"):
+        Device(0.0).upload()
+    asked = Device(0.0).ask(Request(_RUN, 0, 2.0, 1.0, "token"), Policy(), 2.0)
+    with refuses("job"):
+        asked.upload().upload()
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["", "{}", "[]", "null", "[" * 100_000, '{"contact": 0.0}', '{"contact": 0, "entries": [{}]}'],
+    ids=lambda text: text[:20],
+)
+def test_what_cannot_be_read_is_a_new_installation(kept: str) -> None:
+    assert reference_timer.started(kept, 5.0) == Device(5.0)
+
+
+def test_the_reference_stands_alone() -> None:
+    """In under 150 lines."""
+    imported = [
+        alias.name
+        for node in ast.walk(ast.parse(_SOURCE))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    ]
+    assert imported == ["dataclasses", "json"]
+    assert len(_SOURCE.splitlines()) < 150
