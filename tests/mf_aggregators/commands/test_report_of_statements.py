@@ -249,7 +249,10 @@ def test_batches_of_a_sampler_need_its_seed(
     cohorts = tuple(sampler.draw(number) for number in range(12))
     names = tuple(f"client {number}" for number in range(40))
     ParticipationLedger(names, cohorts, scheme).save("participation.npz")
-    arguments = ("--checkpoint=banded", *_NOISE, "--ledger=participation.npz", *_FACTS)
+    arguments = (
+        *("--checkpoint=banded", *_NOISE, "--participation=single"),
+        *("--ledger=participation.npz", *_FACTS),
+    )
     status, _, err = _call(capsys, *arguments, "--statement=PRIVACY.md")
     assert (status, err.count("\n")) == (2, 1)
     assert "--sampling_seed" in err
