@@ -1,6 +1,11 @@
-"""How many examples a randomised check draws in the short test, and in the long one."""
+"""How many examples and combinations a check has in the short test, and in the long one."""
 
+import itertools
 import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 # conftest.py sets it for the long test, before test modules are imported.
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
@@ -13,3 +18,23 @@ def examples(number: int) -> int:
       number: How many the long test draws; the short one draws a fourth, and at least four.
     """
     return number if _LONG_TEST in os.environ else max(4, number // 4)
+
+
+def covering(*axes: Sequence[Any]) -> list[Any]:
+    """Returns all combinations of values, as parameters of a test of one parameter for each axis.
+
+    Those of the short test are as many as the longest axis has values, and have each value of each
+    axis; the others are marked as long.
+
+    Args:
+      *axes: The values of each parameter.
+    """
+    most = max(map(len, axes))
+    short = {tuple(number % len(axis) for axis in axes) for number in range(most)}
+    return [
+        pytest.param(
+            *(axis[index] for axis, index in zip(axes, indices, strict=True)),
+            marks=() if indices in short else pytest.mark.long,
+        )
+        for indices in itertools.product(*(range(len(axis)) for axis in axes))
+    ]

@@ -24,6 +24,7 @@ from reproduction.matrices import decode_levels, encode_levels
 from simulations.runs import run_figures
 from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
+from tests.examples import covering
 from tests.refusals import refuses
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -268,8 +269,9 @@ def test_the_figure_of_a_report(
     assert figure_checks.faults(figure) == []
 
 
-@pytest.mark.parametrize("multiplier", [0.3, 0.543, 8.0])
-@pytest.mark.parametrize("ledger", [None, "kept", "broken", "sampled"])
+@pytest.mark.parametrize(
+    ("ledger", "multiplier"), covering([None, "kept", "broken", "sampled"], [0.3, 0.543, 8.0])
+)
 def test_the_trade_off_in_the_figure_of_a_report(
     multiplier: float,
     ledger: str | None,

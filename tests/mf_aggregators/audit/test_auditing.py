@@ -18,7 +18,6 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
@@ -280,14 +279,14 @@ def test_a_broken_mechanism_is_caught(
 
 
 def _stream(factory: Any, updates: list[np.ndarray]) -> np.ndarray:
-    """The released sums of a run with one client."""
-    process = factory.create(tff.TensorType(np.float32, updates[0].shape))
-    state = process.initialize()
-    rows = []
+    """The released sums of a run with one client, by the query that TFF runs."""
+    query = factory.query(tf.TensorSpec(updates[0].shape, tf.float32))
+    state, rows = query.initial_global_state(), []
     for update in updates:
-        output = process.next(state, [update])
-        rows.append(np.asarray(output.result, np.float64) * _CLIENTS_PER_ROUND)
-        state = output.state
+        params = query.derive_sample_params(state)
+        sums = query.preprocess_record(params, tf.constant(update))
+        result, state, _ = query.get_noised_result(sums, state)
+        rows.append(np.asarray(result, np.float64))
     return np.array(rows)
 
 

@@ -124,13 +124,12 @@ def test_noise_that_is_added_in_floats_is_told_through_tff(
 @pytest.mark.parametrize(
     ("index", "storage"),
     [
-        (0, "state"),
         (3, "state"),
         *(
             pytest.param(index, storage, marks=pytest.mark.long)
             for index in range(len(_FACTORIZATIONS))
             for storage in ("state", "disk")
-            if (index, storage) not in ((0, "state"), (3, "state"))
+            if (index, storage) != (3, "state")
         ),
     ],
     ids=str,

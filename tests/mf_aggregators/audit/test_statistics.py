@@ -18,11 +18,12 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from tests.examples import examples
 from tests.mf_aggregators.brute_force import patterns, scalar_sensitivity
 from tests.refusals import refuses
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     trials=st.integers(1, 60),
     rate=st.floats(0.0, 1.0),

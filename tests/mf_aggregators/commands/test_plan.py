@@ -201,7 +201,10 @@ def _weights(tmp_path: pathlib.Path, num_rounds: int) -> str:
         ("--error=WEIGHTS", "--num_rounds=4"),
         ("--error=max", "--num_rounds=24", "--mechanisms=structured"),
         ("--error=max", "--sampling=poisson", "--mechanisms=banded"),
-        ("--error=max", "--num_rounds=8", "--sampling=balls_in_bins", "--delta=1e-3"),
+        pytest.param(
+            ("--error=max", "--num_rounds=8", "--sampling=balls_in_bins", "--delta=1e-3"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=" ".join,
 )

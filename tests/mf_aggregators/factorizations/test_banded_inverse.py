@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
     Participation,
 )
 from mf_aggregators.workloads import Workload, fingerprint
+from tests.examples import covering
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
@@ -123,8 +124,11 @@ def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
             assert computed.value == pytest.approx(truth, rel=1e-10)
 
 
-@pytest.mark.parametrize("participation", [PAPER, MinSeparation(20), MinSeparation(1)], ids=str)
-@pytest.mark.parametrize("num_bands", [2, 16, 200])
+@pytest.mark.parametrize(
+    ("num_bands", "participation"),
+    covering([2, 16, 200], [PAPER, MinSeparation(20), MinSeparation(1)]),
+    ids=str,
+)
 def test_sensitivities_at_thousands_of_rounds(num_bands: int, participation: MinSeparation) -> None:
     root = banded_inverse(2052, num_bands, participation, coefficients="square_root")
     assert root.sensitivity(participation).is_exact

@@ -42,6 +42,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+from tests.examples import examples
 from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
 from tests.refusals import refuses
@@ -392,7 +393,9 @@ def test_structured_mechanisms_store_what_their_structure_needs(
         lambda n: identity(n),
         lambda n: tree_aggregation(n),
         lambda n: toeplitz(n, 100, MinSeparation(1000, 20)),
-        lambda n: banded_inverse(n, 3, MinSeparation(1000, 20)),
+        pytest.param(
+            lambda n: banded_inverse(n, 3, MinSeparation(1000, 20)), marks=pytest.mark.long
+        ),
         lambda n: blt(n, 4, MinSeparation(10_000, 6)),
     ],
 )
@@ -567,7 +570,7 @@ def test_sensitivities_of_any_matrix(kind: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", _KINDS)
 @given(st.data(), st.floats(0.0, 0.95))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_view_is_that_of_the_dense_matrix(
     kind: str, data: st.DataObject, momentum: float
 ) -> None:

@@ -15,6 +15,7 @@ from mf_aggregators.factorizations import Factorization, banded_inverse, blt, op
 from mf_aggregators.participation import MinSeparation, Participation, SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests import console_commands
+from tests.examples import covering
 from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
@@ -44,8 +45,7 @@ def _dense_errors(
     return np.asarray(sensitivity * np.linalg.norm(decoder, axis=1))
 
 
-@_EVERY_BUILDER
-@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.97])
+@pytest.mark.parametrize(("mechanism", "momentum"), covering(list(_BUILDERS), [0.5, 0.9, 0.97]))
 def test_one_participation_is_near_the_dense_optimum(mechanism: str, momentum: float) -> None:
     """Not below it, and closer by far than a matrix for prefix sums."""
     workload = _momentum(64, momentum)

@@ -30,6 +30,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
@@ -220,7 +221,7 @@ def test_the_matrix_is_in_the_class_it_is_the_best_of(
 
 
 @given(st.integers(2, 12), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_matrix_is_below_the_certified_bound(num_rounds: int, data: st.DataObject) -> None:
     """Whether the search has converged or not, and for sensitivities by enumeration."""
     separation = data.draw(st.integers(1, num_rounds - 1))

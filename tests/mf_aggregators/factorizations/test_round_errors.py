@@ -33,6 +33,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+from tests.examples import examples
 
 _ONCE = SingleParticipation()
 # The package has the function under the module's name.
@@ -258,7 +259,7 @@ def test_sixteen_bands_for_timers_are_better_than_a_dense_search_with_norms_of_h
     assert found.max_error(128, timers) < 9.14 < 9.431
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(2, 48), st.data())
 def test_the_maximum_of_any_size_and_bands_is_certified(
     num_rounds: int, data: st.DataObject

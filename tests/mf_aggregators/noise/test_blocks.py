@@ -29,6 +29,7 @@ from mf_aggregators.noise.recursions import (
     NoiseRecursion,
     ToeplitzNoise,
 )
+from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 
 _NUM_ROUNDS = 300
@@ -118,7 +119,7 @@ def _rows_in_blocks(blocks: Blocks, z: np.ndarray) -> np.ndarray:
 
 
 @given(_blocks())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_blocks_of_random_weights_give_the_rows_of_the_recursion(blocks: Blocks) -> None:
     z = np.random.default_rng(0).normal(size=(blocks.recursion.num_rounds, 2))
     expected = blocks.recursion.apply(z)

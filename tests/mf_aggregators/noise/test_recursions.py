@@ -1,7 +1,7 @@
 """Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -32,6 +32,7 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.recursions import recursion as recursion_module
+from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 from tests.refusals import refuses
 
@@ -149,7 +150,7 @@ def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
 
 
 @given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_states_are_values(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
     """Every state of a run gives its row and its next state again, bit for bit."""
     z = np.random.default_rng(3).normal(size=(recursion.num_rounds, *shape))
@@ -212,21 +213,26 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "factorization",
+    "make",
     [
-        tree_aggregation(10_000),
-        tree_aggregation(10_000, "full"),
-        toeplitz(10_000, 16, coefficients="square_root"),
-        toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
-        blt(10_000, 3),
-        banded_inverse(10_000, 8, coefficients="square_root"),
-        BandedFactorization(np.tri(10_000, 16) / np.arange(1.0, 17.0)),
+        lambda: tree_aggregation(10_000, "full"),
+        lambda: toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
+        lambda: blt(10_000, 3),
+        lambda: banded_inverse(10_000, 8, coefficients="square_root"),
+        # More of the same kinds.
+        *(
+            pytest.param(make, marks=pytest.mark.long)
+            for make in (
+                lambda: tree_aggregation(10_000),
+                lambda: toeplitz(10_000, 16, coefficients="square_root"),
+                lambda: BandedFactorization(np.tri(10_000, 16) / np.arange(1.0, 17.0)),
+            )
+        ),
     ],
-    ids=lambda factorization: f"{factorization.mechanism}-{factorization.parameters}",
 )
-def test_rounding_in_single_precision_does_not_add_up(factorization: Factorization) -> None:
+def test_rounding_in_single_precision_does_not_add_up(make: Callable[[], Factorization]) -> None:
     """Neither in the rows nor in their prefix sums, which are what training uses."""
-    recursion = factorization.noise_recursion()
+    recursion = make().noise_recursion()
     z = np.random.default_rng(2).normal(size=(10_000, 2))
     exact = recursion.apply(z)
     rounded = recursion.apply(z.astype(np.float32))

@@ -25,6 +25,7 @@ from mf_aggregators.noise.recursions import BandedNoise, IndependentNoise, Noise
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
+from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
 
@@ -95,7 +96,7 @@ def _excess(rows: IntegerRows, blocks: Blocks, seed: int) -> float:
 
 
 @given(_attacks())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_roundings_move_z_by_no_more_than_the_bound(
     attack: tuple[IntegerRows, Blocks, Rounding, int],
 ) -> None:

@@ -78,7 +78,10 @@ def test_one_sampled_query_is_the_mixture_of_two_gaussians() -> None:
     assert found == pytest.approx(epsilon, rel=1e-3)
 
 
-@pytest.mark.parametrize(("num_rounds", "num_bands"), [(8, 1), (9, 4), (7, 7), (10, 3)])
+@pytest.mark.parametrize(
+    ("num_rounds", "num_bands"),
+    [(8, 1), (10, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((9, 4), (7, 7)))],
+)
 def test_the_sampled_gaussians_of_the_papers_code(num_rounds: int, num_bands: int) -> None:
     """BandMF App. F.3's event by dp-accounting, with q = B b / m and ceil(n / b) compositions."""
     population, batch = 700, 10

@@ -26,6 +26,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.cyclic_groups import GroupSampler
 from simulations.devices.device_populations import draw_cohort
+from tests.examples import examples
 from tests.refusals import refuses
 
 _FALSE_ALARM = 1e-4
@@ -63,7 +64,7 @@ _SEEDS = st.integers(0, 2**128 - 1)
 
 
 @given(_schemes(), _SEEDS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_clients_take_part_only_in_rounds_congruent_modulo_the_bands(
     scheme: CyclicGroups, seed: int
 ) -> None:

@@ -56,7 +56,15 @@ def test_deltas_are_integrals_of_densities(
 
 
 @pytest.mark.parametrize(
-    ("sigma", "probability"), [(0.2, 0.01), (0.9, 0.3), (0.5, 1.0), (4.0, 0.004), (1e-3, 0.1)]
+    ("sigma", "probability"),
+    [
+        (0.9, 0.3),
+        (2.0, 1.0),
+        (4.0, 0.004),
+        (1e-3, 0.1),
+        pytest.param(0.2, 0.01, marks=pytest.mark.long),
+        pytest.param(0.5, 1.0, marks=pytest.mark.long),
+    ],
 )
 def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
     interval = 1e-3 if sigma > 0.1 else 50.0

@@ -255,13 +255,15 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "sampling", ["balls_in_bins", pytest.param("min_separation", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("sampling", ["balls_in_bins", "min_separation"])
 def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
     sampling: str, tested: list[str]
 ) -> None:
-    """Six numbers of bands, and the guarantee of the one that is chosen."""
+    """Six numbers of bands, and the guarantee of the one that is chosen.
+
+    The short run counts the tests of a plan, and what is left of a budget, below.
+    """
     sizes: dict[str, Any] = {"num_rounds": 6, "population": 36, "clients_per_round": 6}
     choices = band_choice.compare(
         2.0, 1e-2, **sizes, sampling=sampling, candidates=[1, 2, 3, 4, 5, 6]

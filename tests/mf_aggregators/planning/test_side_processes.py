@@ -162,7 +162,13 @@ def test_a_plan_does_not_depend_on_who_computes(
     monkeypatch.setattr(proposals, "_SHORT_SECONDS", 1e-9)
     setting = Setting(64, 800, 100, MinSeparation(8), None, 8.0, 1e-4, 1000)
     plans = [
-        planner.make(setting, cache_directory=tmp_path / str(processes), processes=processes)
+        planner.make(
+            setting,
+            cache_directory=tmp_path / str(processes),
+            processes=processes,
+            # One of which is based on another.
+            mechanisms=["toeplitz", "banded", "structured"],
+        )
         for processes in (1, 2)
     ]
     alone, together = (

@@ -39,6 +39,7 @@ from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.distributions import LARGEST_ROUNDING
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
@@ -81,7 +82,7 @@ def test_a_run_that_kept_its_plan_earns_it() -> None:
     st.lists(st.lists(st.integers(0, 11), unique=True), min_size=1, max_size=6),
     st.integers(1, 12),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_the_observed_noise_multiplier_is_at_most_that_of_the_worst_client(
     rounds_of_clients: list[list[int]], separation: int
 ) -> None:
@@ -369,7 +370,7 @@ def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
     guarantees.check_bands(factorization, poisson)
 
 
-@pytest.mark.parametrize("num_bins", [3, 6])
+@pytest.mark.parametrize("num_bins", [3, pytest.param(6, marks=pytest.mark.long)])
 def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rounds(
     num_bins: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,7 +437,7 @@ def test_guarantees_compose() -> None:
     st.integers(1, 5),
     st.integers(1, 12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_widened_guarantee_is_never_the_better_one(
     rounds: list[int], separation: int, most: int, released: int
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mf_aggregators.participation import FixedSizeSampling
 from mf_aggregators.privacy import client_names, ledgers
 from simulations.runs.round_records import ParticipationLedger
+from tests.examples import examples
 from tests.refusals import refuses
 
 
@@ -209,7 +210,7 @@ def test_text_in_another_encoding_is_refused(tmp_path: pathlib.Path, encoding: s
     last_line_ends=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory,
     records: dict[str, list[int]],

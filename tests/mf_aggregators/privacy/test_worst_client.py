@@ -20,6 +20,7 @@ from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
+from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 9
@@ -50,7 +51,7 @@ def mechanisms() -> tuple[Factorization, ...]:
 
 
 @given(rounds_of_clients=_patterns, index=st.integers(0, 16), extra=st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_worst_client_has_the_largest_sum_over_its_rounds(
     mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int, extra: int
 ) -> None:
@@ -91,7 +92,7 @@ def test_negative_correlations_count_as_much() -> None:
 
 
 @given(rounds_of_clients=_patterns, index=st.integers(0, 16))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_client_is_worse_off_than_the_observed_guarantee_says(
     mechanisms: list[Factorization], rounds_of_clients: list[list[int]], index: int
 ) -> None:

@@ -178,10 +178,11 @@ def test_what_is_released_has_the_covariance_of_the_mechanism() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ScaledByTheNextNorm",
-        "IndicatorLeftOut",
         "NormOfWhatIsNotReleased",
-        pytest.param("IndicatorWithoutNoise", marks=pytest.mark.long),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("ScaledByTheNextNorm", "IndicatorLeftOut", "IndicatorWithoutNoise")
+        ),
     ],
 )
 def test_broken_mechanisms_do_not_have_it(name: str) -> None:

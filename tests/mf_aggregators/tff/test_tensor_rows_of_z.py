@@ -16,6 +16,7 @@ import tensorflow as tf
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
 from mf_aggregators.tff import tensor_rows
+from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 
 _HALF = TILE // 2
@@ -72,7 +73,9 @@ def _drawn(
     return np.asarray(rows)
 
 
-@pytest.mark.parametrize("width", [1, 17, TILE - 1, TILE])
+@pytest.mark.parametrize(
+    "width", [17, TILE, *(pytest.param(each, marks=pytest.mark.long) for each in (1, TILE - 1))]
+)
 def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
     for is_dynamic, num_rows in ((False, 1), (True, 2)):
         rows = _drawn(_SEED, 5, num_rows, 3, width, is_dynamic)
@@ -90,7 +93,7 @@ def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
     num_rows=st.integers(0, 5),
     tile=st.one_of(st.integers(0, 20), st.integers(0, 2**39)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_rows_are_those_of_numpy_for_every_seed_row_and_tile(
     source: NoiseSource, seed: tuple[int, int], first_row: int, num_rows: int, tile: int
 ) -> None:
@@ -138,8 +141,12 @@ def test_ties_have_the_words_that_numpy_gives_them(
     assert len(np.unique(rows)) > 2
 
 
+@pytest.mark.long
 def test_rows_are_independent_standard_normals_across_seeds() -> None:
-    """Over rows and tiles; false alarm once in ten million runs."""
+    """Over rows and tiles; false alarm once in ten million runs.
+
+    They are NumPy's of any seed, as tested above, of which the short run tests the same.
+    """
     samples = []
     for _ in range(200):
         seed = np.frombuffer(os.urandom(16), np.int64)

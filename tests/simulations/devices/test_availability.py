@@ -24,6 +24,7 @@ from simulations.devices.availability import (
     Trace,
     TraceError,
 )
+from tests.examples import examples
 from tests.refusals import refuses
 
 _FALSE_ALARM = 1e-4
@@ -170,7 +171,7 @@ def _scalar_diurnal(model: Diurnal, device: int, seconds: float, seed: int) -> b
 
 
 @given(_diurnals(), st.floats(0.0, 1e6), _SEEDS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_diurnal_devices_are_those_of_one_device_at_a_time(
     model: Diurnal, seconds: float, seed: int
 ) -> None:
@@ -242,7 +243,7 @@ _SPANS = st.lists(
 
 
 @given(_SPANS, st.integers(0, 70), st.sampled_from([None, 28.0, 40.0]))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_a_trace_is_the_union_of_its_spans(
     spans: list[tuple[int, int, int]], moment: int, period: float | None
 ) -> None:

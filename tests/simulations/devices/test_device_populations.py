@@ -32,6 +32,7 @@ from simulations.devices.device_populations import (
     TooFewEligibleClientsError,
     draw_cohort,
 )
+from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
@@ -104,7 +105,7 @@ def _rounds_of(device_rounds: list[DeviceRound], num_devices: int) -> list[tuple
 
 
 @given(_SCHEMAS, _behaviours(), _SIZES, _SEEDS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_no_device_takes_part_too_soon_or_too_often(
     schema: Participation, behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
 ) -> None:
@@ -124,7 +125,7 @@ def test_no_device_takes_part_too_soon_or_too_often(
 
 
 @given(_behaviours(timer=st.builds(WallClockTimer, st.floats(600.0, 2e5))), _SIZES, _SEEDS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_no_device_takes_part_before_its_wall_clock_timer_allows_it(
     behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
 ) -> None:
@@ -178,7 +179,7 @@ def _check_rounds(
     _SEEDS,
     st.integers(0, 8),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_population_that_follows_another_goes_on_as_it_does(
     schema: Participation,
     behaviour: DeviceBehaviour,
@@ -216,7 +217,7 @@ def test_a_cohort_of_other_devices_cannot_be_followed() -> None:
 
 
 @given(_SCHEMAS, st.integers(8, 30), st.integers(1, 4), st.integers(0, 2**64))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_undisturbed_devices_are_drawn_among_those_whose_timers_allow_it(
     schema: Participation, num_devices: int, clients_per_round: int, seed: int
 ) -> None:
@@ -241,7 +242,7 @@ def test_undisturbed_devices_are_drawn_among_those_whose_timers_allow_it(
 
 
 @given(_MODELS, _SCHEMAS, st.integers(0, 2**64), st.integers(20, 50))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_eligible_and_available_devices_are_counted(
     model: Any, schema: Participation, seed: int, num_devices: int
 ) -> None:
@@ -289,16 +290,14 @@ class _Half(Availability):
 
 
 @pytest.mark.parametrize(
-    ("num_devices", "num_available", "scans"),
+    ("devices", "over_selection"),
     # The cohort is found by draws alone; by either way, as the first draws turn out; by asking
     # every device.
-    [(8000, 2500, {False}), (240, 40, {False, True}), (60, 25, {True})],
+    covering([(8000, 2500, {False}), (240, 40, {False, True}), (60, 25, {True})], [1.0, 1.5]),
 )
-@pytest.mark.parametrize("over_selection", [1.0, 1.5])
-def test_selection_is_uniform(
-    num_devices: int, num_available: int, scans: set[bool], over_selection: float
-) -> None:
+def test_selection_is_uniform(devices: tuple[int, int, set[bool]], over_selection: float) -> None:
     """A chi-square test over 4000 first rounds, each of 10 of the available devices."""
+    num_devices, num_available, scans = devices
     behaviour = DeviceBehaviour(_Half(num_available), over_selection=over_selection)
     counts, ways = np.zeros(num_available), set()
     for seed in range(4000):

@@ -13,6 +13,7 @@ from mf_aggregators.participation import (
 )
 from simulations.devices.device_behaviour import WallClockTimer
 from simulations.devices.device_populations import DeviceTimers
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
@@ -26,7 +27,7 @@ _SCHEMAS = st.one_of(
 @given(
     _SCHEMAS, st.integers(1, 10), st.integers(0, 2**32 - 1), st.floats(0.1, 1.0), st.floats(0, 0.5)
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_timers_in_place_allow_what_the_schema_allows(
     schema: Participation, num_rounds: int, seed: int, share: float, loss: float
 ) -> None:
@@ -103,7 +104,7 @@ def test_a_reset_device_is_as_a_new_one() -> None:
     st.floats(0.1, 12.0),
     st.none() | st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_wall_clock_timers_count_seconds(
     steps: list[tuple[float, int]], period: float, limit: int | None
 ) -> None:

@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees
 from simulations.runs.run_statements import PrivacyBudget
+from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
@@ -56,8 +57,7 @@ def _leading(factorization: Factorization, rounds: int) -> np.ndarray:
     return np.linalg.inv(np.linalg.cholesky(rows @ rows.T))
 
 
-@pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
-@pytest.mark.parametrize("index", range(17))
+@pytest.mark.parametrize(("index", "schema"), covering(range(17), _SCHEMAS), ids=str)
 def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
     index: int, schema: Participation
 ) -> None:
@@ -110,7 +110,7 @@ def test_the_order_of_questions_does_not_matter() -> None:
     st.sampled_from([None, 1, 2]),
     st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_it_never_falls_and_ends_at_the_plan(
     num_rounds: int, every: int, separation: int, most: int | None, seed: int
 ) -> None:

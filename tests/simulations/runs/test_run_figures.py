@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import figures
 from simulations.runs import run_figures
+from tests.examples import examples
 from tests.refusals import refuses
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -172,7 +173,7 @@ def test_a_run_without_metrics_says_so(rows: list[dict[str, str]], tmp_path: pat
         max_size=6,
     )
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(40))
 def test_no_cell_breaks_a_figure(rows: list[dict[str, Any]]) -> None:
     figure = run_figures.draw(rows, None, "any", clip_norm=1.0)
     figure.savefig(io.BytesIO(), format="png", dpi=20)

@@ -24,6 +24,7 @@ from simulations.runs.state_store import (
     StateNotSavedError,
     StateStore,
 )
+from tests.examples import covering, examples
 from tests.refusals import refuses
 from tests.simulations.small_disks import files_of_at_most
 
@@ -116,7 +117,9 @@ def test_rounds_are_numbers_and_not_words(tmp_path: pathlib.Path) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_no_altered_byte_is_gone_on_from(
@@ -162,18 +165,17 @@ def _directory_in_place_of_a_file(newest: pathlib.Path, path: pathlib.Path) -> N
 
 
 @pytest.mark.parametrize(
-    "harm",
-    [_cut_in_half, _empty_file, _missing_file, _link_to_itself, _directory_in_place_of_a_file],
-)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "saved_model.pb",
-        "fingerprint.pb",
-        "variables/variables.index",
-        "variables/variables.data-00000-of-00001",
-        state_store.CHECKSUM_FILE,
-    ],
+    ("harm", "name"),
+    covering(
+        [_cut_in_half, _empty_file, _missing_file, _link_to_itself, _directory_in_place_of_a_file],
+        [
+            "saved_model.pb",
+            "fingerprint.pb",
+            "variables/variables.index",
+            "variables/variables.data-00000-of-00001",
+            state_store.CHECKSUM_FILE,
+        ],
+    ),
 )
 def test_a_harmed_file_falls_back(
     run: pathlib.Path,

@@ -59,29 +59,37 @@ def _run(process: Any, **changes: Any) -> FederatedRun:
 
 
 @pytest.fixture(scope="module")
-def whole_run(process: Any, tmp_path_factory: pytest.TempPathFactory) -> _WholeRun:
+def whole_directory(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Where the whole run is."""
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def whole_run(process: Any, whole_directory: pathlib.Path) -> _WholeRun:
     """The models and the ledger of a run that nothing happens to."""
-    return linear_run.finish(_run(process), tmp_path_factory.mktemp("whole"))
+    return linear_run.finish(_run(process), whole_directory)
 
 
 def _cohorts(ledger: ParticipationLedger) -> list[list[int]]:
     return [list(cohort) for cohort in ledger.cohorts]
 
 
-def test_all_rounds_run_under_the_timers(process: Any, tmp_path: pathlib.Path) -> None:
-    models, ledger = linear_run.finish(_run(process), tmp_path)
+def test_all_rounds_run_under_the_timers(
+    whole_run: _WholeRun, whole_directory: pathlib.Path
+) -> None:
+    models, ledger = whole_run
     assert len(models) == ledger.num_rounds == _NUM_ROUNDS
     observed = mfa.privacy.guarantees.observed_participation(
         ledger.rounds_of_clients(), _NUM_ROUNDS
     )
     assert mfa.privacy.guarantees.keeps_plan(linear_run.PARTICIPATION, observed)
     assert all(len(cohort) == 3 for cohort in ledger.cohorts)
-    on_disk = ParticipationLedger.load(tmp_path / "ledger.npz")
+    on_disk = ParticipationLedger.load(whole_directory / "ledger.npz")
     assert _cohorts(on_disk) == _cohorts(ledger)
 
 
 @pytest.mark.parametrize(
-    "stops", [[1], [2, 1], pytest.param([1, 1, 1, 1, 1], marks=pytest.mark.long)]
+    "stops", [[2, 1], *(pytest.param([1] * count, marks=pytest.mark.long) for count in (1, 5))]
 )
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     process: Any,
@@ -119,8 +127,9 @@ def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
 def test_a_round_is_told_after_it_is_saved(process: Any, tmp_path: pathlib.Path) -> None:
     """Whoever hears of a round can go on after it, whatever ends the process then."""
     run, store = _run(process), linear_run.store_of(tmp_path)
-    progress = training_loop.start(run, store)
-    for finished in training_loop.rounds(run, store, progress, StopRequest()):
+    progress, stop = training_loop.start(run, store), StopRequest()
+    for finished in training_loop.rounds(run, store, progress, stop):
+        stop.is_set = finished.index == 2
         saved = linear_run.store_of(tmp_path).load(run.initial_state, run.client_ids)
         assert saved is not None
         assert saved.num_rounds == finished.index + 1
@@ -227,14 +236,14 @@ def test_the_ledger_of_another_run_is_refused(
 ) -> None:
     """It may be of the same population, and as long or longer."""
     linear_run.finish(_run(process), tmp_path / "run", at_most=3)
-    _, other = linear_run.finish(_run(process, seed=2), tmp_path / "other")
+    _, other = linear_run.finish(_run(process, seed=2), tmp_path / "other", at_most=num_rounds)
     own = ParticipationLedger.load(tmp_path / "run" / "ledger.npz")
     assert _cohorts(own) != _cohorts(other.first_rounds(3))
     other.first_rounds(num_rounds).save(tmp_path / "run" / "ledger.npz")
     with refuses("state", error=LedgerError):
         linear_run.finish(_run(process), tmp_path / "run")
     own.save(tmp_path / "run" / "ledger.npz")
-    linear_run.finish(_run(process), tmp_path / "run")
+    linear_run.finish(_run(process), tmp_path / "run", at_most=1)
 
 
 def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(

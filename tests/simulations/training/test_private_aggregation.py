@@ -1,6 +1,7 @@
 """Zeroing, clipping, noise and measurements, in TensorFlow Federated's own execution."""
 
 import collections
+import functools
 import math
 import os
 import warnings
@@ -43,6 +44,12 @@ def _process(value_type: Any = _VECTOR, **changes: Any) -> tff.templates.Aggrega
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FixedSeedWarning)
         return _aggregator(**changes).create(value_type)
+
+
+@functools.cache
+def _usual_process() -> tff.templates.AggregationProcess:
+    """One for several tests: it takes seconds to make."""
+    return _process()
 
 
 def _update(*entries: float) -> np.ndarray:
@@ -154,7 +161,7 @@ def test_a_broken_update_breaks_no_measurement(
 
 
 def test_without_finite_updates_norms_are_zero() -> None:
-    process = _process()
+    process = _usual_process()
     state = process.initialize()
     for updates in ([], [_update(np.nan, 0.0, 0.0)]):
         found = process.next(state, updates).measurements
@@ -166,7 +173,7 @@ def test_without_finite_updates_norms_are_zero() -> None:
 
 
 def test_norms_of_large_single_precision_updates_do_not_overflow() -> None:
-    process = _process()
+    process = _usual_process()
     output = process.next(process.initialize(), [_update(3e38, 3e38, 0.0)])
     assert output.measurements["update_norm"] == pytest.approx(np.sqrt(2) * 3e38, rel=1e-6)
     assert output.measurements["clipped_fraction"] == 1.0
@@ -196,7 +203,7 @@ def test_any_nest_of_floats_is_one_vector() -> None:
     assert found["zeroed_fraction"] == 0.0
 
 
-@pytest.mark.parametrize("zeroing_norm", [None, 0.5, 20.0])
+@pytest.mark.parametrize("zeroing_norm", [None, pytest.param(0.5, marks=pytest.mark.long), 20.0])
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float | None) -> None:
     # The same noise in all calls, from one state: what differs is the client.
     clip_norm, divisor = 1.5, 4

@@ -228,7 +228,7 @@ def test_nothing_is_claimed_beyond_what_is_known() -> None:
     assert search.proved(of, 1e-3, below=0.5, max_samples=2**13) is None
 
 
-@pytest.mark.parametrize("share", [0.5, 2.0, 0.98])
+@pytest.mark.parametrize("share", [pytest.param(0.5, marks=pytest.mark.long), 2.0, 0.98])
 def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
