@@ -20,6 +20,7 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     _banded_search,
     _round_errors,
+    _worst_round_search,
     banded,
     optimal,
 )
@@ -295,8 +296,11 @@ def test_a_quarter_of_the_papers_size_takes_at_most_five_times_the_evaluations_o
     None
 ):
     evaluations = []
-    for error, gap in (("mean", 1e-5), ("max", 1e-3)):
-        search = _banded_search.BandedSearch(
+    for error, gap, kind in (
+        ("mean", 1e-5, _banded_search.BandedSearch),
+        ("max", 1e-3, _worst_round_search.WorstRoundSearch),
+    ):
+        search = kind(
             Workload("prefix_sum", 512),
             EqualNorms(85),
             _round_errors.RoundError.of(error, 512),
@@ -403,13 +407,13 @@ def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
     rng = np.random.default_rng(0)
     workload = random_workload(rng, 5)
     other = least_by_power_means(workload, num_bands=2) / np.max(np.abs(workload)) ** 2
-    bounds, true_bound = [], _banded_search.lower_bound
+    bounds, true_bound = [], _worst_round_search.lower_bound
 
     def times_factor(*arguments: Any) -> float:
         bounds.append(factor * true_bound(*arguments))
         return bounds[-1]
 
-    monkeypatch.setattr(_banded_search, "lower_bound", times_factor)
+    monkeypatch.setattr(_worst_round_search, "lower_bound", times_factor)
     banded(workload, 2, error="max")
 
     assert (max(bounds) > other * (1 + 1e-3)) == is_caught
