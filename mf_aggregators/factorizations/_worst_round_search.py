@@ -467,7 +467,7 @@ class _Grid:
     def by_rounds(self, values: FloatArray) -> FloatArray:
         """Returns (n,) or (n, ...) from the values of fewer rounds."""
         before, after, share = self.rounds
-        share = share.reshape(-1, *[1] * (values.ndim - 1))
+        share = np.reshape(share, (-1, *[1] * (values.ndim - 1)))
         return np.asarray((1.0 - share) * values[before] + share * values[after])
 
     def bands(self, bands: FloatArray) -> FloatArray:
@@ -478,17 +478,18 @@ class _Grid:
         for i in range(few_bands):
             ratios[i, i + 1 :] = ratios[i, i]
         before, after, share = self.lags
-        ratios = (1.0 - share) * ratios[:, before] + share * ratios[:, after]
-        return self.by_rounds(ratios) * square_root_bands(len(self.rounds[0]), len(before))
+        lower, upper = ratios[:, before], ratios[:, after]
+        between: FloatArray = lower + share * (upper - lower)
+        return self.by_rounds(between) * square_root_bands(len(self.rounds[0]), len(before))
 
 
 def _neighbours(
     places: FloatArray, first: IntArray, last: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """The whole numbers before and after each place, between two, and the share of the latter."""
-    places = np.clip(places, first, last)
-    before = np.floor(places).astype(int)
-    return before, np.minimum(before + 1, last), places - before
+    inside = np.minimum(np.maximum(places, first), last)
+    before = np.floor(inside).astype(int)
+    return before, np.minimum(before + 1, last), inside - before
 
 
 def _gram_bands(bands: FloatArray) -> FloatArray:
