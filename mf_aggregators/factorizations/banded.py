@@ -26,7 +26,8 @@ import numpy as np
 from mf_aggregators import memory, validation, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.factorizations._banded_search import BandedSearch, BandedWorkload
+from mf_aggregators.factorizations._band_certificate import BandedWorkload
+from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
@@ -34,6 +35,7 @@ from mf_aggregators.factorizations._patterns import (
     PatternNorms,
 )
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
+from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -325,9 +327,10 @@ def banded(
         layout = PatternLayout(num_rounds, separation, most)
         constraint = PatternNorms(num_bands, layout)
     start, multipliers = square_root_bands(num_rounds, num_bands), None
+    kind = WorstRoundSearch if measure.is_maximum else BandedSearch
     if len(constraint.sharpness) > 1:
         # Where patterns share rounds the search is harder; equal norms are a good start.
-        easier = BandedSearch(
+        easier = kind(
             workload, EqualNorms(num_bands), measure, relative_gap, max_evaluations, show_progress
         )
         try:
@@ -337,9 +340,7 @@ def banded(
         finally:
             easier.progress.close()
         start, multipliers = easier.best_bands, easier.multipliers
-    search = BandedSearch(
-        workload, constraint, measure, relative_gap, max_evaluations, show_progress
-    )
+    search = kind(workload, constraint, measure, relative_gap, max_evaluations, show_progress)
     search.consider(start)
     if multipliers is not None:
         search.multipliers = multipliers

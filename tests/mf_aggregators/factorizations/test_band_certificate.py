@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import (
     NotConvergedWarning,
-    _banded_search,
+    _band_certificate,
     banded,
 )
-from mf_aggregators.factorizations._banded_search import BandedWorkload
+from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._patterns import (
     ColumnConstraint,
     EqualNorms,
@@ -108,7 +108,7 @@ def _attack(num_rounds: int, data: st.DataObject) -> None:
     constraint = _constraint(data, num_rounds, num_bands)
     bands = _feasible(_candidate(data, num_rounds, num_bands, generator), constraint)
     prepared = BandedWorkload.of(workload, num_bands)
-    bound = _banded_search.lower_bound(bands, prepared, constraint)
+    bound = _band_certificate.lower_bound(bands, prepared, constraint)
     own = _error(bands, workload.matrix() / workload.largest_entry())
     # What is compared with has errors of floats itself.
     assert 0.0 <= bound <= own * (1.0 + 1e-12)
@@ -132,7 +132,7 @@ def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds:
     constraint = PatternNorms(8, PatternLayout(num_rounds, 8, 1))
     feasible = _feasible(bands, constraint)
     prepared = BandedWorkload.of(Workload("momentum_sgd", num_rounds, 0.0), 8)
-    assert _banded_search.lower_bound(feasible, prepared, constraint) == 0.0
+    assert _band_certificate.lower_bound(feasible, prepared, constraint) == 0.0
 
 
 @pytest.mark.long
@@ -157,7 +157,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
         EqualNorms(num_bands),
     )
     prepared = BandedWorkload.of(workload, num_bands)
-    point = _banded_search._Point.of(bands, prepared)
+    point = _band_certificate._Point.of(bands, prepared)
     size = data.draw(st.sampled_from([1e-6, 1e-3, 0.03, 0.3, 1.0]))
     dual = point.dual
     noise = np.tril(generator.normal(size=(num_rounds, num_rounds)))
@@ -166,7 +166,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
         dual.lower, dual.upper, size * dual.rows * BandedMatrix.symmetric(noise).rows
     )
     half = point.root.transposed().times(removed)
-    epsilon = _banded_search._epsilon(point, removed, half.times(point.root))
+    epsilon = _band_certificate._epsilon(point, removed, half.times(point.root))
     matrix, strategy = workload.matrix() / workload.largest_entry(), recursions.matrix_from_bands
     weighted = np.linalg.solve((strategy(bands).T @ strategy(bands)).T, matrix.T).T
     full = weighted.T @ weighted
@@ -177,7 +177,7 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
     assert least >= -1e-9 * np.max(full)
     spectrum = np.linalg.eigvalsh(matrix @ (full - dense) @ matrix.T)
     trace = float(np.sum(np.sqrt(np.maximum(spectrum, 0.0))))
-    bound = _banded_search._bound(point, removed, half, 1.0, epsilon)
+    bound = _band_certificate._bound(point, removed, half, 1.0, epsilon)
     assert bound <= trace**2 * (1.0 + 1e-9)
     if size <= 1e-6:
         # Nothing is lost of the first order.
@@ -196,7 +196,7 @@ def test_the_gap_is_of_second_order_in_the_distance_from_the_optimum() -> None:
     for size in (1e-4, 1e-5):
         bands = _feasible(best + size * direction, constraint)
         error = _error(bands, workload.matrix())
-        gaps.append(error / _banded_search.lower_bound(bands, prepared, constraint) - 1.0)
+        gaps.append(error / _band_certificate.lower_bound(bands, prepared, constraint) - 1.0)
     assert gaps[0] / gaps[1] == pytest.approx(100.0, rel=0.2)
 
 
@@ -212,13 +212,13 @@ def test_a_bound_is_close_where_the_search_has_just_begun() -> None:
     constraint = EqualNorms(num_bands)
     bands = _feasible(root, constraint)
     prepared = BandedWorkload.of(workload, num_bands)
-    assert _banded_search.lower_bound(bands, prepared, constraint) > 0.0
+    assert _band_certificate.lower_bound(bands, prepared, constraint) > 0.0
 
 
 def test_nothing_is_claimed_of_numbers_beyond_floats() -> None:
     bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
     prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
-    assert _banded_search.lower_bound(bands, prepared, EqualNorms(2)) == 0.0
+    assert _band_certificate.lower_bound(bands, prepared, EqualNorms(2)) == 0.0
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -21,6 +21,7 @@ from mf_aggregators.factorizations._patterns import (
     PatternNorms,
 )
 from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from tests.mf_aggregators import brute_force
 
@@ -138,15 +139,21 @@ def test_the_gradient_is_the_slope_of_the_error(num_rounds: int, data: st.DataOb
         separation = data.draw(st.integers(num_bands, num_rounds))
         most = data.draw(st.integers(1, -(-num_rounds // separation)))
         constraint = PatternNorms(num_bands, PatternLayout(num_rounds, separation, most))
-    error = RoundError.of(data.draw(st.sampled_from(["mean", "max"])), num_rounds)
-    search = BandedSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
-    search.multipliers = generator.uniform(0.1, 2.0, num_rounds)
-    search._errors_before = generator.uniform(0.5, 2.0, num_rounds)
-    search._exponent = data.draw(st.sampled_from([1.0, 2.0, 9.0]))
-    is_by_powers = error.is_maximum and data.draw(st.booleans())
+    search: BandedSearch
+    if is_mean := data.draw(st.booleans()):
+        error = RoundError.of("mean", num_rounds)
+        search = BandedSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
+    else:
+        error = RoundError.of("max", num_rounds)
+        search = WorstRoundSearch(workload, constraint, error, 1e-9, 10, show_progress=False)
+        search.multipliers = generator.uniform(0.1, 2.0, num_rounds)
+        search._errors_before = generator.uniform(0.5, 2.0, num_rounds)
+        search._exponents = generator.choice([1.0, 2.0, 9.0], num_rounds)
+        search._exponent = data.draw(st.sampled_from([1.0, 2.0, 9.0]))
+    is_by_powers = not is_mean and data.draw(st.booleans())
 
     def value_and_slope(entries: np.ndarray) -> tuple[float, np.ndarray]:
-        if not is_by_powers:
+        if not (is_by_powers and isinstance(search, WorstRoundSearch)):
             return search._log_error(entries)[:2]
         strategy = search._evaluated(entries)
         assert strategy is not None

@@ -20,12 +20,14 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     _banded_search,
     _round_errors,
+    _worst_round_search,
     banded,
     optimal,
 )
 from mf_aggregators.factorizations._patterns import EqualNorms
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
+from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -291,13 +293,64 @@ def test_the_floor_of_weights_costs_what_there_is(
     assert np.all(raised[is_raised] == raised.min())
 
 
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(2, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_the_mean_of_grams_is_feasible_and_its_worst_round_no_worse(
+    num_rounds: int, num_bands: int, count: int, seed: int
+) -> None:
+    num_bands = min(num_bands, num_rounds)
+    generator = np.random.default_rng(seed)
+    in_band = np.tri(num_rounds) - np.tri(num_rounds, k=-num_bands)
+    matrices = generator.normal(size=(count, num_rounds, num_rounds)) * in_band
+    matrices += 2.0 * np.eye(num_rounds)
+    matrices /= np.linalg.norm(matrices, axis=1, keepdims=True)
+    bands = [recursions.bands_of_matrix(matrix, num_bands) for matrix in matrices]
+
+    grams = [_worst_round_search._gram_bands(each) for each in bands]
+    found = _worst_round_search._strategy_bands(sum(grams) / count)
+    assert found is not None
+    mean = recursions.matrix_from_bands(found)
+
+    np.testing.assert_allclose(
+        mean.T @ mean, sum(matrix.T @ matrix for matrix in matrices) / count, atol=1e-12
+    )
+    rows = [squared_rows(np.tri(num_rounds), matrix) for matrix in matrices]
+    of_mean = squared_rows(np.tri(num_rounds), mean)
+    assert np.all(of_mean <= np.mean(rows, axis=0) * (1 + 1e-9))
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 60), st.integers(1, 20))
+@settings(max_examples=50, deadline=None)
+def test_a_grid_stays_between_the_values_of_fewer_rounds(
+    few_bands: int, more_bands: int, few: int, more: int
+) -> None:
+    fewer, many = (few_bands + few, few_bands), (few_bands + few + more, few_bands + more_bands)
+    many = (max(many), many[1])
+    grid = _worst_round_search._Grid.between(fewer, many)
+    values = np.random.default_rng(few).uniform(1.0, 2.0, fewer[0])
+
+    found = grid.by_rounds(values)
+
+    assert found.shape == (many[0],)
+    assert np.min(values) <= np.min(found) <= np.max(found) <= np.max(values)
+    # The square root of fewer rounds becomes that of more.
+    root = square_root_bands(*fewer)
+    np.testing.assert_allclose(grid.bands(root), square_root_bands(*many), rtol=1e-12)
+    # The same size is where it was.
+    same = _worst_round_search._Grid.between(fewer, fewer)
+    np.testing.assert_allclose(same.by_rounds(values), values, rtol=1e-12)
+
+
 @pytest.mark.long
 def test_a_quarter_of_the_papers_size_takes_at_most_five_times_the_evaluations_of_the_mean() -> (
     None
 ):
     evaluations = []
-    for error, gap in (("mean", 1e-5), ("max", 1e-3)):
-        search = _banded_search.BandedSearch(
+    for error, gap, kind in (
+        ("mean", 1e-5, _banded_search.BandedSearch),
+        ("max", 1e-3, _worst_round_search.WorstRoundSearch),
+    ):
+        search = kind(
             Workload("prefix_sum", 512),
             EqualNorms(85),
             _round_errors.RoundError.of(error, 512),
@@ -404,13 +457,13 @@ def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
     rng = np.random.default_rng(0)
     workload = random_workload(rng, 5)
     other = least_by_power_means(workload, num_bands=2) / np.max(np.abs(workload)) ** 2
-    bounds, true_bound = [], _banded_search.lower_bound
+    bounds, true_bound = [], _worst_round_search.lower_bound
 
     def times_factor(*arguments: Any) -> float:
         bounds.append(factor * true_bound(*arguments))
         return bounds[-1]
 
-    monkeypatch.setattr(_banded_search, "lower_bound", times_factor)
+    monkeypatch.setattr(_worst_round_search, "lower_bound", times_factor)
     banded(workload, 2, error="max")
 
     assert (max(bounds) > other * (1 + 1e-3)) == is_caught

@@ -1,0 +1,319 @@
+r"""How far a banded strategy matrix is from the best one, at most, in O(n b^2) operations.
+
+**The bound** is the dual of the problem. With equal norms: for symmetric positive semi-definite V
+with V[i, j] = 0 for 0 < |i - j| < b and any feasible X, tr(V X) = tr(V), so that tr(A^T A X^-1) =
+tr(A^T A X^-1) + tr(V X) - tr(V) >= 2 tr((A V A^T)^1/2) - tr(V), the matrix form of 2 sqrt(a v) <= a
+/ x + v x; the best multiple of V gives tr((A V A^T)^1/2)^2 / tr(V). At the optimum V is X^-1 A^T A
+X^-1, whose entries within the band vanish because the gradient does. With pattern weights w, V[i,
+i] the sum of those of the patterns that hold i, tr(V X) is at most the sum of w, which takes the
+place of tr(V).
+
+**The certificate** says how far a matrix is from the best one, at most, from bands alone. Let X =
+C^T C for a C of sensitivity one, S = A X^-1 A^T, F = tr(S) the squared error, and V0 = X^-1 A^T A
+X^-1. Every symmetric positive semi-definite V that is zero within the band, off the diagonal, and
+whose diagonal the constraint allows with weights of sum w, bounds the squared error of every
+feasible matrix from below by (tr (A V A^T)^(1/2))^2 / w. Near the optimum V0 is nearly such a
+matrix. With E = V0 - V, which is banded, this module bounds the root's trace from what bands alone
+tell.
+
+**First order.** Because A V0 A^T = S^2, the root's trace is that of (S^2 - P)^(1/2), P = A E A^T.
+If E <= eps V0 in the Loewner order for an eps <= 1, then V >= 0, and also
+R_t = S^2 - t P >= (1 - t eps) S^2 for 0 <= t <= 1.
+
+**Second order.** Let g(t) = tr R_t^(1/2). Then g(0) = F and g'(0) = -tr(S^-1 P) / 2 = -tr(X E) / 2.
+In a basis of eigenvectors of R_t^(1/2), with eigenvalues r_i > 0, the second derivative of the
+trace of a root is
+
+    -g''(t) = sum_ij P_ij^2 / (2 r_i r_j (r_i + r_j)) <= tr(R_t^-1 P R_t^(-1/2) P) / 4,
+
+since 1 / (r_i + r_j) is at most (1 / r_i + 1 / r_j) / 4. Inverses and inverse roots reverse the
+order, and tr(Y P Z P) grows with Y and with Z, so that the right-hand side is at most
+(1 - t eps)^(-3/2) q / 4 with
+
+    q = tr(S^-2 P S^-1 P) = tr(V0^-1 E X E) = ||K^T E C^T||_F^2,      K = X A^-1,  V0^-1 = K K^T.
+
+Taylor's formula with the integral of (1 - t) (1 - t eps)^(-3/2), 2 / (1 + (1 - eps)^(1/2))^2, gives
+
+    tr (A V A^T)^(1/2) >= F - tr(X E) / 2 - q / (2 (1 + (1 - eps)^(1/2))^2).
+
+All of it is banded if A^-1 is, and E <= eps V0 means that eps I - K^T E K is positive
+semi-definite: one banded Cholesky factorization decides. The gap that follows is of second order
+in E. If E <= 0, then V >= V0, the trace is at least F as well, and the better of both counts.
+
+**Where V is not positive semi-definite** at its first few steps of a search, the diagonal of V is
+raised: by shares of sum_j |E_ij| in rows around which K^T E K is large, and, failing that, by all
+of it in all rows, after which E <= 0 by diagonal dominance.
+
+**Rounding.** Every matrix here is a sum of positive semi-definite terms or a product of few bands.
+The entries of V0 and F are taken to be off by 8 n_s u kappa, relative to the root of the product of
+diagonal entries: n_s is the length of inner products, u the unit roundoff and kappa the sum of the
+largest condition numbers of diagonal blocks of C and of A. This follows the usual forward bounds of
+triangular inverses; it is not proven to the last constant, and the tests compare it with
+computations in many digits. What it adds to E goes into all terms.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+from scipy.linalg.lapack import dpbtrf, dtrtri
+
+from mf_aggregators import workloads
+from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.factorizations._patterns import ColumnConstraint
+from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
+from mf_aggregators.linear_algebra.banded_matrices import (
+    BandedCovariances,
+    BandedMatrix,
+    WorkloadBlocks,
+)
+from mf_aggregators.noise import recursions
+from mf_aggregators.workloads import Workload
+
+_ROUNDOFF = 2.0**-53
+_ROUNDING = 8.0
+# Values of eps that a Cholesky factorization is tried with.
+_EPSILONS = (0.1, 0.5, 1.0)
+# Row sums of K^T E K around which the diagonal of V is raised first.
+_LARGE = 0.5
+# By how much, of what dominance takes: less costs less of the bound, if it is enough.
+_SHARES_OF_DOMINANCE = (0.05, 0.2, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BandedWorkload:
+    """A workload over its largest entry.
+
+    Attributes:
+      blocks: In blocks of rounds.
+      inverse_bands: (n, w) of A^-1; w is n where it is not banded.
+      condition: The largest condition number, for maxima, of a diagonal block of A.
+    """
+
+    blocks: WorkloadBlocks
+    inverse_bands: FloatArray
+    condition: float
+
+    @classmethod
+    def of(
+        cls, workload: Workload | FloatArray, num_bands: int, weights: FloatArray | None = None
+    ) -> "BandedWorkload":
+        """Returns a workload.
+
+        Args:
+          workload: A, known by its name or an (n, n) lower-triangular array of full rank.
+          num_bands: The bands b of strategy matrices.
+          weights: (n,) w of the rounds, above zero, for diag(w)^1/2 A; None for ones.
+        """
+        largest = workloads.largest_entry(workload)
+        inverse_bands = workloads.inverse_bands(workload)
+        if inverse_bands is not None:
+            inverse_bands = weighted_inverse(inverse_bands * largest, weights)
+            blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands)
+            return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
+        matrix = workload.matrix() if isinstance(workload, Workload) else workload
+        scaled = weighted(matrix / largest, weights)
+        inverse, _ = dtrtri(scaled.T, lower=0)
+        inverse = np.tril(inverse.T)
+        condition = np.linalg.norm(scaled, np.inf) * np.linalg.norm(inverse, np.inf)
+        blocks = WorkloadBlocks.of_matrix(scaled)
+        return cls(blocks, recursions.bands_of_matrix(inverse, len(inverse)), float(condition))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Point:
+    """A feasible matrix, and what all attempts to bound from it share.
+
+    Attributes:
+      squared_error: F.
+      strategy: C.
+      gram: X.
+      root: K.
+      dual: V0 within the band.
+      rounding: What entries of V0 and F may be off by, relative to them.
+    """
+
+    squared_error: float
+    strategy: BandedMatrix
+    gram: BandedMatrix
+    root: BandedMatrix
+    dual: BandedMatrix
+    rounding: float
+
+    @classmethod
+    def of(cls, bands: FloatArray, workload: BandedWorkload) -> "_Point":
+        """Computes it for the (n, b) bands of C."""
+        covariances = BandedCovariances(bands, workload.blocks)
+        strategy = BandedMatrix.lower_triangular(bands)
+        gram = strategy.transposed().times(strategy)
+        inner = workload.blocks.size + len(workload.blocks.blocks)
+        condition = covariances.largest_condition() + workload.condition
+        return cls(
+            covariances.squared_error,
+            strategy,
+            gram,
+            gram.times(BandedMatrix.lower_triangular(workload.inverse_bands)),
+            BandedMatrix.symmetric(covariances.dual_band()),
+            _ROUNDING * _ROUNDOFF * inner * condition,
+        )
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the matrix is within the range of floats."""
+        return bool(
+            np.isfinite(self.squared_error)
+            and np.isfinite(self.rounding)
+            and np.all(np.isfinite(self.dual.rows))
+            and np.all(self.dual.diagonal > 0.0)
+        )
+
+    @functools.cached_property
+    def entry_errors(self) -> FloatArray:
+        """(n,) r: an entry of V0 is off by r_i r_j at most."""
+        return np.asarray(np.sqrt(self.rounding * self.dual.diagonal))
+
+    @functools.cached_property
+    def row_errors(self) -> FloatArray:
+        """(n,): the sums of r_i r_j over the entries of each row within the band."""
+        errors = self.entry_errors
+        sums = np.concatenate([[0.0], np.cumsum(errors)])
+        first, last = _neighbours(len(errors), self.dual.lower)
+        return np.asarray(errors * (sums[last] - sums[first] + _ROUNDOFF * sums[-1]))
+
+    @functools.cached_property
+    def strategy_norm(self) -> float:
+        """At least the operator norm of C."""
+        return _operator_norm(self.strategy)
+
+    @functools.cached_property
+    def root_norm(self) -> float:
+        """At least the operator norm of K."""
+        return _operator_norm(self.root)
+
+
+def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnConstraint) -> float:
+    """Returns what no feasible matrix's squared error is below.
+
+    Args:
+      bands: (n, b) of a C of sensitivity one.
+      workload: A.
+      constraint: What the columns of C keep.
+
+    Returns:
+      The bound; 0 if nothing is known, because C is too ill-conditioned, or too far from the
+      optimum for a constraint on patterns.
+    """
+    with np.errstate(all="ignore"):
+        point = _Point.of(bands, workload)
+        if not point.is_finite:
+            return 0.0
+        raised, rows = np.zeros(len(bands)), np.ones(len(bands), dtype=bool)
+        for share in (*_SHARES_OF_DOMINANCE, None, None):
+            diagonal = point.dual.diagonal + raised
+            if not np.all(np.isfinite(diagonal)):
+                return 0.0
+            allowed, total = constraint.dual_diagonal(diagonal)
+            removed = _removed(point.dual, allowed)
+            half = point.root.transposed().times(removed)
+            product = half.times(point.root)
+            epsilon = _epsilon(point, removed, product)
+            if epsilon is not None:
+                bound = _bound(point, removed, half, total, epsilon)
+                if bound > 0.0:
+                    return bound
+            dominating = _off_diagonal_sums(removed) + 2.0 * point.row_errors
+            if share is None:
+                raised = dominating
+                continue
+            if not np.any(raised):
+                is_large = np.sum(np.abs(product.rows), axis=1) > _LARGE
+                rows = _spread(is_large, 2 * removed.lower)
+            raised = np.where(rows, share * dominating, 0.0)
+        return 0.0
+
+
+def _bound(
+    point: _Point, removed: BandedMatrix, half: BandedMatrix, total: float, epsilon: float
+) -> float:
+    """The bound of an E <= epsilon V0, K^T E being given."""
+    width = removed.rows.shape[1]
+    errors = point.entry_errors
+    # |tr(X dE)|, and the Frobenius norm of K^T dE C^T with what rounding adds to the product.
+    off_by = float(
+        np.vdot(np.abs(point.gram.rows), _outer(errors, point.gram.lower, point.gram.upper))
+    )
+    change = np.sqrt(width * float(np.sum(errors**4)))
+    change += 2 * width * _ROUNDOFF * np.sqrt(removed.squared_norm())
+    remainder = np.sqrt(half.times(point.strategy.transposed()).squared_norm())
+    remainder = (remainder + point.root_norm * point.strategy_norm * change) ** 2
+    linear = float(np.vdot(point.gram.rows, removed.rows))
+    trace = point.squared_error - 0.5 * linear
+    trace -= remainder / (2.0 * (1.0 + np.sqrt(1.0 - epsilon)) ** 2)
+    if epsilon == 0.0:
+        trace = max(trace, point.squared_error)
+    # F may be off on both sides: here, and in the error that is compared with the bound.
+    trace -= 0.5 * off_by + 2.0 * point.rounding * point.squared_error
+    return float(max(trace, 0.0) ** 2 / (total * (1.0 + point.rounding)))
+
+
+def _epsilon(point: _Point, removed: BandedMatrix, product: BandedMatrix) -> float | None:
+    """An eps of a few with E <= eps V0, or None if not even E <= V0 can be shown."""
+    if np.all(_off_diagonal_sums(removed) + point.row_errors + removed.diagonal <= 0.0):
+        return 0.0
+    # What K^T E K may be off by, from errors of E and from the products.
+    slack = point.root_norm**2 * (
+        float(np.max(point.row_errors))
+        + 4 * removed.rows.shape[1] * _ROUNDOFF * removed.largest_row_sum()
+    )
+    norm = product.largest_row_sum() + slack
+    if norm <= _EPSILONS[0]:
+        return norm
+    reach = min(product.lower, len(product.rows) - 1)
+    below = np.zeros((reach + 1, len(product.rows)))
+    for t in range(reach + 1):
+        # LAPACK's lower form has the entries of a diagonal by their columns.
+        below[t, : below.shape[1] - t] = -product.rows[t:, product.lower - t]
+    for epsilon in _EPSILONS:
+        shifted = below.copy()
+        largest = epsilon + float(np.max(below[0]))
+        shifted[0] += epsilon - slack - 2.0 * (reach + 2) ** 2 * _ROUNDOFF * largest
+        if dpbtrf(shifted, lower=1, overwrite_ab=1)[1] == 0:
+            return epsilon
+    return None
+
+
+def _removed(dual: BandedMatrix, allowed: FloatArray) -> BandedMatrix:
+    """E: all of V0 within the band, but for a diagonal that is allowed."""
+    rows = dual.rows.copy()
+    rows[:, dual.lower] -= allowed
+    return BandedMatrix(dual.lower, dual.upper, rows)
+
+
+def _off_diagonal_sums(matrix: BandedMatrix) -> FloatArray:
+    """(n,): the sums of magnitudes off the diagonal of each row."""
+    return np.asarray(np.sum(np.abs(matrix.rows), axis=1) - np.abs(matrix.diagonal))
+
+
+def _outer(values: FloatArray, lower: int, upper: int) -> FloatArray:
+    """The rows of a banded matrix of v_i v_j."""
+    padded = np.concatenate([np.zeros(lower), values, np.zeros(upper)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, lower + upper + 1)
+    return np.asarray(values[:, np.newaxis] * windows)
+
+
+def _operator_norm(matrix: BandedMatrix) -> float:
+    """At least the operator norm: the root of the largest sums of rows and of columns."""
+    return float(np.sqrt(matrix.largest_row_sum() * matrix.transposed().largest_row_sum()))
+
+
+def _neighbours(num_rounds: int, reach: int) -> tuple[IntArray, IntArray]:
+    """The first round within reach of each, and the one after the last."""
+    rounds = np.arange(num_rounds)
+    return np.maximum(rounds - reach, 0), np.minimum(rounds + reach + 1, num_rounds)
+
+
+def _spread(chosen: BoolArray, reach: int) -> BoolArray:
+    """Which rounds have a chosen one within reach."""
+    counts = np.concatenate([[0], np.cumsum(chosen)])
+    first, last = _neighbours(len(chosen), reach)
+    return np.asarray(counts[last] > counts[first])
