@@ -41,8 +41,8 @@ _SAMPLING = (
     "in their stationary state before the first round. balls_in_bins: each device is put into one "
     "of --separation rounds of each cycle, secretly and at random. Devices can do both by "
     "themselves, batches vary in size, and the guarantee is amplified while nobody learns who took "
-    "part. All but timers need a mechanism whose C has bands, with --num_bands (the fewer bands, "
-    "the more amplification)."
+    "part. All but timers and balls_in_bins need a mechanism whose C has bands, with --num_bands "
+    "(the fewer bands, the more amplification)."
 )
 
 # The flags of an adaptive clip norm, with the names of its parameters.

@@ -126,6 +126,19 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
         assert np.all(after @ rounds >= before @ rounds + added * is_near * (1.0 - 1e-12))
 
 
+def test_what_rounding_adds_to_rows_that_are_shared_is_within_the_mechanism() -> None:
+    """In each row from the first round of a bin on, with as many steps as the noise may move."""
+    scheme, sigma, num_parameters, steps = BallsInBins(12, 3, 200, 100, 2), 1.2, 4_000_000, 7.0
+    columns = dataclasses.replace(_columns(), rounding=steps)
+    pair = scheme.dominating_pair(sigma, columns, 12 * num_parameters)
+    added = sigma * steps * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION
+    assert added > 1e-6
+    matrix = _MATRIX / np.max(np.linalg.norm(_MATRIX, axis=0))
+    for first in range(2):
+        shifts = matrix @ (np.arange(12) % 2 == first) + added * (np.arange(12) >= first)
+        assert pair.products.squared_norms[first] == pytest.approx(shifts @ shifts, rel=1e-12)
+
+
 def test_nearer_columns_hide_less() -> None:
     scheme = _SCHEMES[0]
     same = np.tril(np.ones((12, 12))) * (np.tri(12, k=-3) == 0)

@@ -52,6 +52,7 @@ _MIN_SEPARATION = (
 _BINS = ("--sampling=balls_in_bins", "--num_bands=3", "--clients_per_round=5")
 # Participations of a client share rows of C x.
 _BINS_OF_BLT = ("--sampling=balls_in_bins", "--mechanism=blt", "--clients_per_round=47")
+_BINS_OF_TREE = ("--sampling=balls_in_bins", "--mechanism=tree", "--clients_per_round=20")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ _BINS_OF_BLT = ("--sampling=balls_in_bins", "--mechanism=blt", "--clients_per_ro
         (_MIN_SEPARATION[:3], MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 3)),
         (_BINS, BallsInBins(_ROUNDS, 3, _CLIENTS, 5, 28)),
         (_BINS_OF_BLT, BallsInBins(_ROUNDS, _ROUNDS, _CLIENTS, 47, 3)),
+        (_BINS_OF_TREE, BallsInBins(_ROUNDS, _ROUNDS, _CLIENTS, 20, 7)),
     ],
 )
 def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
