@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dp_accounting import dp_event
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, checkpoints, validation, version
 from mf_aggregators import participation as participations
+from mf_aggregators.accounting import composition, gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
@@ -30,6 +32,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.monte_carlo.certificates import Certification
+from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.privacy import (
     client_names,
     guarantees,
@@ -43,6 +46,8 @@ from mf_aggregators.workloads import Workload
 _FORMAT_VERSION = 1
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
+# Of the losses of a run: more would take gigabytes.
+_MOST_LOSSES = 5_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -340,14 +345,119 @@ class Mechanism:
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
-        ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
-        ``SamplingScheme.event`` say for which neighbouring relation they are.
+        ``accounting.composed_epsilon`` composes such events, amplified but for subsets of a fixed
+        size and shuffling; ``accounting.event`` and ``SamplingScheme.event`` say for which
+        neighbouring relation they are. Accountants of dp-accounting amplify those of Poisson
+        sampling alone.
         """
         if self.sampling is not None:
             columns = guarantees.columns_of(self.factorization, self.sampling)
             together = self.sampling.all_participations(columns)
-            return self.sampling.event_of(self.noise_multiplier, together)
+            return self.sampling.run_event(self.noise_multiplier, columns, together)
         return accounting.event(self.noise_multiplier)
+
+    def privacy_loss_distribution(
+        self,
+        *,
+        pessimistic: bool = True,
+        interval: float = composition.INTERVAL,
+        failure_probability: float = 1e-9,
+        seed: int = 0,
+    ) -> PrivacyLossDistribution:
+        """Returns the privacy losses of a run, to be composed by dp-accounting with other ones.
+
+        Neighbouring data sets differ in a client whose updates are zeroed: that is adding or
+        removing one. Where clients draw for themselves, samples bound the losses, which takes up to
+        a minute.
+
+        Args:
+          pessimistic: Whether losses are rounded up, so that every delta of them and of what they
+            compose to is at least that of the run. Otherwise no delta is above that of the pair
+            that dominates the run, for real normal numbers: the difference is what rounding and
+            samples may take.
+          interval: What losses are multiples of: ``value_discretization_interval`` of what they
+            are to be composed with.
+          failure_probability: The probability, over the samples, that their bounds do not hold.
+            Pessimistic losses are infinite with it, so that delta pays for it.
+          seed: What the samples follow from. Choose it before anything is known of its result.
+
+        Returns:
+          The losses. Pessimistic ones are infinite also with twice the probability by which the
+          noise that is drawn may fail (``accounting.zcdp_delta``), which covers all deltas of up to
+          one half.
+
+        Raises:
+          TailError: If so little noise cannot be accounted for: a ValueError.
+          ValueError: If there is no noise, an argument is out of its range, or losses from below
+            are asked for and none are known, as of shuffling.
+        """
+        interval = validation.positive_number(interval, "interval")
+        failure = validation.positive_number(failure_probability, "failure_probability")
+        if failure >= 1.0:
+            raise ValueError(f"failure_probability must be below 1, found {failure}.")
+        sigma = validation.positive_number(self.noise_multiplier, "noise_multiplier")
+        scheme = self.sampling
+        columns = None if scheme is None else guarantees.columns_of(self.factorization, scheme)
+        together = AllParticipations() if scheme is None else scheme.all_participations(columns)
+        if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
+            raise ValueError(
+                f"losses of so little noise take more than {_MOST_LOSSES} multiples of the "
+                f"interval {interval:g}: use a larger interval."
+            )
+        if scheme is None:
+            found = composition.gaussian_losses(sigma, interval, is_pessimistic=pessimistic)
+        else:
+            found = scheme.run_losses(
+                sigma, columns, interval, is_pessimistic=pessimistic, failure=failure, seed=seed
+            )
+        if not pessimistic:
+            return found
+        drawn = gaussian.failure_probability(sigma / together.largest_part, DEFAULT_NUM_COORDINATES)
+        return composition.with_infinite_losses(found, 2.0 * drawn, interval)
+
+    def trade_off_curve(
+        self,
+        *,
+        interval: float = composition.INTERVAL,
+        failure_probability: float = 1e-9,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Returns the trade-off function of f-differential privacy (Dong, Roth and Su, 2022).
+
+        For every test of whether a client's updates were used or replaced by zeros: f of its
+        false positive rate is no more than its false negative rate. The function is that of a few
+        hundred losses that dominate the run, so that it is straight between its points. Its inverse
+        belongs to tests whose null hypothesis is that the updates were used.
+
+        Args:
+          interval: As :meth:`privacy_loss_distribution` takes it, and so all others.
+          failure_probability: As there.
+          seed: As there.
+
+        Returns:
+          A JSON-able mapping: increasing lists ``false_positive_rate``, from 0 to 1, and
+          decreasing ``false_negative_rate``; ``failure_probability`` of samples, None where there
+          are none; and ``privacy_loss_distribution``, the same losses in both directions as the
+          arguments of ``PrivacyLossDistribution.create_from_rounded_probability`` of dp-accounting.
+
+        Raises:
+          TailError: As there.
+          ValueError: As there.
+        """
+        losses = composition.coarser_losses(
+            self.privacy_loss_distribution(
+                interval=interval, failure_probability=failure_probability, seed=seed
+            ),
+            interval,
+        )
+        positive, negative = composition.rates_of(losses, interval)
+        is_sampled = self.sampling is not None and self.sampling.depends_on_matrix
+        return {
+            "false_positive_rate": list(positive),
+            "false_negative_rate": list(negative),
+            "failure_probability": failure_probability if is_sampled else None,
+            "privacy_loss_distribution": composition.description_of(losses, interval),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping of all but the matrix, which :meth:`from_dict` takes back."""

@@ -1,20 +1,105 @@
-"""Privacy accounting of several runs together, and what composition by Fourier transforms loses."""
+r"""Privacy accounting of several runs together, and what composition by Fourier transforms loses.
 
+**Dominating losses.** A run is dominated by a pair (P, Q) if its hockey-stick divergences with a
+client from without it are at most those of P from Q, at every epsilon, negative ones included.
+Runs compose adaptively, and their pairs' product dominates the composition (Zhu, Dong and Wang,
+2022, Thm 10), also where they are under way at the same time (Vadhan and Zhang, 2023). What is
+needed of a pair is its *profile* h(alpha), the divergence at alpha = e^epsilon: convex, falling,
+1 at alpha = 0.
+
+**From bounds to losses.** Let h be at most v_i at increasing alpha_i > 0. Then h is at most the
+largest convex function below the points (0, 1) and (alpha_i, v_i), v_i being made non-increasing,
+and constant behind the last one: a convex h lies below each chord of points that are above it, and
+below the largest convex function under all of them. That function is the profile of a pair of its
+own, which dominates (*connect the dots*, Doroshenko et al., 2022): with s_i the slope behind
+alpha_i, Q has the mass s_i - s_(i-1) where P / Q is alpha_i, P has alpha_i times that, and the mass
+v_last where Q has none. Negative epsilons need no bounds of their own: with h' the profile of Q
+from P, h(alpha) = 1 - alpha + alpha h'(1 / alpha).
+
+For a pair that is dominated by the run's, let l_i be lower bounds. As h falls, it is at least
+l_(i+1) between alpha_i and alpha_(i+1), and below 1, where h(alpha) + alpha - 1 does not fall, at
+least 1 - alpha and the last of its bounds. The largest convex function below all that is a profile.
+
+**Bounds that may fail.** Where bounds hold but for a probability beta over random numbers, losses
+are infinite with probability beta, and else those of the bounds. Composed with a pair of the
+profile d, they have the profile beta + (1 - beta) d: what holds if the bounds do, and else
+everything is lost. So delta pays, once for each run, and of several runs 1 - prod (1 - beta_i),
+whose random numbers are independent.
+"""
+
+import dataclasses
+import fractions
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from dp_accounting import dp_event as dp_events
-from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.arrays import FloatArray, IntArray
 
 # dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
 # masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
+# What losses are multiples of: that of dp-accounting's accountants.
+INTERVAL = 1e-4
+# The failure probability of bounds by samples, as a share of delta: for as many compositions that
+# one is chosen from.
+_FAILURE_SHARE, _COMPOSITIONS = 0.01, 16
+# Gaps between the points of a grid grow with this power, less one.
+_POWER_OF_STEPS = 1.5
+# Losses of a run in few numbers, and what sums of masses may be off by.
+_COARSE_POINTS, _LARGEST_LOSS, _TAIL = 160, 2000.0, 1e-13
+# Of delta: down to which divergence the bounds of one of several runs are close.
+_LEVEL_SHARE = 0.1
+
+
+# A multiple of the interval, e to it, and the profile there.
+_Point: TypeAlias = tuple[int, fractions.Fraction, fractions.Fraction]
+
+
+class SampledRun(Hashable, Protocol):
+    """A run whose losses are bounded by samples."""
+
+    @property
+    def part_noise_multiplier(self) -> float:
+        """The noise multiplier of the largest shift of one row."""
+
+    def losses(
+        self, failure: float, level: float, interval: float, *, seed: int
+    ) -> PrivacyLossDistribution:
+        """Returns losses that dominate the run, for real normal numbers.
+
+        Args:
+          failure: The probability that they do not, which is the mass of infinite losses besides.
+          level: Down to which divergence they are close.
+          interval: What they are multiples of.
+          seed: What random numbers follow from.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
+    """A run whose clients draw for themselves, as an event of dp-accounting.
+
+    Accountants of dp-accounting take it for what it is without amplification, a Gaussian mechanism,
+    and bound it. :func:`composed_epsilon` knows better.
+
+    Attributes:
+      noise_multiplier: That of all participations of a client, towards who knows the rounds.
+      run: The run; None for nothing but the Gaussian mechanism.
+    """
+
+    noise_multiplier: float
+    run: SampledRun | None = None
 
 
 def composed_epsilon(
@@ -22,18 +107,24 @@ def composed_epsilon(
     delta: float,
     *,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    seed: int = 0,
 ) -> float:
     """Returns the epsilon of several runs together, for clients who may be in all of them.
 
     Args:
-      events: What :func:`event` and ``SamplingScheme.event`` returned, or any other event
-        that dp-accounting's privacy loss distributions know; all Gaussian ones are taken
-        for ones whose noise is drawn here.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      events: What ``Mechanism.event``, :func:`event` and ``SamplingScheme.event`` returned, or any
+        other event that dp-accounting's privacy loss distributions know; all Gaussian ones are
+        taken for ones whose noise is drawn here.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions. Where clients draw for
+        themselves, it pays for the failure probability of samples, a sixteenth of a hundredth of
+        it, so that up to 16 compositions may be compared.
       num_coordinates: Parameters times rounds, of the largest run.
+      seed: What the samples follow from that bound the losses of clients who draw for themselves.
+        Choose it before anything is known of its result.
 
     Returns:
-      The epsilon of the composition; infinity if one event has no noise.
+      The epsilon of the composition; infinity if one event has no noise. Runs whose clients draw
+      for themselves are amplified, unless all are better without.
 
     Raises:
       TailError: As in ``gaussian.epsilon``.
@@ -54,11 +145,255 @@ def composed_epsilon(
         delta = gaussian.delta_left(delta, smallest, _runs(composed) * num_coordinates)
     delta -= composition_rounding(compositions)
     accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
-    return float(accountant.get_epsilon(delta))
+    found = float(accountant.get_epsilon(delta))
+    runs = list(_sampled_runs(composed))
+    if not runs or math.isinf(found):
+        return found
+    # Losses are infinite with this probability: delta pays for it where epsilon is found.
+    failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
+    level = _LEVEL_SHARE * delta
+    losses = {run: run.losses(failure, level, INTERVAL, seed=seed) for run in set(runs)}
+    amplified = _Accountant(losses).compose(composed)
+    return min(found, float(amplified.get_epsilon(delta)))
+
+
+# dp-accounting ships no types.
+class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
+    """dp-accounting's accountant, with the losses of sampled runs."""
+
+    def __init__(self, losses: Mapping[SampledRun, PrivacyLossDistribution]) -> None:
+        super().__init__(value_discretization_interval=INTERVAL)
+        self._losses = losses
+
+    def _maybe_compose(self, event: dp_events.DpEvent, count: int, do_compose: bool) -> Any:
+        if not isinstance(event, SampledRunDpEvent) or event.run is None:
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose:
+            losses = self._losses[event.run].self_compose(count)
+            self._pld: PrivacyLossDistribution = self._pld.compose(losses)
+        return None
+
+
+def _sampled_runs(event: dp_events.DpEvent) -> Iterator[SampledRun]:
+    """The runs whose losses are bounded by samples, each as often as it is composed."""
+    if isinstance(event, dp_events.ComposedDpEvent):
+        for each in event.events:
+            yield from _sampled_runs(each)
+    elif isinstance(event, dp_events.SelfComposedDpEvent):
+        yield from list(_sampled_runs(event.event)) * int(event.count)
+    elif isinstance(event, SampledRunDpEvent) and event.run is not None:
+        yield event.run
+
+
+def connected_losses(
+    interval: float,
+    steps: IntArray,
+    with_client: FloatArray,
+    without_client: FloatArray,
+    *,
+    is_pessimistic: bool = True,
+) -> PrivacyLossDistribution:
+    """Returns losses that follow from bounds on both divergences: see the module.
+
+    Args:
+      interval: What losses are multiples of.
+      steps: (J,) the multiples at which there are bounds: 0, and larger ones in increasing order.
+      with_client: (J,) bounds on the divergence with a client from without it.
+      without_client: (J,) those of the other direction.
+      is_pessimistic: Whether bounds are upper ones, and losses dominate; otherwise bounds are lower
+        ones, and losses are dominated.
+    """
+    bounds = [
+        np.minimum.accumulate(np.clip(each, 0.0, 1.0)) for each in (with_client, without_client)
+    ]
+    if not is_pessimistic:
+        bounds = [_larger_ones(each) for each in (with_client, without_client)]
+    remove, add = (
+        _masses(interval, steps, forward, backward, is_pessimistic)
+        for forward, backward in (bounds, bounds[::-1])
+    )
+    found: PrivacyLossDistribution = PrivacyLossDistribution.create_from_rounded_probability(
+        remove[0],
+        remove[1],
+        interval,
+        is_pessimistic,
+        rounded_probability_mass_function_add=add[0],
+        infinity_mass_add=add[1],
+        symmetric=False,
+    )
+    return found
+
+
+def _larger_ones(bounds: FloatArray) -> FloatArray:
+    """Lower bounds of what falls: each at least those that follow."""
+    return np.asarray(np.maximum.accumulate(np.clip(bounds, 0.0, 1.0)[::-1])[::-1])
+
+
+def _masses(
+    interval: float,
+    steps: IntArray,
+    forward: FloatArray,
+    backward: FloatArray,
+    is_pessimistic: bool,
+) -> tuple[dict[int, float], float]:
+    """The mass of each multiple, and that of infinity, from bounds in both directions."""
+    exact, ratios = fractions.Fraction, [fractions.Fraction(math.exp(s * interval)) for s in steps]
+    ahead = [exact(float(value)) for value in forward]
+    # At 1 / ratio, the profile less what that of no loss is there.
+    behind = [exact(float(value)) / ratio for value, ratio in zip(backward, ratios, strict=True)]
+    if not is_pessimistic:
+        # Between two of them, the profile is at least the lower one.
+        ahead, behind = [*ahead[1:], exact(0)], [*behind[1:], exact(0)]
+    points = [
+        (-int(step), 1 / ratio, 1 - 1 / ratio + value)
+        for step, ratio, value in zip(steps[:0:-1], ratios[:0:-1], behind[:0:-1], strict=True)
+    ]
+    points.append((0, exact(1), min(ahead[0], behind[0])))
+    points += [
+        (int(step), ratio, value)
+        for step, ratio, value in zip(steps[1:], ratios[1:], ahead[1:], strict=True)
+    ]
+    hull = [(0, exact(0), exact(1))]
+    for step, ratio, value in points:
+        lowest = min(value, hull[-1][2])
+        while len(hull) > 1 and _is_above(hull[-2], hull[-1], (step, ratio, lowest)):
+            hull.pop()
+        hull.append((step, ratio, lowest))
+    slopes = [(b[2] - a[2]) / (b[1] - a[1]) for a, b in itertools.pairwise(hull)] + [exact(0)]
+    masses = {
+        vertex[0]: float(vertex[1] * (after - before))
+        for vertex, before, after in zip(hull[1:], slopes[:-1], slopes[1:], strict=True)
+    }
+    return masses, float(hull[-1][2])
+
+
+def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
+    """Whether a point is on or above the line through two others."""
+    rise, run = right[2] - left[2], right[1] - left[1]
+    return (middle[2] - left[2]) * run >= rise * (middle[1] - left[1])
+
+
+def gaussian_losses(
+    noise_multiplier: float, interval: float, *, is_pessimistic: bool = True
+) -> PrivacyLossDistribution:
+    """Returns losses of the Gaussian mechanism, rounded up or down.
+
+    Args:
+      noise_multiplier: sigma, above zero.
+      interval: What losses are multiples of.
+      is_pessimistic: Whether they dominate; otherwise they are dominated.
+    """
+    found: PrivacyLossDistribution = privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        pessimistic_estimate=is_pessimistic,
+        value_discretization_interval=interval,
+    )
+    return found
+
+
+def steps_to(most: float, interval: float, points: int) -> IntArray:
+    """Returns multiples of an interval from 0 on, with larger and larger gaps.
+
+    Args:
+      most: The last one is so large, or by less than the interval larger.
+      interval: What they are multiples of.
+      points: About how many.
+    """
+    shares = (np.arange(points + 1) / points) ** _POWER_OF_STEPS
+    return np.asarray(np.unique(np.ceil(shares * most / interval).astype(np.int64)))
+
+
+def coarser_losses(losses: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
+    """Returns losses of a few hundred values that dominate the given ones.
+
+    Args:
+      losses: Pessimistic ones.
+      interval: What they are multiples of.
+    """
+    lost = float(losses.get_delta_for_epsilon(math.inf))
+    most = _COARSE_POINTS * interval
+    while losses.get_delta_for_epsilon(most) > lost + _TAIL and most < _LARGEST_LOSS:
+        most *= 2.0
+    steps = steps_to(most, interval, _COARSE_POINTS)
+    bounds = [
+        np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
+        for each in (losses._pmf_remove, losses._pmf_add)
+    ]
+    return connected_losses(interval, steps, *bounds)
+
+
+def description_of(losses: PrivacyLossDistribution, interval: float) -> dict[str, Any]:
+    """Returns a JSON-able mapping: the arguments of dp-accounting's function that makes losses.
+
+    Args:
+      losses: Pessimistic ones, of few values.
+      interval: What they are multiples of.
+
+    Returns:
+      What ``create_from_rounded_probability`` of dp-accounting's ``PrivacyLossDistribution`` takes;
+      the multiples in its mappings are texts in JSON, and have to be made integers.
+    """
+    described: dict[str, Any] = {"value_discretization_interval": interval}
+    for pmf, suffix in ((losses._pmf_remove, ""), (losses._pmf_add, "_add")):
+        described[f"rounded_probability_mass_function{suffix}"] = dict(_masses_of(pmf))
+        described[f"infinity_mass{suffix}"] = float(pmf._infinity_mass)
+    return {**described, "pessimistic_estimate": True, "symmetric": False}
+
+
+def rates_of(
+    losses: PrivacyLossDistribution, interval: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns the trade-off curve of losses: false positive rates, and the least false negative.
+
+    A test says "with the client" from some loss on (Neyman and Pearson, 1933). It is wrong without
+    the client with the mass of Q from there on, and with it with that of P before. Tests between
+    two of these are mixtures, so that between points the curve is straight.
+
+    Args:
+      losses: Pessimistic ones, of few values.
+      interval: What they are multiples of.
+    """
+    masses = sorted(_masses_of(losses._pmf_remove), reverse=True)
+    positive, found = 0.0, float(losses._pmf_remove._infinity_mass)
+    rates = [(positive, 1.0 - found)]
+    for step, mass in masses:
+        positive, found = positive + mass * math.exp(-step * interval), found + mass
+        rates.append((min(positive, 1.0), max(1.0 - found - _TAIL, 0.0)))
+    rates.append((1.0, 0.0))
+    false_positives, false_negatives = zip(*rates, strict=True)
+    return false_positives, false_negatives
+
+
+def _masses_of(pmf: Any) -> list[tuple[int, float]]:
+    """The values of losses that have a mass, as multiples of the interval, and their masses."""
+    dense = pmf.to_dense_pmf()
+    probabilities = np.asarray(dense._probs)
+    return [
+        (int(dense._lower_loss + at), float(probabilities[at]))
+        for at in np.flatnonzero(probabilities > 0.0)
+    ]
+
+
+def with_infinite_losses(
+    losses: PrivacyLossDistribution, probability: float, interval: float
+) -> PrivacyLossDistribution:
+    """Returns losses that are infinite with a probability, and else the given ones.
+
+    Args:
+      losses: The losses, which dominate.
+      probability: The probability.
+      interval: What losses are multiples of.
+    """
+    one: PrivacyLossDistribution = PrivacyLossDistribution.create_from_rounded_probability(
+        {0: 1.0 - probability}, probability, interval
+    )
+    return losses.compose(one)
 
 
 def _smallest_noise_multiplier(event: dp_events.DpEvent) -> float:
     """Of the Gaussian events that have noise; infinity if there are none."""
+    if isinstance(event, SampledRunDpEvent) and event.run is not None:
+        return event.run.part_noise_multiplier
     if isinstance(event, dp_events.ComposedDpEvent):
         return min(map(_smallest_noise_multiplier, event.events), default=math.inf)
     if isinstance(event, dp_events.SelfComposedDpEvent | dp_events.PoissonSampledDpEvent):

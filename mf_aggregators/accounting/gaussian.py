@@ -20,11 +20,14 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import scipy.optimize
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_mechanism
+from scipy import special
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.noise import discrete_gaussian
 
@@ -35,6 +38,8 @@ _LARGEST_NOISE_MULTIPLIER = 1e8
 _LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
 # What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
 _ROUNDING = 1e-14
+# Of normal distribution functions and exponentials far out, many times over.
+_ROUNDING_OF_DELTAS = 1e-12
 # The largest share of delta that the failure probability may take.
 LARGEST_SHARE = 1e-3
 # With less noise a client may move a number by more standard deviations than are covered.
@@ -106,6 +111,22 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
     return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
+
+
+def exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
+    """Returns the deltas of the Gaussian mechanism of real normal numbers, at many epsilons.
+
+    Args:
+      noise_multiplier: sigma, above zero.
+      epsilons: Of any sign, (J,).
+
+    Returns:
+      (J,), no less than they are.
+    """
+    half = 0.5 / noise_multiplier
+    low = np.minimum(special.log_ndtr(-half - epsilons * noise_multiplier) + epsilons, 0.0)
+    high = special.ndtr(half - epsilons * noise_multiplier)
+    return np.asarray(np.clip(high * (1.0 + _ROUNDING_OF_DELTAS) - np.exp(low), 0.0, 1.0))
 
 
 def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) -> float:

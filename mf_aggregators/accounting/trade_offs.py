@@ -163,7 +163,7 @@ def sampled_true_positive_rate(
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     rates = _rates(false_positive_rate)
-    pairs = (*guarantees, *_curve(scheme, sigma, num_coordinates))
+    pairs = (*guarantees, *pairs_of(scheme, sigma, num_coordinates))
     refused = None
     together = together or scheme.all_participations(None)
     try:
@@ -193,10 +193,16 @@ def sampled_true_positive_rate(
 
 # Statements ask for the same curve again and again.
 @functools.lru_cache(maxsize=64)
-def _curve(
+def pairs_of(
     scheme: "SamplingScheme", sigma: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    """Pairs (epsilon, delta) that hold, of a scheme whose epsilons are fast to compute."""
+    """Returns pairs (epsilon, delta) that hold, of a scheme whose epsilons are fast to compute.
+
+    Args:
+      scheme: The scheme.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      num_coordinates: Parameters times rounds.
+    """
     return () if sigma < _LEAST_NOISE_MULTIPLIER else scheme.curve(sigma, num_coordinates)
 
 

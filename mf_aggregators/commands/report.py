@@ -14,8 +14,10 @@ Examples:
     --ledger=rounds.csv --statement=PRIVACY.md --public_data=none --population=100000 \
     --clients_per_round=1000 --clip_norm=1 --enforcement="Each device keeps a timer."
   mf-report --verify=PRIVACY.md
+  mf-report --checkpoint=banded_342 --target_epsilon=8 --delta=1e-6 --trade_off=curve.json
 """
 
+import json
 import math
 import pathlib
 import sys
@@ -24,7 +26,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import memory, printed_guarantees, random_streams, validation
+from mf_aggregators import atomic_files, memory, printed_guarantees, random_streams, validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.commands import (
     command_line,
@@ -36,6 +38,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import ledgers
@@ -96,12 +99,19 @@ def define_flags(values: flags.FlagValues) -> None:
         "A PNG file to write, with the error by round, the matrix and, with a noise multiplier, "
         "what an attacker can do.",
     )
+    FlagGroup(values, "Output").path(
+        "trade_off",
+        "A JSON file to write, with the trade-off curve of f-differential privacy: the least false "
+        "negative rate of an attacker at false positive rates, and the same guarantee as a privacy "
+        "loss distribution of dp-accounting. It is that of the plan, amplified where the sampler "
+        "of a --ledger is. --figure draws the curve.",
+    )
     output_paths.define_report(
         values,
         "the same as pictures, epsilon over noise, what the noise costs, all numbers, and what "
         "uses the checkpoint.",
     )
-    output_paths.define_overwrite(values, "--figure, --report and --statement")
+    output_paths.define_overwrite(values, "--figure, --trade_off, --report and --statement")
     FlagGroup(values, "Output").boolean(
         "name_clients",
         "Whether the report names the client of --ledger that was protected least, with its "
@@ -125,7 +135,7 @@ def main(values: flags.FlagValues) -> int:
     start = time.monotonic()
     subject = report_contents.read(values)
     factorization, mechanism = subject.factorization, subject.mechanism
-    for name in ("ledger", "clients_per_round"):
+    for name in ("ledger", "clients_per_round", "trade_off"):
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
             f"--{name} needs --noise_multiplier, --target_epsilon or --target_rho, the noise of "
@@ -154,6 +164,9 @@ def main(values: flags.FlagValues) -> int:
 
         report_page.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
+    if values.trade_off is not None:
+        of = mechanism if found is None else found.observed.mechanism
+        fields["trade_off"] = _written_trade_off(of, is_broken, values.trade_off)
     if values.report is not None:
         fields["report"] = values.report
     if values.statement is not None and found is not None:
@@ -215,6 +228,20 @@ def _verify(values: flags.FlagValues) -> int:
     return command_line.REFUTED if differing else command_line.DONE
 
 
+def _written_trade_off(mechanism: Mechanism | None, is_broken: bool, path: str) -> str | None:
+    """Writes the trade-off curve of a plan, and returns the path; None of one that was broken."""
+    if is_broken or mechanism is None:
+        return None
+    text = json.dumps(mechanism.trade_off_curve(), indent=2, allow_nan=False) + "\n"
+    try:
+        atomic_files.write_text(path, text)
+    except OSError as error:
+        raise command_line.CommandError(
+            f"--trade_off={path} cannot be written: {error.strerror}."
+        ) from error
+    return path
+
+
 def _check_flags(values: flags.FlagValues) -> None:
     command_line.check_choice(
         values.figure is None or values.figure.endswith(".png"),
@@ -238,6 +265,14 @@ def _check_flags(values: flags.FlagValues) -> None:
         output_paths.check_parent(values.figure, "figure")
         output_paths.check_apart(values.figure, "figure", values.checkpoint)
         output_paths.check_file(values.figure, "figure", values.overwrite)
+    if values.trade_off is not None:
+        command_line.check_choice(
+            values.trade_off.endswith(".json"),
+            f"--trade_off must name a .json file, found {values.trade_off}.",
+        )
+        output_paths.check_parent(values.trade_off, "trade_off")
+        output_paths.check_apart(values.trade_off, "trade_off", values.checkpoint)
+        output_paths.check_file(values.trade_off, "trade_off", values.overwrite)
     output_paths.check_report(values, values.checkpoint)
     report_statement.check_flags(values)
 

@@ -391,6 +391,29 @@ class ComposedGroups(CyclicGroups):
         loss = self.loss_of_round(sigma, max(interval, _finest_interval(sigma)))
         return loss.self_compose(self.most_participations())
 
+    @staticmethod
+    @abc.abstractmethod
+    def losses_below(
+        sigma: float, sampling_probability: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns losses that one round's dominate; arguments of :meth:`loss_distribution`."""
+
+    def run_losses(
+        self,
+        sigma: float,
+        columns: StrategyColumns | None,
+        interval: float,
+        *,
+        is_pessimistic: bool,
+        failure: float,
+        seed: int,
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns losses of composed rounds: see :meth:`SamplingScheme.run_losses`."""
+        del columns, failure, seed
+        one = self.loss_distribution if is_pessimistic else self.losses_below
+        losses = one(sigma, self.sampling_probability, interval)
+        return losses.self_compose(self.most_participations())
+
     def amplified_epsilon(self, sigma: float, delta: float) -> float:
         """Returns the epsilon of composed rounds."""
         interval = _LARGEST_INTERVAL

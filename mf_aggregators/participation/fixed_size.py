@@ -41,6 +41,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators import random_streams
+from mf_aggregators.accounting.composition import connected_losses
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.participation.schemes import AllParticipations
@@ -48,6 +49,8 @@ from mf_aggregators.random_streams import Draw, Stream
 
 # Losses beyond so many standard deviations, or with less than this in all, count as infinite.
 _DEVIATIONS = 9.0
+# Points of a grid of losses from below, which is exact arithmetic.
+_MOST_POINTS_BELOW = 10_000
 _NEGLIGIBLE = 1e-20
 
 
@@ -106,6 +109,21 @@ class FixedSizeSampling(ComposedGroups):
         taking_part = divergence_with(sigma, sampling_probability, epsilons)
         zeroed = divergence_without(sigma, sampling_probability, epsilons)
         return losses_of_divergences(interval, epsilons, taking_part, zeroed)
+
+    @staticmethod
+    def losses_below(
+        sigma: float, sampling_probability: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns losses of a round that follow from the same divergences, from below."""
+        most = math.ceil((0.5 / sigma**2 + _DEVIATIONS / sigma) / interval)
+        steps = np.arange(0, most + 1, max(most // _MOST_POINTS_BELOW, 1))
+        return connected_losses(
+            interval,
+            steps,
+            divergence_with(sigma, sampling_probability, steps * interval),
+            divergence_without(sigma, sampling_probability, steps * interval),
+            is_pessimistic=False,
+        )
 
     def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
         """Returns composed sampling without replacement, with half the noise multiplier."""

@@ -104,6 +104,21 @@ class PoissonSampling(ComposedGroups):
             return privacy_loss_distribution.PrivacyLossDistribution(remove)
         return privacy_loss_distribution.PrivacyLossDistribution(remove, losses(AdjacencyType.ADD))
 
+    @staticmethod
+    def losses_below(
+        sigma: float, sampling_probability: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns losses of a Poisson sample that are rounded down."""
+        found: privacy_loss_distribution.PrivacyLossDistribution = (
+            privacy_loss_distribution.from_gaussian_mechanism(
+                sigma,
+                pessimistic_estimate=False,
+                value_discretization_interval=interval,
+                sampling_prob=sampling_probability,
+            )
+        )
+        return found
+
     def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
         """Returns the composed Poisson-sampled Gaussian mechanism."""
         del together

@@ -18,10 +18,12 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from dp_accounting import dp_event
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
+from mf_aggregators.accounting.composition import connected_losses, gaussian_losses, steps_to
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.kinds import Participation
@@ -39,6 +41,9 @@ LEAST_PROBABILITY = 1e-12
 _TOGETHER = """\
 Each participation of a client is one Gaussian mechanism on the rounds that it changes,
      which are those of no other participation of that client."""
+
+# Points of a grid of losses, and the standard deviations that it goes beyond the mean.
+_POINTS, _DEVIATIONS = 600, 8.0
 
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 
@@ -153,7 +158,14 @@ class SamplingScheme(Participation):
         """Whether anything that is stated of a run rests on draws that nobody knows."""
         return any(
             getattr(type(self), name) is not getattr(SamplingScheme, name)
-            for name in ("amplified", "event_of", "curve", "log_moments", "divergences")
+            for name in (
+                "amplified",
+                "event_of",
+                "run_event",
+                "curve",
+                "log_moments",
+                "divergences",
+            )
         )
 
     def check_participations(self) -> None:
@@ -353,6 +365,64 @@ class SamplingScheme(Participation):
         """
         return dp_event.GaussianDpEvent(sigma / together.norm)
 
+    def run_event(
+        self, sigma: float, columns: StrategyColumns | None, together: AllParticipations
+    ) -> dp_event.DpEvent:
+        """Returns :meth:`event_of`, or an event that knows of C as well.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: C, where the guarantee depends on it; else None.
+          together: What :meth:`all_participations` returned.
+        """
+        del columns
+        return self.event_of(sigma, together)
+
+    def run_losses(
+        self,
+        sigma: float,
+        columns: StrategyColumns | None,
+        interval: float,
+        *,
+        is_pessimistic: bool,
+        failure: float,
+        seed: int,
+    ) -> PrivacyLossDistribution:
+        """Returns losses of a run, for real normal numbers.
+
+        By default they follow from the pairs of :meth:`curve` and from the Gaussian mechanism
+        without amplification, and nothing is known of them from below.
+
+        Args:
+          sigma: The noise multiplier, above zero, relative to the largest column norm of C.
+          columns: C, where the guarantee depends on it; else None.
+          interval: What losses are multiples of.
+          is_pessimistic: Whether losses dominate the run; otherwise they are dominated by what
+            dominates it.
+          failure: Where samples bound losses, the probability that bounds do not hold. Losses that
+            dominate are infinite with it.
+          seed: What samples follow from.
+
+        Raises:
+          ValueError: If nothing is known of losses from below.
+        """
+        del failure, seed
+        if not is_pessimistic:
+            raise ValueError(
+                f"nothing bounds the privacy losses of {self.name} from below: ask for pessimistic "
+                "ones."
+            )
+        alone = sigma / self.all_participations(columns).norm
+        pairs = trade_offs.pairs_of(self, sigma, DEFAULT_NUM_COORDINATES)
+        if not pairs:
+            return gaussian_losses(alone, interval)
+        steps = steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
+        bounds = gaussian.exact_deltas(alone, steps * interval)
+        for epsilon, delta in pairs:
+            holds = steps * interval >= epsilon
+            bounds[holds] = np.minimum(bounds[holds], delta)
+        return connected_losses(interval, steps, bounds, bounds)
+
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
 
@@ -513,7 +583,8 @@ class SamplingScheme(Participation):
           ValueError: If the noise multiplier is negative or not finite.
         """
         sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        return self.event_of(sigma, self.all_participations(self._columns(strategy_matrix)))
+        columns = self._columns(strategy_matrix)
+        return self.run_event(sigma, columns, self.all_participations(columns))
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:

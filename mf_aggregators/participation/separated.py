@@ -13,18 +13,27 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
+from mf_aggregators.accounting.composition import (
+    SampledRunDpEvent,
+    connected_losses,
+    steps_to,
+    with_infinite_losses,
+)
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import IntArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import (
     certificates,
+    curves,
     importance_sampling,
     search,
 )
@@ -39,7 +48,12 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     StrategyColumns,
 )
 from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
-from mf_aggregators.participation.schemes import LEAST_NOISE_MULTIPLIER, SamplingScheme, too_large
+from mf_aggregators.participation.schemes import (
+    LEAST_NOISE_MULTIPLIER,
+    AllParticipations,
+    SamplingScheme,
+    too_large,
+)
 
 # With more, an attacker guesses, whatever the sampling.
 _LARGEST_NOISE_MULTIPLIER = 1e8
@@ -51,6 +65,11 @@ _RELATIVE_STEP = 2e-3
 # Of one that is searched for alone, half of the mechanisms that the failure probability is shared
 # by: its guarantee is another. With fewer than this the search begins with more noise.
 _MOST_TRIES, _TRIES_OF_SMALL_STEPS = certificates.MECHANISMS // 2, 5
+# Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
+# a share of the level down to which bounds are close.
+_POINTS, _POINTS_BELOW = 160, 400
+_SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
+_LEVEL_OVER_FAILURE = 1e3
 
 _TOGETHER = """\
 All rounds together are one mechanism, whose noise is that of a Gaussian one and whose
@@ -315,6 +334,41 @@ class SeparatedScheme(SamplingScheme):
         known = None if columns is None else _Known.of(columns)
         return _divergences(self, sigma, known, seed, num_coordinates)
 
+    def run_event(
+        self, sigma: float, columns: StrategyColumns | None, together: AllParticipations
+    ) -> dp_event.DpEvent:
+        """Returns an event that ``composed_epsilon`` amplifies, if there is some noise."""
+        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+            return self.event_of(sigma, together)
+        known = None if columns is None else _Known.of(columns)
+        return SampledRunDpEvent(sigma / together.norm, SampledRun(self, sigma, known))
+
+    def run_losses(
+        self,
+        sigma: float,
+        columns: StrategyColumns | None,
+        interval: float,
+        *,
+        is_pessimistic: bool,
+        failure: float,
+        seed: int,
+    ) -> PrivacyLossDistribution:
+        """Returns losses of a run, by samples; see :meth:`SamplingScheme.run_losses`."""
+        event = self.run_event(sigma, columns, self.all_participations(columns))
+        if not isinstance(event, SampledRunDpEvent) or not isinstance(event.run, SampledRun):
+            return super().run_losses(
+                sigma,
+                columns,
+                interval,
+                is_pessimistic=is_pessimistic,
+                failure=failure,
+                seed=seed,
+            )
+        level = _LEVEL_OVER_FAILURE * failure
+        if is_pessimistic:
+            return event.run.losses(failure, level, interval, seed=seed)
+        return _losses(event.run, failure, level, interval, seed, False)
+
     @property
     def _most_rounds(self) -> int:
         return math.ceil(self.num_rounds / self.separation)
@@ -363,6 +417,85 @@ class _Known:
     def columns(self) -> StrategyColumns:
         entries = np.frombuffer(self.values).reshape(self.shape)
         return StrategyColumns(entries, self.rounding, self.norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledRun:
+    """A run whose losses are bounded by samples (``composition.SampledRun``), by value.
+
+    Attributes:
+      scheme: How clients take part.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      known: C; None for a diagonal C of equal entries.
+    """
+
+    scheme: SeparatedScheme
+    sigma: float
+    known: _Known | None
+
+    @property
+    def columns(self) -> StrategyColumns | None:
+        """C, as the scheme takes it."""
+        return None if self.known is None else self.known.columns()
+
+    @property
+    def part_noise_multiplier(self) -> float:
+        """The noise multiplier of the largest shift of one row."""
+        return self.sigma / self.scheme.all_participations(self.columns).largest_part
+
+    def losses(
+        self, failure: float, level: float, interval: float, *, seed: int
+    ) -> PrivacyLossDistribution:
+        """Returns losses that dominate the run; see ``composition.SampledRun``."""
+        found = _losses(self, failure, level, interval, seed, True)
+        return with_infinite_losses(found, failure, interval)
+
+
+# Compositions ask for the same losses again and again.
+@functools.lru_cache(maxsize=16)
+def _losses(
+    run: SampledRun,
+    failure: float,
+    level: float,
+    interval: float,
+    seed: int,
+    is_pessimistic: bool,
+) -> PrivacyLossDistribution:
+    """Losses that dominate a run, or are dominated by its pair, but for the probability."""
+    scheme, columns = run.scheme, run.columns
+    pair = scheme.dominating_pair(run.sigma, columns)
+    profile = curves.Profile(pair, failure, level, seed=seed)
+    alone = run.sigma / scheme.all_participations(columns).norm
+
+    def without_samples(epsilons: FloatArray) -> FloatArray:
+        return np.minimum(profile.renyi_bounds(epsilons), gaussian.exact_deltas(alone, epsilons))
+
+    most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
+    steps = steps_to(most, interval, _POINTS if is_pessimistic else _POINTS_BELOW)
+    epsilons = steps * interval
+    if not is_pessimistic:
+        lower = profile.lower(epsilons)
+        return connected_losses(
+            interval, steps, lower.with_client, lower.without_client, is_pessimistic=False
+        )
+    upper, unamplified = profile.upper(epsilons), gaussian.exact_deltas(alone, epsilons)
+    return connected_losses(
+        interval,
+        steps,
+        np.minimum(upper.with_client, unamplified),
+        np.minimum(upper.without_client, unamplified),
+    )
+
+
+def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:
+    """An epsilon at which a bound that falls is below a tail, and not far beyond."""
+    low, high = 0.0, 1.0
+    while bound(np.array([high]))[0] > tail and high < _LARGEST_EPSILON:
+        low, high = high, 2.0 * high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if bound(np.array([middle]))[0] > tail else (low, middle)
+    return high
 
 
 # Statements ask for the same bounds again and again.

@@ -113,6 +113,7 @@ class Guarantee:
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
         hockey-stick divergence of P from Q, from which it follows as well.
       together: Where clients are sampled, all participations of one together.
+      columns: C, where an amplified guarantee depends on it, for :meth:`event`.
     """
 
     participation: Participation
@@ -128,6 +129,7 @@ class Guarantee:
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
     together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
+    columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def zcdp_delta(self) -> float:
@@ -165,13 +167,9 @@ class Guarantee:
         )
 
     def event(self) -> dp_event.DpEvent:
-        """Returns the run as an event of dp-accounting, to be composed with other runs.
-
-        ``accounting.composed_epsilon`` composes such events; ``accounting.event`` and
-        ``SamplingScheme.event`` say for which neighbouring relation they are.
-        """
+        """Returns the run as an event of dp-accounting: see ``Mechanism.event``."""
         if self.sampling is not None:
-            return self.sampling.event_of(self.noise_multiplier, self.together)
+            return self.sampling.run_event(self.noise_multiplier, self.columns, self.together)
         if math.isinf(self.noise_multiplier):
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
@@ -557,6 +555,7 @@ def _amplified(
             noise_multiplier, columns, certification.seed, DEFAULT_NUM_COORDINATES
         ),
         together=together,
+        columns=columns,
     )
 
 

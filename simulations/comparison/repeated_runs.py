@@ -73,6 +73,7 @@ class FinishedRun:
         the guarantee states; None if the run is not private, or an older result does not say it
         or how clients were sampled.
       sampling: How that guarantee is amplified; None if it is not.
+      checkpoint: Where the run keeps its factorization; None if that is not known.
     """
 
     test_accuracy: float
@@ -82,6 +83,7 @@ class FinishedRun:
     seconds: float | None
     noise_multiplier: float | None = None
     sampling: SamplingScheme | None = None
+    checkpoint: pathlib.Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +126,11 @@ class RepeatedRun:
     def directory(self) -> pathlib.Path:
         """The run's own directory."""
         return self.root / self.name
+
+    @property
+    def checkpoint(self) -> pathlib.Path:
+        """Where it keeps its factorization."""
+        return self.directory / run_directory.FACTORIZATION_DIRECTORY
 
     @property
     def log(self) -> pathlib.Path:
@@ -339,7 +346,7 @@ def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun |
         )
     try:
         result = validation.parsed_json(printed)
-        found = _finished(result, seconds)
+        found = _finished(result, seconds, run.checkpoint)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(
             f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
@@ -372,7 +379,7 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
         contents = validation.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
         was = shlex.join([identity["command"], *identity["flags"]])
-        finished = _finished(contents["result"], contents["seconds"])
+        finished = _finished(contents["result"], contents["seconds"], run.checkpoint)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CommandError(
             f"{run.result} cannot be read ({error!r}): delete it, and the run gives it again."
@@ -385,7 +392,9 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
     return finished
 
 
-def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
+def _finished(
+    result: Mapping[str, Any], seconds: float | None, checkpoint: pathlib.Path | None = None
+) -> FinishedRun:
     accuracy = float(result["test_accuracy"])
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
@@ -405,6 +414,7 @@ def _finished(result: Mapping[str, Any], seconds: float | None) -> FinishedRun:
         seconds=None if seconds is None else float(seconds),
         noise_multiplier=float(multiplier) if is_private and multiplier is not None else None,
         sampling=(sampling_from_dict(sampling) if is_private and sampling is not None else None),
+        checkpoint=checkpoint,
     )
 
 

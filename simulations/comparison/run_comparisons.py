@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, printed_guarantees
+from mf_aggregators import Mechanism, accounting, checkpoints, printed_guarantees
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
@@ -189,10 +189,10 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
     Unamplified runs are Gaussian mechanisms, and together one of them
     (``accounting.composed_gaussian_epsilon``). Where some are amplified, all are composed by
     privacy loss distributions (``accounting.composed_epsilon``): Poisson-sampled ones as what they
-    are, and those of other samplers, which such distributions do not know, without amplification. A
-    run that broke its plan enters with what may be stated of it. Where the result of a run does not
-    say its noise multiplier and its sampling, or these do not give what it states, no guarantee is
-    stated, and the reason is.
+    are, those of clients that draw for themselves by samples, with the matrix of the run's
+    checkpoint, and all others without amplification. A run that broke its plan enters with what may
+    be stated of it. Where the result of a run does not say its noise multiplier and its sampling,
+    or these do not give what it states, no guarantee is stated, and the reason is.
 
     Args:
       runs: The runs.
@@ -211,7 +211,7 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
         if all(scheme is None for scheme in schemes):
             epsilon = accounting.composed_gaussian_epsilon(sigmas, delta)
         else:
-            events = [_event(*pair) for pair in zip(sigmas, schemes, strict=True)]
+            events = [_event(run, sigma) for run, sigma in zip(private, sigmas, strict=True)]
             epsilon = accounting.composed_epsilon(events, delta)
     except ValueError as error:
         # What was trained for hours is tabulated all the same.
@@ -256,7 +256,12 @@ def _checked_noise_multiplier(run: FinishedRun) -> float:
             "the result of a run, perhaps of an older version, does not say its noise multiplier "
             "and how its clients were sampled: run it again to compose it."
         )
-    alone = _epsilon(sigma, run.sampling, run.delta)
+    mechanism = _mechanism(run, sigma)
+    alone = (
+        _epsilon(sigma, run.sampling, run.delta)
+        if mechanism is None
+        else accounting.exact_epsilon(mechanism.event().noise_multiplier, run.delta)
+    )
     if alone < (1.0 - _COMPOSITION_TOLERANCE) * run.epsilon:
         raise ValueError(
             f"the result of a run states epsilon {run.epsilon:.6g} at delta {run.delta:g}, and its "
@@ -275,15 +280,32 @@ def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float
         return scheme.epsilon(sigma, delta)
     if scheme.shares_rows:
         raise ValueError(
-            "participations of balls in bins share rows here, and results do not hold the matrix "
-            "that composing them takes."
+            "participations of balls in bins share rows here, and the checkpoint of the run, whose "
+            "matrix composing them takes, is not there any more."
         )
     # Without amplification: each participation of a client changes rows of its own.
     return accounting.exact_epsilon(sigma / scheme.all_participations(None).norm, delta)
 
 
-def _event(sigma: float, scheme: SamplingScheme | None) -> dp_event.DpEvent:
-    """A run as it is composed with others: amplified where :func:`_epsilon` is."""
+def _mechanism(run: FinishedRun, sigma: float) -> Mechanism | None:
+    """What made a run of clients that draw for themselves; None without its checkpoint."""
+    scheme, checkpoint = run.sampling, run.checkpoint
+    if scheme is None or not scheme.depends_on_matrix or checkpoint is None:
+        return None
+    return _saved_mechanism(checkpoint, scheme, sigma) if checkpoint.is_dir() else None
+
+
+# Of each run, its noise is checked before it is composed.
+@functools.lru_cache
+def _saved_mechanism(checkpoint: pathlib.Path, scheme: SamplingScheme, sigma: float) -> Mechanism:
+    return Mechanism(checkpoints.load(checkpoint), scheme, sigma)
+
+
+def _event(run: FinishedRun, sigma: float) -> dp_event.DpEvent:
+    """A run as it is composed with others: amplified where that can be told."""
+    scheme, mechanism = run.sampling, _mechanism(run, sigma)
+    if mechanism is not None:
+        return mechanism.event()
     if scheme is None:
         return accounting.event(sigma)
     if scheme.composes_amplified:

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import scipy.stats
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -403,3 +404,99 @@ def test_one_schema_in_all_horizons_is_the_chain_of_extensions() -> None:
     assert [each.num_rounds for each in found.horizons] == [7, 9, 12]
     for each, expected in zip(found.horizons, whole.horizons, strict=True):
         assert each.noise_multiplier == pytest.approx(expected.noise_multiplier, rel=1e-12)
+
+
+_SCHEMES: list[Participation] = [
+    MinSeparation(6),
+    PoissonSampling(_ROUNDS, 2, 1000, 20),
+    FixedSizeSampling(_ROUNDS, 2, 1000, 20),
+    BallsInBins(_ROUNDS, 2, 40, 10, 4),
+]
+
+
+@pytest.mark.parametrize("participation", _SCHEMES)
+def test_losses_state_what_the_guarantee_does(participation: Participation) -> None:
+    """Two runs of them are those of each, and no more than two of the other direction's."""
+    mechanism, delta = _mechanism(participation, 2.0), 1e-4
+    losses = mechanism.privacy_loss_distribution(interval=1e-3)
+    below = mechanism.privacy_loss_distribution(pessimistic=False, interval=1e-3)
+    high, low = losses.get_epsilon_for_delta(delta), below.get_epsilon_for_delta(delta)
+    stated = mechanism.guarantee(delta).epsilon
+    assert low <= stated
+    assert low <= high
+    # That of bins was certified by other samples.
+    assert (0.97 if isinstance(participation, BallsInBins) else 1.0 - 1e-9) * stated <= high
+    assert high <= 1.02 * stated
+    assert low >= 0.9 * stated
+    twice = [each.compose(each).get_epsilon_for_delta(delta) for each in (losses, below)]
+    composed = (
+        mfa.accounting.composed_epsilon([mechanism.event()] * 2, delta)
+        if (not isinstance(participation, FixedSizeSampling))
+        else twice[0]
+    )
+    assert twice[1] <= composed <= 1.03 * twice[0]
+
+
+def test_what_is_known_of_losses_of_pairs_alone() -> None:
+    shuffled = _mechanism(Shuffling(_ROUNDS, 2, 1000, 20), 4.0)
+    found = shuffled.privacy_loss_distribution(interval=1e-3)
+    for delta in (1e-6, 1e-3):
+        stated = shuffled.guarantee(delta).epsilon
+        assert 0.99 * stated <= found.get_epsilon_for_delta(delta) <= 1.6 * stated
+    with refuses("shuffling"):
+        shuffled.privacy_loss_distribution(pessimistic=False)
+
+
+def test_losses_that_cannot_be_had_are_refused() -> None:
+    with refuses("noise_multiplier"):
+        _mechanism(noise_multiplier=0.0).privacy_loss_distribution()
+    with refuses("interval"):
+        _mechanism(noise_multiplier=0.3).privacy_loss_distribution(interval=1e-6)
+    for value in (0.0, 1.0):
+        with refuses("failure_probability"):
+            _mechanism().privacy_loss_distribution(failure_probability=value)
+    # So little noise cannot be drawn safely.
+    with refuses("so little noise", error=mfa.accounting.TailError):
+        _mechanism(noise_multiplier=0.15).privacy_loss_distribution(interval=1e-2)
+
+
+def test_the_trade_off_curve_is_below_the_exact_one_and_near_it() -> None:
+    """For a Gaussian mechanism, at its points and on the lines between them."""
+    mechanism = _mechanism(noise_multiplier=1.7)
+    found = mechanism.trade_off_curve(interval=1e-3)
+    positive, negative = (
+        np.array(found[name]) for name in ("false_positive_rate", "false_negative_rate")
+    )
+    assert positive[0] == 0.0
+    assert (positive[-1], negative[-1]) == (1.0, 0.0)
+    assert np.all(np.diff(positive) >= 0.0)
+    assert np.all(np.diff(negative) <= 0.0)
+    # The curve is convex: no point is above the line through those beside it.
+    rates = np.concatenate([np.linspace(0.0, 1.0, 101), np.geomspace(1e-12, 0.1, 40)])
+    exact = scipy.stats.norm.cdf(scipy.stats.norm.isf(rates) - 1.0 / 1.7)
+    least = np.interp(rates, positive, negative)
+    assert np.all(least <= exact + 1e-12)
+    assert np.all(least >= exact - 2e-3)
+    assert found["failure_probability"] is None
+
+
+@pytest.mark.parametrize("participation", _SCHEMES[::3])
+def test_dp_accounting_reads_the_losses_of_a_trade_off_curve(participation: Participation) -> None:
+    mechanism = _mechanism(participation, 2.0)
+    found = json.loads(json.dumps(mechanism.trade_off_curve(interval=1e-3), allow_nan=False))
+    arguments = {
+        name: {int(step): mass for step, mass in value.items()}
+        if isinstance(value, dict)
+        else value
+        for name, value in found["privacy_loss_distribution"].items()
+    }
+    read = PrivacyLossDistribution.create_from_rounded_probability(**arguments)
+    losses = mechanism.privacy_loss_distribution(interval=1e-3)
+    for delta in (1e-6, 1e-3):
+        stated = losses.get_epsilon_for_delta(delta)
+        assert stated <= read.get_epsilon_for_delta(delta) <= 1.01 * stated
+    twice = losses.compose(read).get_epsilon_for_delta(1e-4)
+    assert twice >= losses.compose(losses).get_epsilon_for_delta(1e-4)
+    assert (found["failure_probability"] == 1e-9) == isinstance(participation, BallsInBins)
+    # A test that says "used" at random: its rates are on no better a curve.
+    assert np.all(np.add(found["false_positive_rate"], found["false_negative_rate"]) <= 1.0 + 1e-9)

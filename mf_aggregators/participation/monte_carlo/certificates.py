@@ -64,7 +64,7 @@ from mf_aggregators.progress_bars import ProgressBar
 
 _BATCH = 1024
 # What rounding may do to a loss, many times over.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 # The failure probability of all attempts together, as a share of delta.
 FAILURE_SHARE = 0.01
 ATTEMPTS = 4
@@ -262,7 +262,7 @@ def divergences(
     def sums(losses: FloatArray) -> list[float]:
         return [float(np.sum(terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
 
-    key = _key(pair, None, f"divergences of P from Q, seed {seed}")
+    key = key_of(pair, None, f"divergences of P from Q, seed {seed}")
     means = np.sum(in_batches(sampler, key, num_samples, sums), axis=0) / num_samples
     each = failure / len(epsilons)
     return tuple(
@@ -294,7 +294,7 @@ def _from_without_is_small(pair: DominatingPair, certificate: Certificate, bar: 
         values = terms(losses, sampler.log_mgf, certificate.order, certificate.epsilon)
         return log_wealth(values, certificate.largest_divergence, certificate.bet)
 
-    key = _key(pair, certificate, "P from Q")
+    key = key_of(pair, certificate, "P from Q")
     grown = sum(in_batches(sampler, key, certificate.num_samples, wealth, bar))
     return bool(grown >= -math.log(certificate.failure_probability))
 
@@ -310,9 +310,9 @@ def _without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) 
 
     def counts(losses: FloatArray) -> IntArray:
         # Losses near a threshold are counted against the candidate, and so is NaN.
-        return np.array([np.sum(~(losses > low + _ROUNDING)), np.sum(losses <= high - _ROUNDING)])
+        return np.array([np.sum(~(losses > low + ROUNDING)), np.sum(losses <= high - ROUNDING)])
 
-    key = _key(pair, certificate, "Q from P")
+    key = key_of(pair, certificate, "Q from P")
     found = in_batches(SamplerOfQ(pair), key, certificate.num_untilted, counts, bar)
     low_count, high_count = np.sum(found, axis=0)
     tail = lower_tail(
@@ -322,7 +322,7 @@ def _without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) 
         certificate.thresholds,
         certificate.failure_probability,
     )
-    return tail.divergence(certificate.epsilon - _ROUNDING) <= certificate.largest_divergence
+    return tail.divergence(certificate.epsilon - ROUNDING) <= certificate.largest_divergence
 
 
 def largest_term(log_mgf: float, order: int, epsilon: float) -> float:
@@ -334,7 +334,7 @@ def largest_term(log_mgf: float, order: int, epsilon: float) -> float:
       epsilon: Where delta is asked for.
     """
     if order == 1:
-        return 1.0 + _ROUNDING
+        return 1.0 + ROUNDING
     exponent = log_mgf - (order - 1) * epsilon
     exponent += (order - 1) * math.log(order - 1) - order * math.log(order)
     return math.exp(min(exponent, 700.0)) * (1.0 + 1e-6)
@@ -349,15 +349,21 @@ def terms(losses: FloatArray, log_mgf: float, order: int, epsilon: float) -> Flo
       order: a.
       epsilon: Where the divergence is asked for.
     """
-    above = losses - (epsilon - _ROUNDING)
+    above = losses - (epsilon - ROUNDING)
     shares = -np.expm1(-np.maximum(above, 0.0))
     return np.asarray(
-        shares * np.exp(np.minimum(log_mgf - (order - 1) * (losses - _ROUNDING), 700.0))
+        shares * np.exp(np.minimum(log_mgf - (order - 1) * (losses - ROUNDING), 700.0))
     )
 
 
-def _key(pair: DominatingPair, certificate: Certificate | None, purpose: str) -> int:
-    """A number that tells pairs, certificates and purposes apart."""
+def key_of(pair: DominatingPair, certificate: Certificate | None, purpose: str) -> int:
+    """Returns a number that tells pairs, certificates and purposes apart.
+
+    Args:
+      pair: What dominates the run.
+      certificate: What is tested; None where samples are drawn for something else.
+      purpose: What they are drawn for.
+    """
     digest = hashlib.sha256(purpose.encode())
     digest.update(np.ascontiguousarray(pair.columns, dtype="<f8").tobytes())
     described = {

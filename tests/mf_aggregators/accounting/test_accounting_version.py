@@ -20,6 +20,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import (
     certificates,
+    curves,
     distributions,
     importance_sampling,
     search,
@@ -58,6 +59,7 @@ def _values() -> dict[str, Callable[[], Any]]:
         _MECHANISM, importance_sampling.ImportanceSampler(_MECHANISM, 3), 1e-5, 0, 2**11
     )
     tail = certificates.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
+    profile = curves.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
     return {
         "cyclic_groups": lambda: (
             _amplified("poisson"),
@@ -84,6 +86,11 @@ def _values() -> dict[str, Callable[[], Any]]:
             certificates.lower_probability(3, 100, 1e-3),
             certificates.upper_mean(0.2, 1000, 1e-6),
             tail.divergence(2.0),
+        ),
+        "curves": lambda: (
+            *profile.upper(np.array([0.25, 1.0])).with_client,
+            *profile.upper(np.array([0.1, 0.25])).without_client,
+            *profile.lower(np.array([0.0, 0.25])).with_client,
         ),
         "search": lambda: (
             search.most_samples(100),
@@ -150,6 +157,14 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
         0.0019227972016529927,
         0.2716248983595793,
         1.639555981816558e-06,
+    ),
+    "curves": (
+        0.003624459790402161,
+        8.93652005275129e-07,
+        0.018244989021055757,
+        0.0003897822344945229,
+        0.04090488039691335,
+        0.002370241504959719,
     ),
     "search": (2097152, 60000, 0.0003842165423456729, 2620.9363956, 1843.4280965),
     "distributions": (

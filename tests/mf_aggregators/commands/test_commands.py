@@ -208,6 +208,31 @@ def test_report_draws_a_figure(tmp_path: pathlib.Path, capsys: pytest.CaptureFix
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_report_writes_a_trade_off_curve(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, curve = _made(tmp_path, capsys), tmp_path / "curve.json"
+    flags = [f"--checkpoint={checkpoint}", "--delta=1e-5", f"--trade_off={curve}"]
+    for noise, message in (("", "--trade_off needs"), ("--noise_multiplier=0", "noise_multiplier")):
+        status, out, err = _call(capsys, "mf-report", *flags, *([noise] if noise else []))
+        assert (status, out) == (2, "")
+        assert message in err
+        assert not curve.exists()
+    noise = "--noise_multiplier=2"
+    status, out, _ = _call(capsys, "mf-report", *flags, noise, "--format=json")
+    fields = json.loads(out)
+    assert (status, fields["trade_off"]) == (0, str(curve))
+    found = json.loads(curve.read_text())
+    # Its false positive rates are among those of the curve of the guarantee.
+    rate = np.interp(0.01, found["false_positive_rate"], found["false_negative_rate"])
+    assert 1.0 - rate == pytest.approx(fields["true_positive_rate_at_0.01"], abs=1e-3)
+    status, _, err = _call(capsys, "mf-report", *flags, noise)
+    assert status == 2
+    assert "--overwrite" in err
+    status, _, _ = _call(capsys, "mf-report", *flags, noise, "--overwrite")
+    assert status == 0
+
+
 def test_no_noise_is_null_in_json_and_never_nan(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +294,7 @@ def test_no_noise_is_null_in_json_and_never_nan(
         ("mf-report", [], "--checkpoint or --verify is required"),
         ("mf-report", ["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         ("mf-report", ["--checkpoint=nowhere", "--figure=x.jpg"], ".png"),
+        ("mf-report", ["--checkpoint=nowhere", "--trade_off=x.csv"], ".json"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(

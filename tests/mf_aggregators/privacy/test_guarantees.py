@@ -385,8 +385,9 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     without = accounting.epsilon(2.5 / bound, 1e-3)
     assert plan.certificate is not None
     assert plan.epsilon < 0.97 * without
+    # Samples bound its losses at least as closely as they certify one epsilon.
     alone = accounting.composed_epsilon([plan.event()], 1e-3)
-    assert alone == pytest.approx(without, rel=1e-2)
+    assert 0.9 * plan.epsilon < alone < 1.02 * plan.epsilon
     # A part of a client's data has half of the noise multiplier of all of them.
     assert plan.part_of_client().noise_multiplier == 0.5 * plan.unamplified_noise_multiplier
     mechanism = mfa.Mechanism(factorization, scheme, 2.5)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pathlib
 import statistics
 from typing import Any
 
@@ -11,7 +12,13 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import accounting, printed_guarantees
+from mf_aggregators import (
+    Mechanism,
+    accounting,
+    checkpoints,
+    factorizations,
+    printed_guarantees,
+)
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.participation import sampling_scheme
 from simulations.comparison import repeated_runs, run_comparisons
@@ -252,6 +259,35 @@ def test_other_samplers_enter_without_amplification(sampling: str) -> None:
     one = 1.9 / math.sqrt(2 * scheme.most_participations())
     exact = gaussian.exact_epsilon(one, 1e-4)
     assert found.epsilon == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("num_bands", [4, 12])
+def test_clients_that_draw_for_themselves_enter_amplified_with_their_checkpoint(
+    num_bands: int, tmp_path: pathlib.Path
+) -> None:
+    """Also where participations share rows, of which nothing is stated without the matrix."""
+    scheme = sampling_scheme(
+        "balls_in_bins",
+        num_rounds=12,
+        num_bands=num_bands,
+        population=100,
+        clients_per_round=10,
+        separation=10,
+    )
+    factorization = factorizations.banded(12, num_bands=num_bands)
+    checkpoints.save(factorization, tmp_path / "factorization")
+    run = dataclasses.replace(_run(3.0, 0.2), sampling=scheme)
+    kept = dataclasses.replace(run, checkpoint=tmp_path / "factorization")
+    found = run_comparisons.composition([kept] * 2 + [_run(8.0, 0.1)]).epsilon
+    mechanism = Mechanism(factorization, scheme, 3.0)
+    events = [mechanism.event()] * 2 + [accounting.event(8.0)]
+    assert found == accounting.composed_epsilon(events, 1e-4)
+    without = [accounting.event(mechanism.event().noise_multiplier)] * 2 + events[2:]
+    assert found < 0.8 * accounting.composed_epsilon(without, 1e-4)
+    gone = dataclasses.replace(run, checkpoint=tmp_path / "nothing")
+    alone = run_comparisons.composition([gone] * 2 + [_run(8.0, 0.1)])
+    assert (alone.epsilon is None) == (num_bands > 10)
+    assert alone.epsilon is None or alone.epsilon > 1.2 * found
 
 
 def test_what_is_said_of_one_run_and_of_none() -> None:

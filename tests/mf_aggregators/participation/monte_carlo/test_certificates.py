@@ -326,8 +326,8 @@ def test_every_test_has_numbers_of_its_own() -> None:
         (of, dataclasses.replace(candidate, attempt=1), "P from Q"),
         (of, dataclasses.replace(candidate, epsilon=5.1), "P from Q"),
     ]
-    assert len({certificates._key(*each) for each in changes}) == len(changes)
-    assert certificates._key(*changes[0]) == certificates._key(*changes[0])
+    assert len({certificates.key_of(*each) for each in changes}) == len(changes)
+    assert certificates.key_of(*changes[0]) == certificates.key_of(*changes[0])
 
 
 @pytest.mark.parametrize(
