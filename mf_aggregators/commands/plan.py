@@ -81,12 +81,13 @@ def define_flags(values: flags.FlagValues) -> None:
     group.choice(
         "sampling",
         (*sampling_schemes(), planning.ANY_SAMPLING),
-        "How clients are drawn: poisson, truncated_poisson (with a largest batch), fixed_size or "
-        "shuffling by a data centre that draws every batch itself within the group of a round "
-        "(BandMF Sec. 5); min_separation by devices whose timers let them join with a secret "
-        "coin; balls_in_bins by clients that are in one secret round of each cycle; any compares "
-        "timers alone, min_separation, balls_in_bins and poisson. Without it, devices decide when "
-        "they take part, and nothing is amplified.",
+        "How clients are drawn: poisson, truncated_poisson (with a largest batch), "
+        "random_allocation (one random round of each cycle), fixed_size or shuffling by a data "
+        "centre that draws every batch itself within the group of a round (BandMF Sec. 5); "
+        "min_separation by devices whose timers let them join with a secret coin; balls_in_bins by "
+        "clients that are in one secret round of each cycle; any compares timers alone and all but "
+        "fixed_size and shuffling. Without it, devices decide when they take part, and nothing is "
+        "amplified.",
     )
     group = FlagGroup(values, "Noise")
     group.number(

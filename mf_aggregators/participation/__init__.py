@@ -2,8 +2,9 @@
 
 ``SingleParticipation``, ``FixedEpochOrder`` and ``MinSeparation`` are schemas: sets of rounds in
 which one client may take part, however they come about. ``PoissonSampling``, ``FixedSizeSampling``,
-``TruncatedPoissonSampling``, ``Shuffling``, ``MinSeparationSampling`` and ``BallsInBins`` are
-random rules, which amplify the guarantee towards whoever does not know the draws.
+``TruncatedPoissonSampling``, ``Shuffling``, ``RandomAllocation``, ``MinSeparationSampling`` and
+``BallsInBins`` are random rules, which amplify the guarantee towards whoever does not know the
+draws.
 """
 
 from mf_aggregators.participation.balls_in_bins import BallsInBins
@@ -15,6 +16,7 @@ from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.poisson import PoissonSampling
+from mf_aggregators.participation.random_allocation import RandomAllocation
 from mf_aggregators.participation.registry import (
     check_extended,
     check_population,
@@ -42,6 +44,7 @@ __all__ = [
     "MinSeparationSampling",
     "Participation",
     "PoissonSampling",
+    "RandomAllocation",
     "Sampler",
     "SamplingScheme",
     "SeparatedScheme",

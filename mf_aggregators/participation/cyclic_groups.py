@@ -537,6 +537,10 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         """Returns the losses of as many independent outputs."""
         return self.of(super().self_compose(num_times, tail_mass_truncation))
 
+    def compose(self, other: pld_pmf.PLDPmf, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
+        """Returns the losses of an output of each."""
+        return self.of(super().compose(other, tail_mass_truncation))
+
     def get_delta_for_epsilon(self, epsilon: float) -> float:
         """Returns the delta of one epsilon: the hockey-stick divergence."""
         losses = (np.arange(self.size) + self._lower_loss) * self._discretization

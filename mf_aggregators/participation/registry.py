@@ -20,6 +20,7 @@ from mf_aggregators.participation.kinds import Participation, check
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
 from mf_aggregators.participation.poisson import PoissonSampling
+from mf_aggregators.participation.random_allocation import RandomAllocation
 from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.single import SingleParticipation
@@ -42,6 +43,7 @@ _OWN_SCHEMES: tuple[type[SamplingScheme], ...] = (
     MinSeparationSampling,
     BallsInBins,
     TruncatedPoissonSampling,
+    RandomAllocation,
 )
 
 

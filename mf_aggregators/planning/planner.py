@@ -35,7 +35,9 @@ from mf_aggregators.participation import (
     MinSeparationSampling,
     Participation,
     PoissonSampling,
+    RandomAllocation,
     SingleParticipation,
+    TruncatedPoissonSampling,
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
@@ -104,8 +106,8 @@ class Setting:
       participation: The schema that participation timers enforce; None where clients are
         drawn.
       sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone,
-        min-separation sampling, balls in bins and Poisson sampling of groups; None for timers
-        alone.
+        min-separation sampling, balls in bins, and Poisson sampling of groups, truncated Poisson
+        sampling and random allocation; None for timers alone.
       epsilon: The privacy target; with ``rho``, what that target is at ``delta``.
       delta: Of the target.
       model_size: The parameters d of the model.
@@ -615,9 +617,16 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
     return [
         *_for_timers(setting, MinSeparation(proposals.most_bands(*sizes)), cache_directory),
         *proposals.for_sampling(*sizes, PoissonSampling.name, *common),
+        *_amplified(proposals.for_sampling(*sizes, TruncatedPoissonSampling.name, *common)),
+        *_amplified(proposals.for_sampling(*sizes, RandomAllocation.name, *common)),
         *proposals.for_random_participation(*sizes, MinSeparationSampling.name, *common),
         *proposals.for_random_participation(*sizes, BallsInBins.name, *common),
     ]
+
+
+def _amplified(found: list[Proposal]) -> list[Proposal]:
+    """Those that are amplified: a fixed order is the same for all schemes of a data centre."""
+    return [proposal for proposal in found if proposal.sampling is not None]
 
 
 def _for_timers(

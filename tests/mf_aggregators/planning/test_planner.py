@@ -187,7 +187,8 @@ def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
         None if each.mechanism.sampling is None else each.mechanism.sampling.name
         for each in with_any.candidates
     }
-    assert ways == {None, "poisson", "min_separation", "balls_in_bins"}
+    of_server = {"poisson", "truncated_poisson", "random_allocation"}
+    assert ways == {None, "min_separation", "balls_in_bins", *of_server}
     timers = [each for each in with_any.candidates if each.mechanism.schema == MinSeparation(8)]
     assert {"banded", "blt", "tree"} <= {each.kind for each in timers}
     separated = {
