@@ -40,6 +40,7 @@ from mf_aggregators.privacy import (
 )
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.workloads import Workload
 
@@ -226,7 +227,7 @@ class Mechanism:
 
     def observed(
         self,
-        ledger: Ledger | str | os.PathLike[str],
+        ledger: Ledger | RoundTimes | str | os.PathLike[str],
         *,
         sampling_seed: int | None = None,
         sampler: Sampler | None = None,
@@ -234,7 +235,8 @@ class Mechanism:
         """Returns what a ledger shows of a run: whether it kept to the participation, and else.
 
         Args:
-          ledger: Who took part in which round; or its file, which ``ledgers.load`` reads.
+          ledger: Who took part in which round; or its file, which ``ledgers.load`` reads; or, where
+            nobody knows that, the times of the rounds and the timers of devices.
           sampling_seed: With a sampling scheme, the secret seed of the data sampler: then every
             draw is compared with the ledger. None if it is not known.
           sampler: In the place of the seed: the sampler that drew, for one that knows more than its
@@ -247,15 +249,23 @@ class Mechanism:
           LedgerError: If the file cannot be read.
           ValueError: If more rounds were released than there are, the ledger is broken, a seed is
             given for one that does not record a sampling scheme, or the sampler is of another
-            scheme.
+            scheme; or times are given for a sampling scheme.
         """
-        if not isinstance(ledger, Ledger):
+        if not isinstance(ledger, (Ledger, RoundTimes)):
             ledger = ledgers.load(ledger, self.num_rounds)
         if ledger.num_rounds > self.num_rounds:
             raise ValueError(
                 f"{ledger.num_rounds} rounds were released, and the mechanism is for "
                 f"{self.num_rounds}: the noise of some rounds cannot have come from it."
             )
+        if isinstance(ledger, RoundTimes):
+            if self.sampling is not None:
+                raise ValueError(
+                    f"the times of rounds show nothing of the draws of {self.sampling.name}: give "
+                    "the ledger of the run."
+                )
+            found = ledger.participation()
+            return Observed(self, None, found, guarantees.keeps_plan(self.schema, found))
         found = guarantees.observed_participation(ledger.rounds_of_clients, ledger.num_rounds)
         if self.sampling is None:
             return Observed(self, ledger, found, guarantees.keeps_plan(self.schema, found))
@@ -551,12 +561,13 @@ class Mechanism:
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """What a ledger shows of a run of a mechanism.
+    """What a ledger, or the times of rounds, show of a run of a mechanism.
 
     Attributes:
       mechanism: The mechanism.
-      ledger: Who took part in which round.
-      participation: The observed separations and numbers of participations.
+      ledger: Who took part in which round; None where the times of rounds were given.
+      participation: The observed separations and numbers of participations; of times, the closest
+        and the most that were possible.
       keeps_participation: Whether they are what the mechanism's participation allows. None for
         clients that a sampling scheme draws, if the seed is not given, which alone can show it, and
         nothing contradicts the scheme.
@@ -567,7 +578,7 @@ class Observed:
     """
 
     mechanism: Mechanism
-    ledger: Ledger
+    ledger: Ledger | None
     participation: ObservedParticipation
     keeps_participation: bool | None
     deviation: str | None = None
@@ -576,7 +587,7 @@ class Observed:
     @property
     def num_alike_names(self) -> int:
         """How many clients have a name that looks like another's (``client_names.num_alike``)."""
-        return client_names.num_alike(self.ledger.client_ids)
+        return 0 if self.ledger is None else client_names.num_alike(self.ledger.client_ids)
 
     def guarantee(self, delta: float) -> Guarantee:
         """Returns what holds of the rounds that were released.
@@ -633,8 +644,11 @@ class Observed:
           delta: Above 0 and below 1.
 
         Returns:
-          The client; None if nobody took part, and for more rounds than can be searched.
+          The client; None if nobody took part, for more rounds than can be searched, and where
+          nobody knows who took part.
         """
+        if self.ledger is None:
+            return None
         return guarantees.worst_client(
             self._unamplified(delta), self.mechanism.factorization, self.ledger
         )
@@ -674,7 +688,9 @@ class Observed:
                 guarantees.worst_case(plan, factorization, observed) if is_broken else None
             ),
             worst_client=(
-                None if is_drawn else guarantees.worst_client(plan, factorization, self.ledger)
+                None
+                if is_drawn or self.ledger is None
+                else guarantees.worst_client(plan, factorization, self.ledger)
             ),
         )
 

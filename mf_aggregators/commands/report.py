@@ -5,6 +5,8 @@ Examples:
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
   mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
     --delta=1e-4 --ledger=run/participation.npz
+  mf-report --checkpoint=banded_342 --separation=342 --noise_multiplier=0.9 --delta=1e-10 \
+    --round_times=rounds.csv --timer_hours=48 --timer_max_participations=6
   mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
     --delta=1e-4 --extend_to=3000
   mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
@@ -41,8 +43,9 @@ from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import ledgers
+from mf_aggregators.privacy import ledgers, round_times
 from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.round_times import RoundTimes
 
 # What may be given beside --verify.
 _WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
@@ -76,6 +79,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "released_rounds",
         "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
     )
+    _define_round_times(values)
     mechanism_flags.define_workload(values)
     group = FlagGroup(values, "Training")
     group.integer(
@@ -120,6 +124,44 @@ def define_flags(values: flags.FlagValues) -> None:
     )
 
 
+def _define_round_times(values: flags.FlagValues) -> None:
+    group = FlagGroup(
+        values,
+        "Participation",
+        {
+            "clock_drift": f"Default: {round_times.DEFAULT_CLOCK_DRIFT:g}.",
+            "clock_margin_minutes": f"Default: {round_times.DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
+            "timer_max_participations": "Default: they do not count.",
+        },
+    )
+    group.path(
+        "round_times",
+        "In the place of --ledger, where nobody knows who took part: when each round took place, "
+        "as a text file (UTF-8) of round,start,end lines, or of start,TIME for the first round and "
+        "round,end lines. Rounds count from 0; times are dates with a UTC offset, such as "
+        "2026-03-01T04:00:00Z, or seconds since 1970. The report then has the guarantee of all "
+        "participations that --timer_hours allowed.",
+    )
+    group.number(
+        "timer_hours",
+        "The hours for which devices accept no request after one that they took part on. Required "
+        "with --round_times.",
+    )
+    group.number(
+        "clock_drift",
+        "By what share of the time devices' clocks may be too fast, for --round_times.",
+    )
+    group.number(
+        "clock_margin_minutes",
+        "By how many minutes a timer may be too short because clocks were set or differ, for "
+        "--round_times.",
+    )
+    group.integer(
+        "timer_max_participations",
+        "The most participations that devices count and allow, for --round_times.",
+    )
+
+
 def _headings() -> str:
     *clients, last = ledgers.HEADINGS_OF_CLIENTS
     rounds = " or ".join(ledgers.HEADINGS_OF_ROUNDS)
@@ -135,7 +177,7 @@ def main(values: flags.FlagValues) -> int:
     start = time.monotonic()
     subject = report_contents.read(values)
     factorization, mechanism = subject.factorization, subject.mechanism
-    for name in ("ledger", "clients_per_round", "trade_off"):
+    for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
             f"--{name} needs --noise_multiplier, --target_epsilon or --target_rho, the noise of "
@@ -182,9 +224,13 @@ def main(values: flags.FlagValues) -> int:
 
 
 def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
-    """What follows from the ledger, if there is one."""
+    """What follows from the ledger or from the times of rounds, if there are any."""
     mechanism = subject.mechanism
-    if values.ledger is None or mechanism is None:
+    if mechanism is None:
+        return None
+    if values.round_times is not None:
+        return LedgerReport.of_times(mechanism, _round_times(values), values.delta)
+    if values.ledger is None:
         return None
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
     _check_reference(values, subject, ledger)
@@ -247,7 +293,13 @@ def _check_flags(values: flags.FlagValues) -> None:
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
     )
-    for name in ("model_size", "clients_per_round", "released_rounds", "extend_to"):
+    for name in (
+        "model_size",
+        "clients_per_round",
+        "released_rounds",
+        "extend_to",
+        "timer_max_participations",
+    ):
         if getattr(values, name) is not None:
             validation.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(
@@ -256,6 +308,19 @@ def _check_flags(values: flags.FlagValues) -> None:
         "--released_rounds belongs to a text --ledger: the participation.npz of a run states how "
         "many rounds it released.",
     )
+    command_line.check_choice(
+        values.ledger is None or values.round_times is None,
+        "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
+    )
+    command_line.check_choice(
+        (values.round_times is None) == (values.timer_hours is None),
+        "--timer_hours belongs to --round_times, which needs it.",
+    )
+    for name in ("clock_drift", "clock_margin_minutes", "timer_max_participations"):
+        command_line.check_choice(
+            getattr(values, name) is None or values.round_times is not None,
+            f"--{name} belongs to --round_times.",
+        )
     command_line.check_choice(
         values.sampling_seed is None or values.ledger is not None,
         "--sampling_seed needs --ledger, whose draws it checks.",
@@ -287,6 +352,20 @@ def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger)
         f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "
         f"{subject.schema}. Use --participation=single if the noise multiplier is relative to one "
         "participation, as in the privacy.json of a sampled run, or else the flags of that schema.",
+    )
+
+
+def _round_times(values: flags.FlagValues) -> RoundTimes:
+    given = {
+        name: getattr(values, name)
+        for name in ("clock_drift", "clock_margin_minutes")
+        if getattr(values, name) is not None
+    }
+    return RoundTimes.load(
+        values.round_times,
+        values.timer_hours,
+        max_participations=values.timer_max_participations,
+        **given,
     )
 
 

@@ -28,6 +28,7 @@ from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, pair, rate_f
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.workloads import Workload
 
 INDEPENDENT_NOISE = "independent noise"
@@ -253,15 +254,16 @@ def read(values: flags.FlagValues) -> Subject:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerReport:
-    """What follows from a ledger.
+    """What follows from a ledger, or from the times of rounds.
 
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
-      observed: What the ledger shows.
+      observed: What the ledger or the times show.
       observed_guarantee: What follows from the observed participations, without amplification.
       worst_client: The client that is protected least. None for batches of a data sampler: who was
-        drawn is a secret.
+        drawn is a secret; and for times, which tell nothing of clients.
       worst_case: What holds for a plan that was broken; None for others.
+      times: The times of the rounds; None for a ledger.
     """
 
     plan: Guarantee
@@ -269,6 +271,29 @@ class LedgerReport:
     observed_guarantee: Guarantee
     worst_client: WorstClient | None
     worst_case: Guarantee | None
+    times: RoundTimes | None = None
+
+    @classmethod
+    def of_times(cls, mechanism: Mechanism, times: RoundTimes, delta: float) -> "LedgerReport":
+        """Returns what follows from the times of rounds and the timers of devices.
+
+        Args:
+          mechanism: That of the run, with the schema that clients were to keep to.
+          times: When the rounds took place.
+          delta: Above 0 and below 1.
+
+        Raises:
+          ValueError: If there are more rounds than the mechanism has.
+        """
+        observed = mechanism.observed(times)
+        return cls(
+            plan=mechanism.guarantee(delta),
+            observed=observed,
+            observed_guarantee=observed.guarantee(delta),
+            worst_client=None,
+            worst_case=None if observed.keeps_participation else observed.worst_case(delta),
+            times=times,
+        )
 
     @classmethod
     def of(
@@ -331,6 +356,7 @@ class LedgerReport:
             "keeps_plan": self.keeps_plan,
             "alike_client_names": self.observed.num_alike_names,
             **self._sampling_fields(),
+            **({} if self.times is None else self.times.to_dict()),
             "realised_num_rounds": found.num_rounds,
             "realised_num_clients": found.num_clients,
             "realised_separation": found.separation,
@@ -357,7 +383,10 @@ class LedgerReport:
         found = []
         if self.worst_case is not None:
             breaks = (
-                "the ledger breaks the schema that is declared, whose guarantee does not hold."
+                "the times of the rounds allow more than the schema that is declared, whose "
+                "guarantee is not shown."
+                if self.times is not None
+                else "the ledger breaks the schema that is declared, whose guarantee does not hold."
                 if self.plan.sampling is None
                 else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
                 "that nothing is amplified."
@@ -432,11 +461,14 @@ class LedgerReport:
 
     def _observed_sentences(self) -> str:
         released, planned = self.observed_guarantee.num_rounds, self.observed.mechanism.num_rounds
+        observed = "observed" if self.times is None else "possible"
         guarantee = (
-            "The observed participations give "
+            f"The {observed} participations give "
             f"{pair(self.observed_guarantee.epsilon, self.plan.delta)}-DP (zero-out adjacency), by "
             "the rounds between participations of one client and their largest number."
         )
+        if self.times is not None:
+            guarantee += f" {self.times.conditions()}"
         if released < planned:
             guarantee += (
                 f" Only {released} of {planned} rounds were released: that helps only if neither "

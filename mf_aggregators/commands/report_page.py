@@ -176,7 +176,9 @@ def _costs(subject: Subject, model_size: int | None) -> list[Picture]:
 def _step(subject: Subject, values: flags.FlagValues) -> Step | None:
     """How to use the checkpoint, for a run that is still to come."""
     mechanism = subject.mechanism
-    if mechanism is None or not mechanism.noise_multiplier or values.ledger is not None:
+    if mechanism is None or not mechanism.noise_multiplier:
+        return None
+    if values.ledger is not None or values.round_times is not None:
         return None
     return plan_text.step_of_checkpoint(
         values.checkpoint,

@@ -4,6 +4,7 @@ __all__ = [
     "client_names",
     "guarantees",
     "ledgers",
+    "round_times",
     "statement",
     "stopping_rules",
 ]

@@ -236,7 +236,7 @@ class ObservedParticipation:
 
     Attributes:
       num_rounds: The number of rounds that were released.
-      num_clients: How many clients took part at all.
+      num_clients: How many clients took part at all; None if that is not known.
       separation: The smallest distance |i - j| between two participations of one
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
@@ -244,14 +244,17 @@ class ObservedParticipation:
         was planned. Only whoever holds the sampler's seed can find out.
       largest_separation: The largest distance between adjacent participations of one client;
         None if none took part twice, or if it is not known.
+      conditions: Under which conditions it follows, as sentences, where nobody saw who took part
+        (``round_times``); None for a ledger.
     """
 
     num_rounds: int
-    num_clients: int
+    num_clients: int | None
     separation: int | None
     max_participations: int
     keeps_sampling: bool | None = None
     largest_separation: int | None = None
+    conditions: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
@@ -264,6 +267,7 @@ class ObservedParticipation:
             "largest_separation": self.largest_separation,
             "max_participations": self.max_participations,
             "keeps_sampling": self.keeps_sampling,
+            **({} if self.conditions is None else {"conditions": self.conditions}),
         }
 
     def schema(self) -> Participation:

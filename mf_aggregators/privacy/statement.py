@@ -467,6 +467,12 @@ class PrivacyStatement:
                 "two participations of one client were at least "
                 f"{statement_texts.count(observed.separation, 'round')} apart"
             )
+        if observed.conditions is not None:
+            return (
+                f"by the times of {statement_texts.count(observed.num_rounds, 'released round')}, "
+                f"no client took part more than {observed.max_participations} times, and {apart}. "
+                f"{observed.conditions} {statement_texts.formal(guarantee)}"
+            )
         return (
             f"in {observed.num_rounds} released rounds, {observed.num_clients} of "
             f"{self.facts.num_clients} clients took part, none more than "

@@ -140,6 +140,70 @@ def test_a_run_that_broke_its_plan(
     )
 
 
+_TIMES = "start,2026-03-01T00:00:00Z\n" + "".join(
+    f"{index},2026-03-01T{index + 1:02}:00:00Z\n" for index in range(12)
+)
+
+
+def test_times_in_the_place_of_a_ledger(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A timer of more than four hours, and devices that count to two."""
+    file = tmp_path / "times.csv"
+    file.write_text(_TIMES)
+    given = (f"--round_times={file}", "--timer_hours=5", "--clock_margin_minutes=5")
+    status, out, _ = _call(
+        capsys, checkpoint, *given, "--timer_max_participations=2", "--format=json"
+    )
+    fields = json.loads(out)
+    assert status == 0
+    assert fields["keeps_plan"] is True
+    assert (fields["realised_separation"], fields["realised_max_participations"]) == (4, 2)
+    assert (fields["timer_hours"], fields["clock_drift"]) == (5.0, 0.001)
+    assert fields["realised_num_clients"] is None
+    assert fields["realised_epsilon"] < fields["epsilon"]
+    # Columns of norm one, four rounds apart and so orthogonal.
+    assert fields["realised_sensitivity"] == pytest.approx(math.sqrt(2))
+    status, out, _ = _call(capsys, checkpoint, *given[:1], "--timer_hours=3")
+    assert status == 1
+    assert out.startswith("WARNING")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (("--round_times={}",), "--timer_hours"),
+        (("--timer_hours=5",), "--round_times"),
+        (("--round_times={}", "--timer_hours=0"), "timer_hours"),
+        (("--round_times={}", "--timer_hours=x"), "--timer_hours"),
+        (("--round_times={}", "--timer_hours=1"), "timer_hours"),
+        (("--round_times={}.gone", "--timer_hours=5"), "times.csv.gone"),
+        (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "clock_drift"),
+        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=-1"), "clock_margin"),
+        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=300"), "clock_margin"),
+        (("--round_times={}", "--timer_hours=5", "--timer_max_participations=0"), "--timer_max"),
+        (("--clock_drift=0.1",), "--round_times"),
+        (("--clock_margin_minutes=1",), "--round_times"),
+        (("--timer_max_participations=1",), "--round_times"),
+        (("--round_times={}", "--timer_hours=5", "--ledger={}"), "--ledger"),
+        (("--round_times={}", "--timer_hours=5", "--released_rounds=3"), "--released_rounds"),
+    ],
+)
+def test_times_that_mean_nothing_are_refused_in_one_line(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...],
+    named: str,
+) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text(_TIMES)
+    status, out, err = _call(capsys, checkpoint, *(each.format(file) for each in given))
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert named in err
+
+
 def test_names_that_look_alike_are_the_first_thing_said(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

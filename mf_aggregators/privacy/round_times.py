@@ -1,0 +1,340 @@
+"""Participations that the times of rounds allow, where nobody knows who took part.
+
+Devices have a timer of H hours, and the server knows when its rounds started and ended. What
+follows holds for every device, whatever it did, under three conditions:
+
+1. A device that is summed in round i asked for its model at a time a_i not before the round's start
+   s_i, and its upload arrived at a time not after the round's end e_i. A round that starts at no
+   recorded time starts when the one before has ended, on whose model it depends. Uploads that are
+   late are discarded.
+2. The timer runs at least from that request to the next one that the device accepts. It may start
+   later, as with the upload: then it lasts longer. By the server's clock the two are at least
+   T = H (1 - drift) - margin apart: the device's clock is too fast by no more than the drift, and
+   the margin covers by how much clocks were set and the server's clocks differ.
+3. Where devices count their participations, none of them does more often than that.
+
+So a device that is summed in rounds i < j has s_i + T <= a_i + T <= a_j <= e_j. (It is asked in the
+order of rounds: starts and ends never decrease, so a_j + T <= a_i would give s_i + T <= e_i, and
+such rounds are refused.) Hence j is at least next(i), the first round with e_j >= s_i + T, and the
+separation is the least next(i) - i. A device is summed most often as follows: t_1 = s_0, j_1 = 0;
+then j_(m+1) is the first round with e_j >= t_m + T, and t_(m+1) the later one of t_m + T and its
+start. By induction every device's m-th request and round are no earlier than t_m and j_m. Both are
+attained: by a device that asks and uploads at s_i, and again as late as it has to; and by one that
+asks at t_1, t_2, ...
+
+A round of T or longer could have one device twice. No guarantee covers that: it is refused.
+"""
+
+import dataclasses
+import datetime
+import math
+import os
+import pathlib
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.privacy.guarantees import ObservedParticipation
+from mf_aggregators.privacy.ledgers import LedgerError
+
+DEFAULT_CLOCK_DRIFT = 0.001
+DEFAULT_CLOCK_MARGIN_MINUTES = 10.0
+
+_SECONDS_PER_HOUR = 3600.0
+_TICKS_PER_SECOND = 1_000_000
+# Of a time as a double, of its product with the ticks, and of sums: towards a shorter timer.
+_ROUNDING_TICKS = 4
+# More is no time in seconds; ticks up to here are integers that doubles have.
+_LARGEST_SECONDS = 4.0e9
+# Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
+_UNIX_SECONDS = (1.0e9, 2.5e9)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+
+_HEADINGS = (("round", "end"), ("round", "start", "end"))
+_FIRST_START = "start"
+_ROUND = re.compile("0*([0-9]{1,18})")
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RoundTimes:
+    """When rounds started and ended, and the timers that devices had.
+
+    Attributes:
+      starts: (n,) float64: seconds, when the first device can have been given a round's model. They
+        never decrease.
+      ends: (n,) float64: seconds by the same clock, when the last upload can have been summed. They
+        never decrease, and no round ends before it starts.
+      timer_hours: How long a device waits from a request that it takes part on, or from its upload,
+        until it accepts another one.
+      clock_drift: By what share devices' clocks may be too fast, from 0 and below 1.
+      clock_margin_minutes: By how much the timer may be too short besides: clocks that are set, and
+        clocks of the server that differ.
+      max_participations: The most participations that devices count and allow; None if they do
+        not count.
+
+    Raises:
+      ValueError: If an attribute is out of its range, times are out of order, drift and margin
+        leave nothing of the timer, or a round lasted as long as what they leave.
+
+    Example:
+      >>> import numpy as np
+      >>> from mf_aggregators.privacy.round_times import RoundTimes
+      >>> ends = 600.0 * np.arange(1, 1001)  # a week of rounds of ten minutes
+      >>> times = RoundTimes(ends - 600.0, ends, timer_hours=48.0, clock_margin_minutes=5.0)
+      >>> found = times.participation()
+      >>> found.separation, found.max_participations
+      (287, 4)
+    """
+
+    starts: FloatArray
+    ends: FloatArray
+    timer_hours: float
+    clock_drift: float = DEFAULT_CLOCK_DRIFT
+    clock_margin_minutes: float = DEFAULT_CLOCK_MARGIN_MINUTES
+    max_participations: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "ends"):
+            times = validation.real_array(getattr(self, name), name)
+            if times.ndim != 1 or not len(times):
+                raise ValueError(f"{name} must have one time for each round.")
+            # Written so that NaN does not pass.
+            if not np.all(np.abs(times) <= _LARGEST_SECONDS):
+                raise ValueError(
+                    f"{name} must be finite and in seconds, of Unix or since any other time."
+                )
+            if np.any(np.diff(times) < 0.0):
+                late = int(np.argmax(np.diff(times) < 0.0)) + 1
+                raise ValueError(
+                    f"{name} must never decrease, and that of round {late} is before that of the "
+                    "round before it: rounds are numbered in the order in which they took place."
+                )
+            object.__setattr__(self, name, times)
+        if self.starts.shape != self.ends.shape:
+            raise ValueError(
+                f"there are {len(self.starts)} starts and {len(self.ends)} ends: each round has "
+                "one of both."
+            )
+        if np.any(self.ends < self.starts):
+            early = int(np.argmax(self.ends < self.starts))
+            raise ValueError(f"round {early} ends before it starts.")
+        validation.positive_number(self.timer_hours, "timer_hours")
+        if validation.non_negative_number(self.clock_drift, "clock_drift") >= 1.0:
+            raise ValueError(f"clock_drift must be below 1, found {self.clock_drift}.")
+        validation.non_negative_number(self.clock_margin_minutes, "clock_margin_minutes")
+        if self.max_participations is not None:
+            validation.set_positive_integers(self, "max_participations")
+        if self._timer_ticks() <= 0:
+            raise ValueError(
+                f"a timer_hours of {self.timer_hours:g} leaves nothing after a clock_drift of "
+                f"{self.clock_drift:g} and a clock_margin_minutes of {self.clock_margin_minutes:g}."
+            )
+        starts, ends = self._ticks()
+        longest = int(np.argmax(ends - starts))
+        if ends[longest] - starts[longest] >= self._timer_ticks():
+            raise ValueError(
+                f"round {longest} lasted {(self.ends - self.starts)[longest] / 3600.0:.3g} hours, "
+                f"and timer_hours of {self.timer_hours:g} with its margins is no longer: a device "
+                "may have been in it twice, which no guarantee covers. Give the time at which the "
+                "round really started."
+            )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        timer_hours: float,
+        *,
+        clock_drift: float = DEFAULT_CLOCK_DRIFT,
+        clock_margin_minutes: float = DEFAULT_CLOCK_MARGIN_MINUTES,
+        max_participations: int | None = None,
+    ) -> "RoundTimes":
+        """Reads the times of rounds from a text file.
+
+        Args:
+          path: A text file in UTF-8. Either all lines are ``round,start,end``; or the first is
+            ``start,TIME``, when the first round started, and the others are ``round,end``. Rounds
+            count from 0 without gaps. A time is a date with a UTC offset, such as
+            ``2026-03-01T04:00:00Z``, or a number of seconds since 1970, the same for all lines. A
+            heading, ``round,end`` or ``round,start,end``, and empty lines mean nothing.
+          timer_hours: As the class has it, and so are the others.
+          clock_drift: As the class has it.
+          clock_margin_minutes: As the class has it.
+          max_participations: As the class has it.
+
+        Returns:
+          The times of all rounds that were released.
+
+        Raises:
+          LedgerError: If the file cannot be read, or a line has another form; with its number.
+          ValueError: As the class raises it.
+        """
+        file = pathlib.Path(path)
+        try:
+            with file.open(encoding="utf-8-sig") as lines:
+                starts, ends = _times_of(lines, file)
+        except OSError as error:
+            raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError:
+            raise LedgerError(f"{file} is not text in UTF-8: save it in that encoding.") from None
+        return cls(
+            np.array(starts),
+            np.array(ends),
+            timer_hours,
+            clock_drift,
+            clock_margin_minutes,
+            max_participations,
+        )
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds were released."""
+        return len(self.ends)
+
+    def next_rounds(self) -> IntArray:
+        """Returns (n,) int64: for each round the first one that a device of it can be in again.
+
+        It is n where there is none.
+        """
+        starts, ends = self._ticks()
+        return np.searchsorted(ends, starts + self._timer_ticks(), side="left")
+
+    def participation(self) -> ObservedParticipation:
+        """Returns the closest and the most participations of one device that were possible."""
+        following, rounds = self.next_rounds(), self.num_rounds
+        returning = np.flatnonzero(following < rounds)
+        (starts, ends), timer = self._ticks(), self._timer_ticks()
+        most, asked = 0, int(starts[0])
+        while (at := int(np.searchsorted(ends, asked))) < rounds:
+            most, asked = most + 1, max(asked, int(starts[at])) + timer
+        if self.max_participations is not None:
+            most = min(most, self.max_participations)
+        distances = following[returning] - returning
+        return ObservedParticipation(
+            rounds,
+            None,
+            int(np.min(distances)) if most > 1 else None,
+            most,
+            conditions=self.conditions(),
+        )
+
+    def conditions(self) -> str:
+        """Returns under which conditions it holds, as sentences."""
+        counted = (
+            ""
+            if self.max_participations is None
+            else f", and takes part at most {self.max_participations} times"
+        )
+        return (
+            "This holds if each device accepts no request within "
+            f"{self.timer_hours:g} hours of one that it took part on, by a clock that is too fast "
+            f"by at most {100.0 * self.clock_drift:g} % and {self.clock_margin_minutes:g} "
+            f"minutes{counted}; and if an upload is summed only between the start and the end of "
+            "the round that it was made for. A device that is installed again counts from 0, and "
+            "is another client unless it waits for its timer first."
+        )
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Returns the timer and what is assumed of it, JSON-able."""
+        return {
+            "timer_hours": self.timer_hours,
+            "clock_drift": self.clock_drift,
+            "clock_margin_minutes": self.clock_margin_minutes,
+            "timer_max_participations": self.max_participations,
+        }
+
+    def _ticks(self) -> tuple[IntArray, IntArray]:
+        """Starts rounded down and ends rounded up, as integers, whose sums are exact."""
+        starts = np.floor(self.starts * _TICKS_PER_SECOND).astype(np.int64)
+        ends = np.ceil(self.ends * _TICKS_PER_SECOND).astype(np.int64)
+        return starts, ends
+
+    def _timer_ticks(self) -> int:
+        seconds = self.timer_hours * _SECONDS_PER_HOUR * (1.0 - self.clock_drift)
+        seconds -= 60.0 * self.clock_margin_minutes
+        # More than any two times are apart.
+        seconds = min(seconds, 4.0 * _LARGEST_SECONDS)
+        return math.floor(seconds * _TICKS_PER_SECOND) - _ROUNDING_TICKS
+
+
+def _times_of(lines: Iterable[str], file: pathlib.Path) -> tuple[list[float], list[float]]:
+    """Returns starts and ends of rounds."""
+    starts: list[float] = []
+    ends: list[float] = []
+    width = 0
+    is_dated: bool | None = None
+    for number, line in enumerate(lines, 1):
+        fields = tuple(field.strip() for field in line.split(","))
+        if fields == ("",):
+            continue
+        if not width and tuple(field.lower() for field in fields) in _HEADINGS:
+            width = len(fields)
+            continue
+        try:
+            if len(fields) != (width or len(fields)) or len(fields) not in (2, 3):
+                raise LedgerError(
+                    f"expected {width if width else '2 or 3'} fields with commas between them, "
+                    f"found {len(fields)}"
+                )
+            width = len(fields)
+            times = [_time(field) for field in fields[1:]]
+            is_dated = times[0][1] if is_dated is None else is_dated
+            if any(is_date is not is_dated for _, is_date in times):
+                raise LedgerError("some times are dates and others are seconds")
+            seconds = [time for time, _ in times]
+            if width == 2 and not starts:
+                if fields[0].lower() != _FIRST_START:
+                    raise LedgerError(
+                        "expected start,TIME before the first round: nothing else says when that "
+                        "one started"
+                    )
+                starts.append(seconds[0])
+                continue
+            _check_round(fields[0], len(ends))
+            if width == 3 or ends:
+                starts.append(seconds[0] if width == 3 else ends[-1])
+            ends.append(seconds[-1])
+        except LedgerError as error:
+            raise LedgerError(f"{file}, line {number}: {error}.") from None
+    if not ends:
+        raise LedgerError(f"{file} holds no round.")
+    return starts, ends
+
+
+def _check_round(text: str, expected: int) -> None:
+    match = _ROUND.fullmatch(text)
+    if match is None or int(match[1]) != expected:
+        raise LedgerError(
+            f"expected round {expected}, found {validation.shown(text)}: rounds count from 0, and "
+            "each has one line"
+        )
+
+
+def _time(text: str) -> tuple[float, bool]:
+    """Returns seconds, and whether they were written as a date."""
+    if _SECONDS.fullmatch(text):
+        seconds = float(text)
+        if not _UNIX_SECONDS[0] <= seconds <= _UNIX_SECONDS[1]:
+            raise LedgerError(
+                f"{validation.shown(text)} is no time in seconds since 1970: write these, or dates "
+                "such as 2026-03-01T04:00:00Z"
+            )
+        return seconds, False
+    date = f"{text[:-1]}+00:00" if text[-1:] in ("Z", "z") else text
+    try:
+        found = datetime.datetime.fromisoformat(date)
+    except ValueError:
+        raise LedgerError(
+            f"{validation.shown(text)} is no time: write seconds, or a date such as "
+            "2026-03-01T04:00:00Z"
+        ) from None
+    if found.tzinfo is None:
+        raise LedgerError(
+            f"{validation.shown(text)} has no UTC offset, and some times of the clock come twice "
+            "a year: write it as UTC, with a Z at its end"
+        )
+    return (found - _EPOCH).total_seconds(), True
