@@ -26,9 +26,12 @@ from mf_aggregators.privacy.statement import PrivacyStatement, Provenance, RunFa
 FORMAT = 1
 
 # What a statement cannot do without. Nobody but the user knows it.
-_REQUIRED = ("ledger", "public_data", "enforcement", "population", "clients_per_round", "clip_norm")
+_REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
 # The flags that make a statement, by whether they are paths.
-_PATHS = ("checkpoint", "ledger", "sampling_seed", "learning_rates", "first_column")
+_PATHS = (
+    *("checkpoint", "ledger", "round_times", "sampling_seed"),
+    *("learning_rates", "first_column"),
+)
 _REPEATED = "evidence"
 # What is in a statement alone.
 _FACTS = (
@@ -54,9 +57,9 @@ def define_flags(values: flags.FlagValues) -> None:
     group.path(
         "statement",
         "A .md file to write: the privacy statement of a run that was trained anywhere, by its "
-        "--ledger. The same as data, with the SHA-256 of all files, goes into a .json file beside "
-        "it. Needs --public_data, --enforcement, --population, --clients_per_round and "
-        "--clip_norm: nobody but you knows them.",
+        "--ledger or its --round_times. The same as data, with the SHA-256 of all files, goes into "
+        "a .json file beside it. Needs --public_data, --enforcement, --population, "
+        "--clients_per_round and --clip_norm: nobody but you knows them.",
     )
     group.string(
         "public_data",
@@ -105,6 +108,8 @@ def check_flags(values: flags.FlagValues) -> None:
         check_choice(not given, f"--{given[0] if given else ''} needs --statement, which it is in.")
         return
     missing = [f"--{name}" for name in _REQUIRED if values[name].value in (None, "")]
+    if values.ledger is None and values.round_times is None:
+        missing.insert(0, "--ledger or --round_times")
     check_choice(
         not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
     )

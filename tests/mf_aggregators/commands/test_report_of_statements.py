@@ -241,6 +241,24 @@ def test_nothing_is_replaced_unless_asked(
     assert _verified(capsys, "PRIVACY.md") == []
 
 
+def test_a_statement_of_times_names_nobody_and_says_what_it_rests_on(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    ends = [f"{number},{1.77e9 + 3600.0 * (number + 1)}" for number in range(12)]
+    (folder / "times.csv").write_text("\n".join(["start,1770000000", *ends]))
+    arguments = ("--checkpoint=banded", *_NOISE, "--round_times=times.csv", "--timer_hours=6")
+    status, _, err = _call(capsys, *arguments, *_FACTS, "--statement=PRIVACY.md")
+    assert status == 0, err
+    text = " ".join((folder / "PRIVACY.md").read_text().split())
+    assert "if each device accepts no request within 6 hours" in text
+    data = json.loads((folder / "PRIVACY.json").read_text())["statement"]
+    assert data["realised_participation"]["num_clients"] is None
+    assert "times.csv" in data["provenance"]["files"]
+    assert _verified(capsys, "PRIVACY.md") == []
+    (folder / "times.csv").write_text((folder / "times.csv").read_text().replace("11,", "011,"))
+    assert any("times.csv" in each for each in _verified(capsys, "PRIVACY.md"))
+
+
 def test_batches_of_a_sampler_need_its_seed(
     capsys: pytest.CaptureFixture[str], folder: pathlib.Path
 ) -> None:
