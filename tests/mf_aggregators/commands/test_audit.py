@@ -17,7 +17,6 @@ from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.commands import audit, command_line
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import processes
-from tests.simulations.command_processes import CommandServer
 
 _FIELDS = {
     "mechanism",
@@ -57,16 +56,17 @@ def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return status, captured.out, captured.err
 
 
-def test_a_script_gets_one_json_object_and_status_0(commands: CommandServer) -> None:
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_a_script_gets_one_json_object_and_status_0(capfd: pytest.CaptureFixture[str]) -> None:
     """An intact mechanism: a false alarm, and another status, with probability 1e-6 at most."""
-    status, out, err = commands.start(
-        "mf_aggregators.commands.audit",
+    status, out, err = _call(
+        capfd,
         "--mechanism=identity",
         "--num_rounds=3",
         "--canaries=500",
         "--false_alarm_rate=1e-6",
         "--format=json",
-    ).wait()
+    )
     assert status == 0, err
     fields = json.loads(out)
     assert fields.keys() >= _FIELDS

@@ -85,8 +85,8 @@ def test_no_client_is_named_that_nobody_asked_for(
     ledger = _ledger(tmp_path, "".join(f"{_NAMED}ada,{each}\n" for each in rounds))
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
     outputs = (f"--report={page}", f"--figure={figure}", "--overwrite")
-    for form in ("--format=text", "--format=json"):
-        _, out, err = _call(capsys, checkpoint, ledger, form, *outputs)
+    for flags in (("--format=text", *outputs), ("--format=json",)):
+        _, out, err = _call(capsys, checkpoint, ledger, *flags)
         for written in (out, err, page.read_text(), figure.read_bytes().decode("latin-1")):
             assert _NAMED not in written
             assert str(list(rounds)) not in written
@@ -502,9 +502,11 @@ def _drawn(tmp_path: pathlib.Path, scheme: SamplingScheme, seed: int) -> tuple[s
     "scheme",
     [
         PoissonSampling(12, 4, 12, 1),
-        FixedSizeSampling(12, 4, 12, 1),
+        pytest.param(FixedSizeSampling(12, 4, 12, 1), marks=pytest.mark.long),
         Shuffling(12, 4, 12, 1),
-        *_SEPARATED,
+        _SEPARATED[0],
+        pytest.param(_SEPARATED[1], marks=pytest.mark.long),
+        _SEPARATED[2],
     ],
     ids=str,
 )

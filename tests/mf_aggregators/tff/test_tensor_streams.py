@@ -217,8 +217,8 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     ("index", "storage"),
     [
         (3, "disk"),
-        (13, "state"),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in ((3, "state"), (13, "disk"))),
+        (3, "state"),
+        *(pytest.param(13, storage, marks=pytest.mark.long) for storage in ("state", "disk")),
     ],
 )
 def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, storage: str) -> None:
@@ -614,7 +614,7 @@ def test_no_row_is_made_twice(index: int) -> None:
 
 _DRIFT_WIDTH = 3
 _DRIFT_ROUNDS = pytest.mark.parametrize(
-    "num_rounds", [2000, pytest.param(10_000, marks=pytest.mark.long)]
+    "num_rounds", [500, pytest.param(10_000, marks=pytest.mark.long)]
 )
 
 
@@ -715,7 +715,7 @@ def _check_drift(integers: np.ndarray, name: str, num_rounds: int) -> None:
 )
 @_DRIFT_ROUNDS
 def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
-    """Thousands of rounds in the blocks of a run, each from files of the one before it."""
+    """Hundreds of rounds in the blocks of a run, each from files of the one before it."""
     recursion = _drift_recursion(name, num_rounds)
     blocks = Blocks.of(recursion)
     stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), blocks)
