@@ -20,15 +20,18 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.poisson import SampledGaussianLoss
 
 _EPSILONS = np.array([0.0, 0.3, 1.0, 2.5])
-_Losses = privacy_loss_distribution.PrivacyLossDistribution
 
 
-def _losses(sigma: float, rounds: int, taking_place: int | None = None) -> _Losses:
+def _losses(
+    sigma: float, rounds: int, taking_place: int | None = None
+) -> privacy_loss_distribution.PrivacyLossDistribution:
     step = random_allocation.step_of_grid(sigma, rounds)
     return random_allocation.losses_of_cycle(sigma, rounds, taking_place or rounds, step)
 
 
-def _deltas(losses: _Losses) -> tuple[np.ndarray, np.ndarray]:
+def _deltas(
+    losses: privacy_loss_distribution.PrivacyLossDistribution,
+) -> tuple[np.ndarray, np.ndarray]:
     """Of P from Q and of Q from P."""
     return (
         np.array([losses._pmf_remove.get_delta_for_epsilon(float(e)) for e in _EPSILONS]),
@@ -99,7 +102,8 @@ def test_the_first_round_alone_is_a_poisson_sample(sigma: float, rounds: int) ->
 )
 def test_simulations_agree(sigma: float, rounds: int, taking_place: int) -> None:
     """With five standard errors: of 24 means none is farther off but with probability 2e-5."""
-    sets = [(i,) for i in range(taking_place)] + [()] * (rounds - taking_place)
+    sets: list[tuple[int, ...]] = [(i,) for i in range(taking_place)]
+    sets += [()] * (rounds - taking_place)
     found = _deltas(_losses(sigma, rounds, taking_place))
     simulated, errors = _simulated(sets, taking_place, sigma)
     for deltas, means, error in zip(found, simulated, errors, strict=True):
