@@ -99,7 +99,7 @@ def is_shown(name: str, losses: Any, a: int, log_z: float, eps: float, delta: fl
         x = np.maximum(next(losses), eps)
         numbers = -np.expm1(eps - x) * np.exp(log_z + (1 - a) * x)
         wealth += float(np.sum(np.log1p(bet * (delta - numbers))))
-        count, sums = count + BATCH, np.add(sums, [np.sum(numbers), numbers @ numbers])
+        count, sums = count + BATCH, sums + np.array([np.sum(numbers), numbers @ numbers])
         if sums[0] - 5.0 * math.sqrt(sums[1]) > delta * count:
             break
     print(f"{name}: about {sums[0] / max(count, 1):.4g}, by {count} samples")

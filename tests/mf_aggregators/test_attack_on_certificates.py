@@ -17,6 +17,7 @@ from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
+    _band_certificate,
     _banded_search,
     _multi_epoch,
     _multi_epoch_dual,
@@ -200,7 +201,7 @@ _EARLY = 0.03
 def test_a_bound_of_bands_that_is_one_percent_too_large_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    raised = _raised(_banded_search.lower_bound, 1.01)
+    raised = _raised(_band_certificate.lower_bound, 1.01)
     for module in (_banded_search, _worst_round_search):
         monkeypatch.setattr(module, "lower_bound", raised)
     _is_caught(93, _EARLY)

@@ -221,6 +221,7 @@ def test_an_observed_guarantee_covers_every_client(
 ) -> None:
     mechanism = _mechanism(noise_multiplier=noise_multiplier)
     observed = mechanism.observed(_ledger(cohorts))
+    assert observed.ledger is not None
     found = observed.guarantee(1e-5)
     sigma = noise_multiplier * mechanism.factorization.sensitivity(_TIMERS).value
     matrix = mechanism.factorization.strategy_matrix()[: len(cohorts)]

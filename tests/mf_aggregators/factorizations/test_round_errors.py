@@ -18,6 +18,7 @@ from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
+    _band_certificate,
     _banded_search,
     _round_errors,
     _worst_round_search,
@@ -176,7 +177,7 @@ def test_an_error_that_is_none_is_refused(error: Any) -> None:
 
 
 def test_a_bound_above_the_error_of_a_matrix_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_bound = _banded_search.lower_bound
+    true_bound = _band_certificate.lower_bound
     monkeypatch.setattr(
         _banded_search, "lower_bound", lambda *arguments: 1.5 * true_bound(*arguments)
     )
@@ -307,7 +308,7 @@ def test_the_mean_of_grams_is_feasible_and_its_worst_round_no_worse(
     bands = [recursions.bands_of_matrix(matrix, num_bands) for matrix in matrices]
 
     grams = [_worst_round_search._gram_bands(each) for each in bands]
-    found = _worst_round_search._strategy_bands(sum(grams) / count)
+    found = _worst_round_search._strategy_bands(np.mean(grams, axis=0))
     assert found is not None
     mean = recursions.matrix_from_bands(found)
 
@@ -457,7 +458,7 @@ def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
     rng = np.random.default_rng(0)
     workload = random_workload(rng, 5)
     other = least_by_power_means(workload, num_bands=2) / np.max(np.abs(workload)) ** 2
-    bounds, true_bound = [], _worst_round_search.lower_bound
+    bounds, true_bound = [], _band_certificate.lower_bound
 
     def times_factor(*arguments: Any) -> float:
         bounds.append(factor * true_bound(*arguments))

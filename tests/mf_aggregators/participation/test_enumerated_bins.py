@@ -8,6 +8,7 @@ the certificates: the dominating mixture itself and one of larger means, half of
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,7 +159,7 @@ def _adaptive(
 ) -> float:
     """The larger divergence if the update of one round is the worst one for what came before."""
     chosen = _chosen(len(matrix), 2)
-    before = np.linalg.qr(matrix[:turn] @ (updates[:, None] * chosen) / sigma, mode="r")
+    before: Any = np.linalg.qr(matrix[:turn] @ (updates[:, None] * chosen) / sigma, mode="r")
     axes = np.meshgrid(*[_COARSE] * len(before), indexing="ij")
     grid = np.stack(axes).reshape(len(before), -1)
     masses = np.prod(_masses(_COARSE)[np.searchsorted(_COARSE, grid)], axis=0)

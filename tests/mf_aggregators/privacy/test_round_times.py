@@ -357,7 +357,7 @@ def test_a_mechanism_takes_times_in_the_place_of_a_ledger() -> None:
     assert (observed.ledger, observed.keeps_participation) == (None, True)
     assert (observed.worst_client(1e-6), observed.num_alike_names) == (None, 0)
     assert observed.guarantee(1e-6).epsilon == by_ids.guarantee(1e-6).epsilon
-    facts = RunFacts("banded", 100, 5, 1.0, noise_seed_is_fixed=False)
+    facts = RunFacts("banded", 100, 5, 1.0, False, "none", "Timers on devices.")
     statement = observed.statement(facts, 1e-6)
     assert "at least 4 rounds apart" in statement.to_markdown()
     assert observed.participation.conditions is not None
