@@ -298,7 +298,7 @@ def test_the_trade_off_in_the_figure_of_a_report(
         cohorts = tuple(map(sampler.draw, range(12)))
         clients = tuple(map(str, range(40)))
         ParticipationLedger(clients, cohorts, sampler.scheme).save(tmp_path / "ledger.npz")
-        flags = [f"--ledger={tmp_path / 'ledger.npz'}"]
+        flags = [f"--ledger={tmp_path / 'ledger.npz'}", "--separation=4", "--max_participations=3"]
         names = ["amplified", "for who knows the batches"]
     arguments = [
         "mf-report",

@@ -40,7 +40,9 @@ from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 
+# By what share a device's clock may be too fast: more than a minute a day.
 DEFAULT_CLOCK_DRIFT = 0.001
+# By how much a timer may be too short besides.
 DEFAULT_CLOCK_MARGIN_MINUTES = 10.0
 
 _SECONDS_PER_HOUR = 3600.0

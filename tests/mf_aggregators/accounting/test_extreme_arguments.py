@@ -70,7 +70,7 @@ def _counted(function: Callable[..., Any], most: int) -> Callable[..., Any]:
 
 def _scheme(name: str, size: tuple[int, int, int, int]) -> SamplingScheme:
     rounds, apart, clients, more = size
-    has_parts = name in ["poisson", "fixed_size", "shuffling"]
+    has_parts = name not in (BallsInBins.name, MinSeparationSampling.name)
     return sampling_scheme(
         name,
         num_rounds=rounds,
