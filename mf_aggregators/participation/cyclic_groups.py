@@ -409,9 +409,15 @@ class ComposedGroups(CyclicGroups):
         seed: int,
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """Returns losses of composed rounds: see :meth:`SamplingScheme.run_losses`."""
-        del columns, failure, seed
-        one = self.loss_distribution if is_pessimistic else self.losses_below
-        losses = one(sigma, self.sampling_probability, interval)
+        if is_pessimistic:
+            losses = self.loss_of_round(sigma, interval)
+        elif type(self).loss_of_round is ComposedGroups.loss_of_round:
+            losses = self.losses_below(sigma, self.sampling_probability, interval)
+        else:
+            # What is below the rounds of another scheme is not below those of this one.
+            return super().run_losses(
+                sigma, columns, interval, is_pessimistic=False, failure=failure, seed=seed
+            )
         return losses.self_compose(self.most_participations())
 
     def amplified_epsilon(self, sigma: float, delta: float) -> float:
@@ -541,8 +547,13 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         """Returns the losses of an output of each."""
         return self.of(super().compose(other, tail_mass_truncation))
 
-    def get_delta_for_epsilon(self, epsilon: float) -> float:
-        """Returns the delta of one epsilon: the hockey-stick divergence."""
+    def get_delta_for_epsilon(self, epsilon: float | Sequence[float]) -> float | list[float]:
+        """Returns the delta of one epsilon, the hockey-stick divergence, or of each of several."""
+        if isinstance(epsilon, Sequence):
+            return [self._delta(each) for each in epsilon]
+        return self._delta(epsilon)
+
+    def _delta(self, epsilon: float) -> float:
         losses = (np.arange(self.size) + self._lower_loss) * self._discretization
         first = int(np.searchsorted(losses, epsilon, side="right"))
         shares = -np.expm1(epsilon - losses[first:])

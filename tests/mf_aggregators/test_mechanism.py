@@ -448,6 +448,30 @@ def test_what_is_known_of_losses_of_pairs_alone() -> None:
         shuffled.privacy_loss_distribution(pessimistic=False)
 
 
+@pytest.mark.parametrize("name", ["fixed_size", "truncated_poisson", "random_allocation"])
+def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
+    """And not those of the scheme that it is a kind of, which may be far smaller."""
+    more = {"largest_batch": 10} if name == "truncated_poisson" else {}
+    sizes = {"num_rounds": 12, "num_bands": 3, "population": 300, "clients_per_round": 10}
+    mechanism = _mechanism(mfa.participation.sampling_scheme(name, **sizes, **more), 1.2)
+    losses = mechanism.privacy_loss_distribution(interval=1e-3)
+    for delta in (1e-3, 1e-5):
+        stated = mechanism.guarantee(delta).epsilon
+        assert losses.get_epsilon_for_delta(delta) >= stated * (1.0 - 1e-9)
+        if name != "random_allocation":
+            assert losses.get_epsilon_for_delta(delta) <= 1.02 * stated
+    points = mechanism.trade_off_curve(interval=1e-3)
+    missed = np.interp(0.01, points["false_positive_rate"], points["false_negative_rate"])
+    assert 1.0 - missed >= 0.999 * mechanism.guarantee(1e-5).true_positive_rate(0.01)
+    if name == "truncated_poisson":
+        # Half of the batches are cut, and then a client replaces another one.
+        coins = _mechanism(PoissonSampling(12, 3, 300, 10), 1.2)
+        assert mechanism.guarantee(1e-5).epsilon > 1.5 * coins.guarantee(1e-5).epsilon
+    if name != "fixed_size":
+        with refuses(name):
+            mechanism.privacy_loss_distribution(pessimistic=False)
+
+
 def test_losses_that_cannot_be_had_are_refused() -> None:
     with refuses("noise_multiplier"):
         _mechanism(noise_multiplier=0.0).privacy_loss_distribution()
