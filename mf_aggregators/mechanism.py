@@ -355,10 +355,10 @@ class Mechanism:
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
-        ``accounting.composed_epsilon`` composes such events, amplified but for subsets of a fixed
-        size and shuffling; ``accounting.event`` and ``SamplingScheme.event`` say for which
-        neighbouring relation they are. Accountants of dp-accounting amplify those of Poisson
-        sampling alone.
+        ``accounting.composed_epsilon`` composes such events: amplified for Poisson sampling that
+        cuts no batch, and for clients that draw for themselves; ``accounting.event`` and
+        ``SamplingScheme.event`` say for which neighbouring relation they are. Accountants of
+        dp-accounting amplify those of Poisson sampling alone.
         """
         if self.sampling is not None:
             columns = guarantees.columns_of(self.factorization, self.sampling)
