@@ -23,6 +23,7 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.errors import Error
 from mf_aggregators.mechanism import Mechanism, calibrate, load
 from mf_aggregators.tff import installation
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveClip",
+    "Aggregator",
     "Error",
     "Mechanism",
     "__version__",

@@ -37,8 +37,7 @@ So the default changes the norm after every ten rounds, by steps five times thos
 
 import dataclasses
 import math
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from mf_aggregators import validation
 
@@ -50,6 +49,29 @@ _LEAST_STDDEV_OVER_MULTIPLIER = 2.0
 _DEFAULT_RANGE = 1000.0
 # The indicator of a client within the norm. Above it is the opposite, and an absent client adds 0.
 HALF = 0.5
+# exp(x) is a power of exp(x / 2^_SQUARINGS), by _TERMS of its series.
+_SQUARINGS, _TERMS = 10, 20
+# No norm of float64 is so many powers of e away from another.
+_LARGEST_EXPONENT = 1500.0
+
+
+class ClipState(NamedTuple):
+    """The clip norm between rounds, and what it follows from: functions of what was released.
+
+    Attributes:
+      norm: float64 scalar: the clip norm of the next round.
+      released_norm: float64 scalar: that of the last round; before the first one, the first's.
+      released_fraction: float64 scalar: the noisy fraction of clients of the last round whose
+        norm was at most its clip norm; NaN before the first one.
+      fraction_sum: float64 scalar: the sum of the fractions since the norm changed.
+      num_fractions: int64 scalar: how many these are.
+    """
+
+    norm: Any
+    released_norm: Any
+    released_fraction: Any
+    fraction_sum: Any
+    num_fractions: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +158,28 @@ class AdaptiveClip:
           fraction: The mean of their released fractions: any finite number.
         """
         smallest, largest = self.bounds
-        with np.errstate(over="ignore", under="ignore"):
-            step = np.exp(-self.learning_rate * (fraction - self.target_unclipped_quantile))
-            return float(np.minimum(np.maximum(norm * step, smallest), largest))
+        exponent = -self.learning_rate * (fraction - self.target_unclipped_quantile)
+        most = largest_exponent(self)
+        moved = norm * exponential(min(max(exponent, -most), most))
+        return min(max(moved, smallest), largest)
+
+    @property
+    def first_state(self) -> ClipState:
+        """The state before the first round, in Python's numbers."""
+        return ClipState(self.initial_norm, self.initial_norm, math.nan, 0.0, 0)
+
+    def following(self, state: ClipState, fraction: float) -> ClipState:
+        """Returns the state after a round, in Python's numbers.
+
+        Args:
+          state: That before it.
+          fraction: What the round released.
+        """
+        total, number = state.fraction_sum + fraction, state.num_fractions + 1
+        if number < self.update_period:
+            return ClipState(state.norm, state.norm, fraction, total, number)
+        norm = self.next_norm(state.norm, total / self.update_period)
+        return ClipState(norm, state.norm, fraction, 0.0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,3 +230,45 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
     weight = of_updates / sigma
     # Of the weight as it is, so that no rounding of it counts.
     return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, HALF * weight))
+
+
+def check_float32(clip: AdaptiveClip, split: NoiseSplit) -> None:
+    """Raises ValueError if float32 arithmetic could lose a norm, or its noise.
+
+    Args:
+      clip: How the norm adapts.
+      split: How the noise of the run is split.
+    """
+    for bound, name in zip(clip.bounds, ("smallest_norm", "largest_norm"), strict=True):
+        validation.of_float32(bound, name)
+        if split.update_noise_multiplier > 0.0:
+            noise_stddev = bound * split.update_noise_multiplier
+            validation.of_float32(noise_stddev, f"the noise at {name}")
+
+
+def largest_exponent(clip: AdaptiveClip) -> float:
+    """Returns what moves a norm from one bound to the other, and further: more changes nothing.
+
+    Args:
+      clip: How the norm adapts.
+    """
+    smallest, largest = clip.bounds
+    return min(1.0 + math.log(largest) - math.log(smallest), _LARGEST_EXPONENT)
+
+
+def exponential(exponent: Any) -> Any:
+    """Returns e to a power, by sums and products alone: to 1e-12 of it, and the same everywhere.
+
+    Libraries round exponentials in ways of their own, and a clip norm is a function of what was
+    released whoever computes it.
+
+    Args:
+      exponent: A float, or a float64 scalar of a graph, between -1500 and 1500.
+    """
+    part = exponent * 2.0**-_SQUARINGS
+    power = part * 0.0 + 1.0
+    for term in range(_TERMS, 0, -1):
+        power = power * part * (1.0 / term) + 1.0
+    for _ in range(_SQUARINGS):
+        power = power * power
+    return power

@@ -192,6 +192,24 @@ class Mechanism:
             )
         )
 
+    def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
+        """Returns the most clients that a round may have, where nobody said it.
+
+        Args:
+          asked: What somebody said; returned as it is.
+          secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
+
+        Returns:
+          All clients of the run for a secure sum whose number of clients is drawn at random: a
+          refused round would tell that its batch was larger than this. None for the default of
+          ``integer_sums`` else.
+        """
+        scheme = self.sampling
+        is_random = scheme is not None and scheme.has_random_sizes
+        if asked is not None or not is_random or secure_aggregation_bits is None:
+            return asked
+        return scheme.largest_cohort
+
     def _check_stated(self, found: float) -> None:
         """Raises ValueError if it is stated to have more noise than was found."""
         if self.noise_multiplier > found * (1.0 + _TOLERANCE):

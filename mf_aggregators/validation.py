@@ -1,10 +1,11 @@
 """Checks of arguments and input, with messages that say what was found and what was expected."""
 
+import enum
 import json
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
 
 # The most characters of a value in a message.
 _MOST_SHOWN = 80
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
 def shown(value: Any) -> str:
@@ -236,3 +239,35 @@ def parsed_json(
         return json.loads(text, object_pairs_hook=object_pairs_hook)  # noqa: TID251
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None
+
+
+def of_float32(value: float, name: str) -> float:
+    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
+
+    Args:
+      value: The number.
+      name: What to call it in the message.
+    """
+    number = positive_number(value, name)
+    limits = np.finfo(np.float32)
+    if not limits.tiny <= number <= limits.max:
+        raise ValueError(
+            f"{name} must be between {limits.tiny:.1e} and {limits.max:.1e}, found {number}: "
+            "outside, float32 arithmetic would lose it."
+        )
+    return number
+
+
+def member(kind: type[_Enum], name: str, argument: str) -> _Enum:
+    """Returns the member of an enumeration that has a value, or raises ValueError.
+
+    Args:
+      kind: The enumeration.
+      name: The value.
+      argument: What to call it in the message.
+    """
+    try:
+        return kind(name)
+    except ValueError:
+        names = ", ".join(repr(each.value) for each in kind)
+        raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None

@@ -23,10 +23,11 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.tff import tensor_streams
-from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.tensor_streams import NoiseOptions
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -133,7 +134,7 @@ def test_a_row_of_noise_from_checkpoint_to_model(storage: str, tmp_path: pathlib
     assert np.std(released) > 0.1
     listed = _listed("a row of noise, from checkpoint to model")
     assert len(listed) <= 9
-    on_disk = {"tff/rows_on_disk.py", "tff/noise_directory.py", "tff/noise_files.py"}
+    on_disk = {"tff/rows_on_disk.py", "noise/noise_directory.py", "tff/noise_files.py"}
     if storage == "state":
         assert found == listed
     else:

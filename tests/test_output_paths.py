@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import checkpoints, factorizations
-from mf_aggregators.tff import noise_directory
+from mf_aggregators.noise import noise_directory
 from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from tests import console_commands
 from tests.refusals import refuses

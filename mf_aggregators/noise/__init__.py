@@ -10,6 +10,7 @@ __all__ = [
     "NoiseStorage",
     "costs",
     "integer_rows",
+    "noise_directory",
     "recursions",
     "streams",
 ]

@@ -367,10 +367,21 @@ class IntegerRows:
         for start in range(0, len(z), _COORDINATES_AT_ONCE):
             part = slice(start, start + _COORDINATES_AT_ONCE)
             before = history[:, part]
-            earlier = np.rint(self.normalised.earlier(i, before) * self.row_to_z).astype(np.int64)
-            row[part] = (z[part] + earlier + (1 << (self.shift - 1))) >> self.shift
+            row[part] = self.integer_row(
+                z[part], self.normalised.earlier(i, before) * self.row_to_z
+            )
             history[:, part] = self.normalised.following(i, before, z[part], row[part])
         return row, NoiseState(i + 1, history)
+
+    def integer_row(self, z: IntArray, earlier: FloatArray) -> IntArray:
+        """Returns (...) int64: a row in steps of ``steps``.
+
+        Args:
+          z: (...) int64: the round's row of Z, in its steps.
+          earlier: (...) float64: what earlier rounds add, in steps of Z.
+        """
+        sums = z + np.rint(earlier).astype(np.int64) + (1 << (self.shift - 1))
+        return np.asarray(sums >> self.shift)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

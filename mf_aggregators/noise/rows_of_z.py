@@ -24,6 +24,7 @@ blocks of its own, and the j-th tie of the tile has the j-th group of words in i
 """
 
 import enum
+import hashlib
 import math
 
 import numpy as np
@@ -83,6 +84,24 @@ class NoiseSource(enum.Enum):
 
 # The source of a run that names none.
 DEFAULT_SOURCE = NoiseSource.CHACHA20
+
+
+class FixedSeedWarning(UserWarning):
+    """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
+
+
+def seed_of(number: int) -> IntArray:
+    """Returns the (2,) int64 seed of a number that was given, for tests: of all of its digits.
+
+    Args:
+      number: A non-negative integer of any size.
+
+    Raises:
+      ValueError: If it is none.
+    """
+    number = validation.integer_at_least(number, 0, "seed")
+    digest = hashlib.sha256(f"mf_aggregators seed {number}".encode()).digest()
+    return np.frombuffer(digest, "<i8", count=2).astype(np.int64)
 
 
 def random_blocks(

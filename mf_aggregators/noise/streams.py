@@ -26,7 +26,7 @@ from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 
 # The floating-point dtypes of models, and what noise for them is computed in.
-_NOISE_DTYPES = {
+NOISE_DTYPES = {
     "bfloat16": "float32",
     "float16": "float32",
     "float32": "float32",
@@ -165,31 +165,51 @@ def rows(
 
 def _described(template: Any) -> tuple[Any, RowLayout]:
     """The template with positions for its arrays, and the arrays' shapes and noise dtypes."""
-    shapes: list[tuple[int, ...]] = []
-    dtypes: list[str] = []
+    tensors = [tensor_of(leaf) for leaf in leaves_of(template)]
+    structure = in_structure(template, range(len(tensors)))
+    shapes = tuple(shape for shape, _ in tensors)
+    return structure, RowLayout(shapes, tuple(NOISE_DTYPES[name] for _, name in tensors))
 
-    def position_of(leaf: Any) -> int:
-        # Arrays of other frameworks and plain specifications have these two as well.
-        array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
-        name = getattr(array.dtype, "name", str(array.dtype))
-        if name not in _NOISE_DTYPES:
-            raise TypeError(
-                f"noise can be added to {', '.join(_NOISE_DTYPES)} arrays, found one of dtype "
-                f"{name} and shape {tuple(array.shape)}: leave integers and flags out of what "
-                "is aggregated, or cast them."
-            )
-        shapes.append(tuple(int(size) for size in array.shape))
-        dtypes.append(_NOISE_DTYPES[name])
-        return len(shapes) - 1
 
-    structure = _mapped(position_of, template)
-    return structure, RowLayout(tuple(shapes), tuple(dtypes))
+def leaves_of(nest: Any) -> list[Any]:
+    """Returns the arrays of a nest, in the order of ``tf.nest``: dicts by sorted keys."""
+    leaves: list[Any] = []
+    _mapped(leaves.append, nest)
+    return leaves
+
+
+def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
+    """Returns a nest with other leaves.
+
+    Args:
+      nest: The nest.
+      leaves: As many as it has, in the order of :func:`leaves_of`.
+    """
+    following = iter(leaves)
+    return _mapped(lambda _: next(following), nest)
+
+
+def tensor_of(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Returns the shape and the name of the dtype of an array, or of anything that has both.
+
+    Raises:
+      TypeError: If the dtype is not float64, float32, float16 or bfloat16.
+    """
+    # Arrays of other frameworks and plain specifications have these two as well.
+    array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
+    name = getattr(array.dtype, "name", str(array.dtype)).removeprefix("torch.")
+    if name not in NOISE_DTYPES:
+        raise TypeError(
+            f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
+            f"{name} and shape {tuple(array.shape)}: leave integers and flags out of what "
+            "is aggregated, or cast them."
+        )
+    return tuple(int(size) for size in array.shape), name
 
 
 def _nested(structure: Any, layout: RowLayout, flats: Sequence[FloatArray]) -> Any:
     """A row in the template's structure, from the flat vector of each segment."""
-    arrays = layout.tensors(flats)
-    return _mapped(lambda position: arrays[position], structure)
+    return in_structure(structure, layout.tensors(flats))
 
 
 def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:

@@ -6,7 +6,6 @@ __all__ = [
     "compatibility",
     "declared_participation",
     "dp_query",
-    "noise_directory",
     "processes",
     "tensor_rows",
     "tensor_streams",

@@ -20,32 +20,13 @@ import dp_accounting
 import tensorflow as tf
 
 from mf_aggregators import adaptive_clip, validation
-from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
+from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import compatibility, dp_query, grid, tensor_streams
 from mf_aggregators.tff.dp_query import GlobalState, MatrixFactorizationSumQuery, SampleState
-from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.tensor_streams import NoiseParts
-
-
-class ClipState(NamedTuple):
-    """The clip norm between rounds, and what it follows from: functions of what was released.
-
-    Attributes:
-      norm: float64 scalar: the clip norm of the next round.
-      released_norm: float64 scalar: that of the last round; before the first one, the first's.
-      released_fraction: float64 scalar: the noisy fraction of clients of the last round whose
-        norm was at most its clip norm; NaN before the first one.
-      fraction_sum: float64 scalar: the sum of the fractions since the norm changed.
-      num_fractions: int64 scalar: how many these are.
-    """
-
-    norm: Any
-    released_norm: Any
-    released_fraction: Any
-    fraction_sum: Any
-    num_fractions: Any
 
 
 class AdaptiveState(NamedTuple):
@@ -118,11 +99,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         self._split = adaptive_clip.split_noise(
             multiplier, clip.clipped_count_stddev_for(multiplier, self._clients)
         )
-        for bound, name in zip(clip.bounds, ("smallest_norm", "largest_norm"), strict=True):
-            dp_query.of_float32(bound, name)
-            if multiplier > 0.0:
-                noise_stddev = bound * self._split.update_noise_multiplier
-                dp_query.of_float32(noise_stddev, f"the noise at {name}")
+        adaptive_clip.check_float32(clip, self._split)
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
         self._mechanism = MatrixFactorizationSumQuery(
             recursion,
@@ -173,17 +150,17 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
 
         As MatrixFactorizationSumQuery does. The next state has the norm of the next round.
         """
-        released, mechanism, event = self._mechanism.get_noised_result(
-            sample_state, global_state.mechanism
-        )
-        *records, indicators = tf.nest.flatten(released)
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
-        scaled = [
-            tf.cast(record * norm, tensor_streams.noise_dtype(spec.dtype))
+        released, mechanism, event = self._mechanism.scaled_result(
+            sample_state, global_state.mechanism, [*(norm for _ in self._specs), tf.ones_like(norm)]
+        )
+        *records, indicators = tf.nest.flatten(released)
+        narrowed = [
+            tf.cast(record, tensor_streams.noise_dtype(spec.dtype))
             for record, spec in zip(records, self._specs, strict=True)
         ]
-        result = tf.nest.pack_sequence_as(sample_state.steps[0], scaled)
+        result = tf.nest.pack_sequence_as(sample_state.steps[0], narrowed)
         fraction = adaptive_clip.HALF + indicators / (self._split.indicator_weight * self._clients)
         return result, AdaptiveState(self._next(global_state.clip, fraction), mechanism), event
 
@@ -194,7 +171,9 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         is_due = tf.equal(number, period)
         error = total / period - self._clip.target_unclipped_quantile
         smallest, largest = self._clip.bounds
-        moved = clip.norm * tf.exp(-self._clip.learning_rate * error)
+        most = tf.constant(adaptive_clip.largest_exponent(self._clip), tf.float64)
+        exponent = tf.minimum(tf.maximum(-self._clip.learning_rate * error, -most), most)
+        moved = clip.norm * adaptive_clip.exponential(exponent)
         moved = tf.minimum(tf.maximum(moved, smallest), largest)
         return ClipState(
             norm=tf.where(is_due, moved, clip.norm),

@@ -8,11 +8,12 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import checkpoints, validation
+from mf_aggregators import checkpoints, integer_sums, validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE
@@ -27,7 +28,7 @@ from mf_aggregators.tff import (
 )
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
-from mf_aggregators.tff.grid import IntegerSumFactory, IntegerSums, SecureIntegerSumFactory
+from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
 from mf_aggregators.tff.tensor_streams import Continued, NoiseOptions, NoiseParts
 
 
@@ -344,10 +345,7 @@ def mf_dp_aggregator(
                 "a Mechanism has its participation and noise multiplier: leave out participation= "
                 "and noise_multiplier=."
             )
-        scheme = mechanism.sampling
-        if scheme is not None and scheme.has_random_sizes and secure_aggregation_bits is not None:
-            # A refused round would tell that its batch was larger than this.
-            largest_cohort = scheme.largest_cohort if largest_cohort is None else largest_cohort
+        largest_cohort = mechanism.largest_cohort(largest_cohort, secure_aggregation_bits)
         made = mechanism
     elif isinstance(mechanism, (Factorization, str, os.PathLike)):
         if participation is None or noise_multiplier is None:
@@ -371,6 +369,6 @@ def mf_dp_aggregator(
         clients_per_round,
         seed,
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
-        grid.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
+        integer_sums.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
         allow_no_noise,
     )

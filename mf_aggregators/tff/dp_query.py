@@ -1,11 +1,9 @@
 """A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
 
 import collections
-import functools
-import hashlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -14,9 +12,11 @@ import tensorflow as tf
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
+from mf_aggregators.integer_sums import IntegerSums
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
     compatibility,
@@ -26,12 +26,7 @@ from mf_aggregators.tff import (
     tensor_streams,
 )
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
-from mf_aggregators.tff.grid import IntegerSums
 from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
-
-
-class FixedSeedWarning(UserWarning):
-    """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
 
 
 class GlobalState(NamedTuple):
@@ -122,10 +117,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             roundings would take a tenth of the noise, or there are more than 2^40 numbers of
             noise in all rounds together, which is what guarantees are stated for.
         """
-        self._l2_norm_clip = of_float32(l2_norm_clip, "l2_norm_clip")
+        self._l2_norm_clip = validation.of_float32(l2_norm_clip, "l2_norm_clip")
         self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
         if self._noise_stddev > 0.0:
-            of_float32(self._noise_stddev, "noise_stddev")
+            validation.of_float32(self._noise_stddev, "noise_stddev")
         recursion = drawn_recursion(recursion, self._noise_stddev)
         self._structure, self._specs = specs, checked_specs(specs)
         if self._noise_stddev > 0.0:
@@ -143,6 +138,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             )
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
+        self._unit = self._l2_norm_clip / self._sums.steps_per_clip_norm
         num_parameters = size_of_row(self._specs)
         self._sums.check_rounding(num_parameters)
         if self._noise_stddev > 0.0:
@@ -153,7 +149,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 largest_cohort=self._sums.largest_cohort,
             )
         self._fixed_seed = seed
-        self._entropy = os.urandom(16) if seed is None else _digest(seed)
+        self._entropy = os.urandom(16) if seed is None else rows_of_z.seed_of(seed).tobytes()
         self._name = os.urandom(16)
 
     def initial_global_state(self) -> GlobalState:
@@ -220,19 +216,41 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           TypeError: If the sum is not one of int64.
           ValueError: If it has other tensors than the records of the query.
         """
+        scales = [tf.ones([], tf.float64) for _ in self._specs]
+        return self.scaled_result(sample_state, global_state, scales)
+
+    def scaled_result(
+        self, sample_state: SampleState, global_state: GlobalState, scales: Sequence[tf.Tensor]
+    ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
+        """Returns what :meth:`get_noised_result` does, times numbers that were known before.
+
+        Args:
+          sample_state: The sum.
+          global_state: The state.
+          scales: A float64 scalar for each tensor.
+
+        Raises:
+          TypeError: As there.
+          ValueError: As there.
+        """
         noise_state = global_state.noise
-        noise, step, next_noise_state = self._noise.next_row(noise_state)
-        sums = self._checked_sums(sample_state)
-        clip_norm, per_clip_norm = global_state.l2_norm_clip, self._sums.steps_per_clip_norm
-        to_floats = functools.partial(
-            grid.to_floats, clip_norm=clip_norm, steps_per_clip_norm=per_clip_norm
+        # Numbers of the query come from tables: TensorFlow's optimizer would multiply a constant
+        # with other numbers than is written here, which changes last bits.
+        noise, step, next_noise_state = self._noise.next_row(noise_state, self._noise_stddev or 1.0)
+        unit = tf.gather(
+            tf.constant(np.full(self._noise.recursion.num_rounds, self._unit)),
+            next_noise_state.round_index - 1,
         )
+        sums = self._checked_sums(sample_state)
         if self._noise_stddev == 0.0:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
                 noised = [
-                    tf.cast(to_floats(steps), tensor_streams.noise_dtype(spec.dtype))
-                    for steps, spec in zip(sums, self._specs, strict=True)
+                    tf.cast(
+                        tf.cast(steps, tf.float64) * (unit * scale),
+                        tensor_streams.noise_dtype(spec.dtype),
+                    )
+                    for steps, spec, scale in zip(sums, self._specs, scales, strict=True)
                 ]
         else:
             if self._record is not None:
@@ -240,13 +258,12 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     noise_state.stream,
                     noise_state.round_index,
                     sums,
-                    unit=clip_norm / per_clip_norm,
+                    unit=unit,
                     clip_norm=self._l2_norm_clip,
                 )
-            step *= self._noise_stddev
             noised = [
-                _released(steps, to_floats, row, step, tensor_streams.noise_dtype(spec.dtype))
-                for steps, row, spec in zip(sums, noise, self._specs, strict=True)
+                _released(steps, unit, row, step, scale, tensor_streams.noise_dtype(spec.dtype))
+                for steps, row, spec, scale in zip(sums, noise, self._specs, scales, strict=True)
             ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
         next_state = global_state._replace(noise=next_noise_state)
@@ -275,23 +292,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
         """Returns the number of rounds that have been released; never the seed or noise."""
         return collections.OrderedDict(rounds_released=global_state.noise.round_index)
-
-
-def of_float32(value: float, name: str) -> float:
-    """Returns a positive number that float32 can hold at full precision, or raises ValueError.
-
-    Args:
-      value: The number.
-      name: What to call it in the message.
-    """
-    number = validation.positive_number(value, name)
-    limits = np.finfo(np.float32)
-    if not limits.tiny <= number <= limits.max:
-        raise ValueError(
-            f"{name} must be between {limits.tiny:.1e} and {limits.max:.1e}, found {number}: "
-            "outside, float32 arithmetic would lose it."
-        )
-    return number
 
 
 def drawn_recursion(recursion: NoiseRecursion, noise_stddev: float) -> NoiseRecursion:
@@ -385,17 +385,19 @@ def _listed(shapes: list[tf.TensorShape]) -> str:
 
 def _released(
     sums: tf.Tensor,
-    to_floats: Callable[[tf.Tensor], tf.Tensor],
+    unit: tf.Tensor,
     row: tf.Tensor,
     step: tf.Tensor,
+    scale: tf.Tensor,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """A sum and a row of noise, each in steps of its own, as a tensor of a floating-point type."""
+    """A sum and a row of noise, each in steps of its own, as floats of a type, times a scale."""
 
     def add(sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         # All that follows is a function of these integers, whatever it rounds.
-        released = tf.cast(tf.round(to_floats(sums) / step), tf.int64) + tf.cast(row, tf.int64)
-        return tf.cast(tf.cast(released, tf.float64) * step, dtype)
+        of_sums = tf.cast(tf.round(tf.cast(sums, tf.float64) * unit / step), tf.int64)
+        released = of_sums + tf.cast(row, tf.int64)
+        return tf.cast(tf.cast(released, tf.float64) * (step * scale), dtype)
 
     return _map_tiles(add, dtype, sums, row)
 
@@ -405,12 +407,6 @@ def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
     full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
     microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
     return tf.bitwise.bitwise_xor(integers, full_range + microseconds)
-
-
-def _digest(seed: int) -> bytes:
-    """128 bits that depend on all digits of an integer of any size."""
-    seed = validation.integer_at_least(seed, 0, "seed")
-    return hashlib.sha256(f"mf_aggregators seed {seed}".encode()).digest()[:16]
 
 
 def _map_tiles(

@@ -8,25 +8,23 @@ cheaper, and :func:`make` takes that one.
 """
 
 import dataclasses
-import enum
 import os
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy.linalg
 import tensorflow as tf
 
-from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, rows_of_z
+from mf_aggregators import validation
+from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory, rows_of_z
 from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.tff import noise_directory, processes, rows_on_disk
+from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.noise_files import ReleaseRecord
 from mf_aggregators.tff.tensor_rows import RowsInState
-
-_Enum = TypeVar("_Enum", bound=enum.Enum)
 
 # The coordinates of rows that are drawn to be compared with C, and the seed of these rows alone.
 _COORDINATES_COMPARED = 4
@@ -132,15 +130,18 @@ class TensorNoise:
         noise_format = tf.constant(NOISE_FORMAT, tf.int64)
         return NoiseState(noise_format, tf.zeros([], tf.int64), seed, stream, kept)
 
-    def next_row(self, state: NoiseState) -> tuple[list[tf.Tensor], tf.Tensor, NoiseState]:
+    def next_row(
+        self, state: NoiseState, stddev: float = 1.0
+    ) -> tuple[list[tf.Tensor], tf.Tensor, NoiseState]:
         """Returns the state's row of C^-1 Z as integers, their step, and the next state.
 
         Args:
           state: What :meth:`initial_state` or the last call returned.
+          stddev: The standard deviation of Z.
 
         Returns:
-          An int32 tensor for each spec, the row's step at unit variance of Z (float64 scalar, not
-          zero), and the state for the next round. Running the graph fails with
+          An int32 tensor for each spec, the row's step at this standard deviation (float64 scalar,
+          not zero), and the state for the next round. Running the graph fails with
           InvalidArgumentError if the mechanism has no more rounds.
         """
         i = self._checked_round(state)
@@ -155,7 +156,7 @@ class TensorNoise:
             for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
                 row[position] = tf.reshape(tensor, shape)
         kept = tuple(histories) if state.history else state.history
-        step = tf.gather(tf.constant(self.store.rows.steps), i)
+        step = tf.gather(tf.constant(self.store.rows.steps * stddev), i)
         return row, step, state._replace(round_index=i + 1, history=kept)
 
     def _checked_round(self, state: NoiseState) -> tf.Tensor:
@@ -222,9 +223,9 @@ class NoiseOptions:
           ValueError: If a name is not known.
         """
         return cls(
-            _by_name(NoiseStorage, storage, "noise_storage"),
+            validation.member(NoiseStorage, storage, "noise_storage"),
             directory,
-            _by_name(NoiseSource, source, "noise_source"),
+            validation.member(NoiseSource, source, "noise_source"),
         )
 
 
@@ -382,11 +383,3 @@ def _cost(
             "noise_storage='disk'."
         )
     return cost
-
-
-def _by_name(kind: type[_Enum], name: str, argument: str) -> _Enum:
-    try:
-        return kind(name)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in kind)
-        raise ValueError(f"{argument} must be one of {names}, found {name!r}.") from None

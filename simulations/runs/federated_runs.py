@@ -25,12 +25,11 @@ from absl import flags
 from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.noise import NOISE_FORMAT
+from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.tff import noise_directory
 from simulations.devices import availability, device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import planned_runs, round_records, run_config, run_directory

@@ -16,9 +16,9 @@ import tensorflow_federated as tff
 
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import compatibility
-from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import run_directory, run_figures, training_loop
 from simulations.runs.planned_runs import Run

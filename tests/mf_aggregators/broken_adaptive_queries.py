@@ -4,7 +4,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from mf_aggregators.tff import grid
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery, AdaptiveState
 
 
@@ -15,8 +14,7 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
         """As the intact query, but for what is broken."""
         result, state, event = super().get_noised_result(sample_state, global_state)
         exact = [
-            grid.to_floats(steps, self._split.vector_norm, grid.STEPS_PER_CLIP_NORM)
-            * global_state.clip.norm
+            tf.cast(steps, tf.float64) * self._mechanism._unit * global_state.clip.norm
             for steps in sample_state.steps[0]
         ]
         ratio = state.clip.norm / global_state.clip.norm
@@ -45,9 +43,7 @@ class IndicatorWithoutNoise(AdaptiveClipSumQuery):
         return result, state._replace(clip=clip), event
 
     def _exact(self, sample_state: Any) -> tf.Tensor:
-        weighted = grid.to_floats(
-            sample_state.steps[1], self._split.vector_norm, grid.STEPS_PER_CLIP_NORM
-        )
+        weighted = tf.cast(sample_state.steps[1], tf.float64) * self._mechanism._unit
         return 0.5 + weighted / (self._split.indicator_weight * self._clients)
 
 

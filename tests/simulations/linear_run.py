@@ -20,9 +20,8 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import atomic_files
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
 from mf_aggregators.participation import MinSeparation, Participation
-from mf_aggregators.tff.dp_query import FixedSeedWarning
 from simulations.runs import training_loop
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore

@@ -218,15 +218,15 @@ def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(
     """And it measures nothing of its clients."""
     import tensorflow_federated as tff
 
-    from mf_aggregators.tff import grid
+    from mf_aggregators import integer_sums
 
     before = tff.framework.get_context_stack().current
     outputs = {"secure": tmp_path / "secure", "open": tmp_path / "open"}
-    whole = grid.integer_sums
+    whole = integer_sums.integer_sums
     for name, output in outputs.items():
         if name == "open":
             monkeypatch.setattr(
-                grid,
+                integer_sums,
                 "integer_sums",
                 lambda bits, *others: dataclasses.replace(whole(32, *others), is_secure=False),
             )

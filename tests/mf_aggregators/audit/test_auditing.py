@@ -24,6 +24,7 @@ from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statist
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -31,7 +32,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.tff import tensor_rows
-from mf_aggregators.tff.dp_query import FixedSeedWarning
 from tests.mf_aggregators import broken_clipping
 from tests.refusals import refuses
 

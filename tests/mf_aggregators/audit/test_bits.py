@@ -17,7 +17,6 @@ import mf_aggregators as mfa
 from mf_aggregators.audit import Claim, audit_bits
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import grid
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
@@ -95,9 +94,8 @@ def _with_floats(
 ) -> tuple[Any, Any, dp_accounting.DpEvent]:
     """Adds noise to the sum in the tensors' own floats, before anything is an integer."""
     rows, step, noise_state = query._noise.next_row(global_state.noise)
-    clip_norm, per_clip_norm = global_state.l2_norm_clip, query._sums.steps_per_clip_norm
     noised = [
-        tf.cast(grid.to_floats(steps, clip_norm, per_clip_norm), spec.dtype)
+        tf.cast(tf.cast(steps, tf.float64) * query._unit, spec.dtype)
         + tf.cast(tf.cast(row, tf.float64) * step * query._noise_stddev, spec.dtype)
         for steps, row, spec in zip(
             tf.nest.flatten(sample_state.steps), rows, query._specs, strict=True

@@ -29,13 +29,13 @@ from mf_aggregators.factorizations import (
     optimal,
     toeplitz,
 )
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.tff.dp_query import FixedSeedWarning
 from mf_aggregators.workloads import Workload
 from simulations.workers import quiet
 from tests.refusals import refuses

@@ -17,10 +17,12 @@ import tensorflow_privacy as tfp
 from mf_aggregators import adaptive_clip, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.integer_sums import STEPS_PER_CLIP_NORM
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.tff import adaptive_query, declared_participation, dp_query, grid
+from mf_aggregators.tff import adaptive_query, declared_participation, dp_query
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -127,8 +129,8 @@ def test_no_vector_is_longer_than_the_noise_is_for(
     )
     sums = query.preprocess_record(params, _record(entries))
     steps = np.concatenate([np.ravel(each) for each in tf.nest.flatten(sums.steps)])
-    assert sum(int(step) ** 2 for step in steps) <= grid.STEPS_PER_CLIP_NORM**2
-    vector = steps * query._split.vector_norm / grid.STEPS_PER_CLIP_NORM
+    assert sum(int(step) ** 2 for step in steps) <= STEPS_PER_CLIP_NORM**2
+    vector = steps * query._split.vector_norm / STEPS_PER_CLIP_NORM
     record = np.array(_flat(_record(entries)))
     if not np.all(np.isfinite(record)):
         assert not np.any(steps)

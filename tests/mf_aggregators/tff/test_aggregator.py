@@ -20,10 +20,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators import integer_sums
 from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.noise import recursions
-from mf_aggregators.tff import declared_participation, grid, processes
-from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.tff import declared_participation, processes
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
 from simulations.workers import quiet
 from tests.examples import examples
@@ -274,10 +276,12 @@ def _check_secure_sum(
         **chosen,
     }
     secure = _process(_NEST, **chosen)
-    whole = grid.integer_sums
+    whole = integer_sums.integer_sums
     with monkeypatch.context() as patched:
         patched.setattr(
-            grid, "integer_sums", lambda *args: dataclasses.replace(whole(*args), is_secure=False)
+            integer_sums,
+            "integer_sums",
+            lambda *args: dataclasses.replace(whole(*args), is_secure=False),
         )
         in_the_open = _process(_NEST, **chosen)
     states = [secure.initialize(), in_the_open.initialize()]
@@ -308,7 +312,7 @@ def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPat
 )
 def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: int) -> None:
     clients = min(row.clients for row in secure_sum_table.rows() if row.bits == bits)
-    steps = grid.integer_sums(bits, clients, clients).steps_per_clip_norm
+    steps = integer_sums.integer_sums(bits, clients, clients).steps_per_clip_norm
     process = _process(
         tff.TensorType(np.float64, [3]),
         factorization=mfa.factorizations.identity(1),

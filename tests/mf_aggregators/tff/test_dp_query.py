@@ -14,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import dp_accounting
 import tensorflow as tf
 
-from mf_aggregators import AdaptiveClip, mf_dp_aggregator, workloads
+from mf_aggregators import AdaptiveClip, integer_sums, mf_dp_aggregator, workloads
 from mf_aggregators.factorizations import (
     DenseFactorization,
     Factorization,
@@ -22,14 +22,14 @@ from mf_aggregators.factorizations import (
     identity,
     optimal,
 )
+from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import IndependentNoise
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
 from mf_aggregators.participation import SingleParticipation
-from mf_aggregators.tff import dp_query, grid, tensor_streams
-from mf_aggregators.tff.dp_query import FixedSeedWarning, MatrixFactorizationSumQuery
-from mf_aggregators.tff.grid import IntegerSums
+from mf_aggregators.tff import dp_query, tensor_streams
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.tensor_streams import NoiseOptions
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
@@ -174,7 +174,7 @@ def test_half_precision_is_summed_without_loss(dtype: tf.DType) -> None:
 
 
 def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
-    query = _query(identity(3), 1.0, sums=grid.integer_sums(24, 2, 2), specs=_FOUR)
+    query = _query(identity(3), 1.0, sums=integer_sums.integer_sums(24, 2, 2), specs=_FOUR)
     record = [tf.ones([4])]
     state = query.initial_global_state()
     params = query.derive_sample_params(state)
@@ -189,7 +189,7 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
 
 def test_a_grid_that_is_too_coarse_is_refused() -> None:
     with refuses("secure_aggregation_bits"):
-        _query(identity(3), 1.0, sums=grid.integer_sums(24, 2**19, 2**19), specs=_FOUR)
+        _query(identity(3), 1.0, sums=integer_sums.integer_sums(24, 2**19, 2**19), specs=_FOUR)
 
 
 @pytest.mark.parametrize("stddev", [1e-46, 1e39])

@@ -16,7 +16,7 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import NoiseStorage
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -24,7 +24,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.tff import declared_participation, tensor_streams
-from mf_aggregators.tff.dp_query import FixedSeedWarning
 from mf_aggregators.tff.tensor_streams import NoiseOptions
 from tests.refusals import refuses
 

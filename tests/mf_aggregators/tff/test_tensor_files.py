@@ -11,7 +11,8 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.tff import noise_directory, noise_files
+from mf_aggregators.noise import noise_directory
+from mf_aggregators.tff import noise_files
 
 _NUMBER = 12345
 _TENSOR = np.array([1.5, -2.25, np.pi], np.float32)

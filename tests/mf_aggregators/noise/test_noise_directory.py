@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mf_aggregators.tff import noise_directory
+from mf_aggregators.noise import noise_directory
 from tests.refusals import refuses
 
 _SPARE = 64 << 20
@@ -101,7 +101,7 @@ def test_paths_that_graphs_take_for_patterns_are_refused(
 
 _SCRIPT = """
 import pathlib, sys
-from mf_aggregators.tff import noise_directory
+from mf_aggregators.noise import noise_directory
 parent = pathlib.Path(sys.argv[1])
 directory = noise_directory.open_directory(None)
 (directory / "deep").mkdir()

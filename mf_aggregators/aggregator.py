@@ -1,0 +1,582 @@
+"""The aggregator in NumPy, without TensorFlow: what ``mf_dp_aggregator`` releases, bit for bit.
+
+    aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=100)
+    state = aggregator.initialize()
+    state, release = aggregator.next(state, updates)
+
+``updates`` is an iterable of one structure of arrays for each client (dicts, lists, tuples and
+named tuples of arrays, whichever framework makes them), of which one at a time is in memory.
+``release`` has the structure of the first: (the sum of the clipped updates + row i of
+``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round (BandMF Alg. 1).
+
+The same seed and updates give the same integers as in the graphs of ``tff``, and the same bits of
+what is released. So each of the two is a test of the other, and this one says in plain operations
+what is done. A framework that adds up by itself (a secure sum, for one) takes the two halves of
+``next``: :meth:`Aggregator.record` on each client, and :meth:`Aggregator.release` on the sum.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import secrets
+import warnings
+import zipfile
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mf_aggregators import adaptive_clip, atomic_files, integer_sums, validation
+from mf_aggregators.accounting import gaussian
+from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
+from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.errors import Error
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.noise import NOISE_FORMAT, rows_of_z, streams
+from mf_aggregators.noise import noise_directory as noise_directories
+from mf_aggregators.noise.costs import Blocks, NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
+from mf_aggregators.noise.recursions import IndependentNoise, NoiseState
+from mf_aggregators.noise.rows_in_files import RowsInFiles
+from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
+
+# Two matrices are one if they do the same to a vector, to so much of its largest number.
+_TOLERANCE = 1e-9
+# Files of this format are never mistaken for those of another.
+_STATE_FORMAT = 1
+
+# The shape and the dtype's name of each array of an update.
+_Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+
+
+class ReleaseError(Error, RuntimeError):
+    """A round that must not be released; nothing was, and the state is as it was."""
+
+
+class StateError(Error, ValueError):
+    """A file that holds no state that a run can go on from."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AggregatorState:
+    """Where a run stands between rounds. A value: no round changes it.
+
+    Attributes:
+      round_index: The round that comes next, from 0.
+      seed: (2,) int64: the secret that all noise follows from.
+      stream: (2,) int64: the name of the stream of noise, which is not secret.
+      tensors: The shape and the dtype's name of each array of an update, in the order of
+        ``noise.streams``; None before the first update, where no template was given.
+      histories: What rows need of earlier rounds, where they are kept in memory.
+      clip: The clip norm that adapts; None for a constant one.
+    """
+
+    round_index: int
+    seed: IntArray = dataclasses.field(repr=False)
+    stream: IntArray
+    tensors: _Tensors | None
+    histories: tuple[NoiseState, ...] = dataclasses.field(repr=False)
+    clip: ClipState | None
+
+
+class Aggregator:
+    """Clips updates, adds them up in integers, adds the round's row of noise, and averages.
+
+    It holds no state of a run but a record of what each round's noise was added to, so that a round
+    that is repeated from an older state is refused with other updates: the difference of two sums
+    under one row would have no noise. With a noise directory, the record outlives the process.
+
+    The state has the secret seed. Whoever can read it can subtract the noise.
+
+    Attributes of interest to a run that states its guarantee: ``mechanism``.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        clip_norm: float | AdaptiveClip,
+        clients_per_round: float,
+        *,
+        template: Any = None,
+        seed: int | None = None,
+        noise_storage: str = NoiseStorage.STATE.value,
+        noise_directory: str | os.PathLike[str] | None = None,
+        noise_source: str = DEFAULT_SOURCE.value,
+        secure_aggregation_bits: int | None = None,
+        largest_cohort: int | None = None,
+        allow_no_noise: bool = False,
+    ) -> None:
+        """Creates the aggregator.
+
+        Args:
+          mechanism: What the run's guarantee is about. Nothing here draws clients: where it has a
+            sampling scheme, every round takes those whom ``scheme.sampler(seed)`` draws, in secret.
+          clip_norm: The L2 norm to which each client's whole update is clipped: a number, or how
+            it adapts.
+          clients_per_round: What the noisy sum is divided by, fixed in advance: the cohort size.
+          template: A structure like an update, of arrays or of anything with a shape and a dtype.
+            None takes that of the first update.
+          seed: For tests only: an integer that all noise follows from, with a warning. None draws
+            a fresh secret from the operating system.
+          noise_storage: Where rows that later ones follow from are kept: "state", in memory, or
+            "disk", in files below ``noise_directory``.
+          noise_directory: A private directory for rows and the record of what was released; None
+            for a temporary one where rows need one.
+          noise_source: What random bits come from: "chacha20" or "philox".
+          secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62; None for
+            64 in the open.
+          largest_cohort: The most updates of a sum, as for ``mf_dp_aggregator``.
+          allow_no_noise: Whether ``noise_multiplier`` may be zero, which protects nobody.
+
+        Raises:
+          TypeError: If an argument has the wrong type.
+          ValueError: If a number is out of its range, or a directory cannot be used.
+        """
+        if not isinstance(mechanism, Mechanism):
+            raise TypeError(
+                f"mechanism must be a Mechanism, found {validation.shown(mechanism)}: "
+                "mf_aggregators.calibrate or mf_aggregators.load makes one."
+            )
+        if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
+            raise ValueError(
+                "noise_multiplier is 0, which adds no noise and protects nobody: say "
+                "allow_no_noise=True for a run without privacy, to compare with."
+            )
+        self.mechanism = mechanism
+        self._clients = validation.positive_number(clients_per_round, "clients_per_round")
+        self._sums = integer_sums.integer_sums(
+            secure_aggregation_bits,
+            mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
+            clients_per_round,
+        )
+        self._storage = validation.member(NoiseStorage, noise_storage, "noise_storage")
+        if self._storage is NoiseStorage.AUTO:
+            raise ValueError("noise_storage must be 'state' or 'disk' here, found 'auto'.")
+        self._source = validation.member(NoiseSource, noise_source, "noise_source")
+        is_on_disk = self._storage is NoiseStorage.DISK
+        self._directory: pathlib.Path | None = None
+        if noise_directory is not None or is_on_disk:
+            self._directory = noise_directories.open_directory(noise_directory)
+        self._fixed_seed = None if seed is None else rows_of_z.seed_of(seed)
+        if seed is not None:
+            warnings.warn(
+                "a fixed seed makes the noise predictable: use it in tests only.",
+                rows_of_z.FixedSeedWarning,
+                stacklevel=2,
+            )
+        first = mechanism.horizons[0]
+        self._multiplier = first.noise_multiplier
+        self._clip: AdaptiveClip | None = None
+        self._split: NoiseSplit | None = None
+        if isinstance(clip_norm, AdaptiveClip):
+            self._clip = clip_norm
+            self._split = adaptive_clip.split_noise(
+                self._multiplier,
+                clip_norm.clipped_count_stddev_for(self._multiplier, self._clients),
+            )
+            adaptive_clip.check_float32(clip_norm, self._split)
+            self._norm = self._split.vector_norm
+        else:
+            self._norm = validation.of_float32(clip_norm, "clip_norm")
+        recursion = mechanism.noise_recursion()
+        if self._multiplier == 0.0:
+            recursion = IndependentNoise(recursion.num_rounds)
+        else:
+            validation.of_float32(self._multiplier * self._norm, "the noise")
+        is_continued = self._multiplier > 0.0 and mechanism.extends is not None
+        self._rows = (
+            IntegerRows.continuing(first.noise_recursion(), recursion)
+            if is_continued
+            else IntegerRows.of(recursion)
+        )
+        self._blocks = (
+            Blocks.of(recursion, mechanism.factorization.plans if is_continued else ())
+            if is_on_disk
+            else None
+        )
+        self._rounding = Rounding.of(self._rows, self._blocks)
+        self._template = template
+        self._released: dict[tuple[str, int], bytes] = {}
+        if template is not None:
+            self._check_size(_described(template)[1])
+
+    def initialize(self) -> AggregatorState:
+        """Returns the state before the first round, with a fresh secret unless it is fixed."""
+        seed = self._fixed_seed
+        if seed is None:
+            seed = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)
+        clip = None if self._clip is None else self._clip.first_state
+        stream = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)
+        state = AggregatorState(0, seed, stream, None, (), clip)
+        return state if self._template is None else self._for(state, _described(self._template)[1])
+
+    def next(self, state: AggregatorState, updates: Iterable[Any]) -> tuple[AggregatorState, Any]:
+        """Runs a round.
+
+        Args:
+          state: What :meth:`initialize` or the last round returned.
+          updates: One structure of arrays for each client, all of the same shapes and dtypes. They
+            are taken one by one.
+
+        Returns:
+          The next state, and what is released: the noisy mean, in the structure of the first
+          update (of the template, if there is none) and in its dtypes.
+
+        Raises:
+          OSError: If the noise directory cannot be written.
+          ReleaseError: If there is noise for no further round, there are more clients than a sum
+            may have, or the round's noise was added to other updates before.
+          TypeError: If an update has arrays that are not floating point.
+          ValueError: If an update has other tensors than the first.
+        """
+        structure, total, number = self._template, None, 0
+        for update in updates:
+            described = _described(update)[1]
+            if state.tensors is None:
+                state = self._for(state, described)
+            if structure is None:
+                structure = update
+            record = self.record(state, update)
+            total = record if total is None else [a + b for a, b in zip(total, record, strict=True)]
+            number += 1
+        if structure is None or state.tensors is None:
+            raise ValueError(
+                "no update and no template says what is to be released: pass template=."
+            )
+        if total is None:
+            total = [np.zeros(shape, np.int64) for shape, _ in self._vector(state.tensors)]
+        return self.release(state, total, number, structure)
+
+    def record(self, state: AggregatorState, update: Any) -> list[IntArray]:
+        """Returns what a client adds to the sum: its clipped update as integers.
+
+        Args:
+          state: The state before the round. A client needs its clip norm alone.
+          update: Its update.
+
+        Returns:
+          An int64 array for each tensor, and a scalar one for the clipped-count indicator where
+          the clip norm adapts. All zeros if an entry is NaN or infinite.
+
+        Raises:
+          TypeError: If it has arrays that are not floating point.
+          ValueError: If it has other tensors than updates before.
+        """
+        arrays, tensors = _described(update)
+        if state.tensors is not None and tensors != state.tensors:
+            raise ValueError(
+                f"updates have tensors {_listed(state.tensors)}, found {_listed(tensors)}."
+            )
+        if self._split is None or state.clip is None:
+            vector = arrays
+        else:
+            clipped, indicator = integer_sums.clip_with_indicator(arrays, state.clip.norm)
+            vector = [*clipped, np.asarray(indicator * self._split.indicator_weight)]
+        return integer_sums.clip_to_grid(vector, self._norm, self._sums.steps_per_clip_norm)
+
+    def release(
+        self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: Any
+    ) -> tuple[AggregatorState, Any]:
+        """Releases a round whose records were added up elsewhere.
+
+        Args:
+          state: The state before the round.
+          sums: The sum of what :meth:`record` returned for each client: exact, in int64.
+          num_clients: How many clients that were.
+          template: A structure like an update.
+
+        Returns:
+          As :meth:`next` does.
+
+        Raises:
+          OSError: As there.
+          ReleaseError: As there.
+          TypeError: If the sums are not of int64.
+          ValueError: If the sums have other shapes than updates of the template.
+        """
+        number = validation.integer_at_least(num_clients, 0, "num_clients")
+        tensors = _described(template)[1]
+        if state.tensors is None:
+            state = self._for(state, tensors)
+        if tensors != state.tensors:
+            raise ValueError(
+                f"updates have tensors {_listed(state.tensors or ())}, found {_listed(tensors)}."
+            )
+        vector = self._vector(tensors)
+        for array, (shape, _) in zip(sums, vector, strict=True):
+            if array.dtype != np.int64:
+                raise TypeError(f"sums of records must be of int64, found {array.dtype}.")
+            if array.shape != shape:
+                raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
+        i = state.round_index
+        if i >= self.mechanism.num_rounds:
+            raise ReleaseError(
+                f"The factorization has noise for {self.mechanism.num_rounds} rounds, and one more "
+                "round was asked for: its noise row would repeat an earlier one. Stop training, or "
+                "use a factorization for more rounds."
+            )
+        if number > self._sums.largest_cohort:
+            raise ReleaseError(
+                f"More than {self._sums.largest_cohort} clients reported, and the integers that "
+                "their updates are summed in could overflow: nothing is released of this round."
+            )
+        if self._multiplier > 0.0:
+            self._check_released(state, sums)
+        flats, histories = self._next_row(state)
+        rows = _layout(vector).tensors(flats)
+        step = self._rows.steps[i] * self._stddev(vector)
+        clip = state.clip
+        # Noise and sum alike are in units of this round's norm, which was known before it.
+        scales = [1.0] * len(vector) if clip is None else [*([clip.norm] * len(tensors)), 1.0]
+        released = [
+            self._noised(steps, row, step, scale)
+            for steps, row, scale in zip(sums, rows, scales, strict=True)
+        ]
+        if self._clip is not None and self._split is not None and clip is not None:
+            *released, indicators = released
+            weight = self._split.indicator_weight * self._clients
+            clip = self._clip.following(clip, adaptive_clip.HALF + float(indicators) / weight)
+        # As tensorflow-privacy's NormalizedQuery divides.
+        clients = np.float32(self._clients)
+        means = [
+            _divided(array.astype(_noise_dtype(dtype)), clients).astype(dtype)
+            for array, (_, dtype) in zip(released, tensors, strict=True)
+        ]
+        following = dataclasses.replace(state, round_index=i + 1, histories=histories, clip=clip)
+        return following, streams.in_structure(template, means)
+
+    def metrics(self, state: AggregatorState) -> dict[str, float]:
+        """Returns what may be shown of a state: the rounds released, and the clip norm's numbers.
+
+        Args:
+          state: The state after a round.
+
+        Returns:
+          ``rounds_released`` and, where the clip norm adapts, the last round's ``clip_norm`` and
+          ``unclipped_fraction`` and the ``next_clip_norm``: all of them released with noise.
+        """
+        found: dict[str, float] = {"rounds_released": state.round_index}
+        if state.clip is not None:
+            found["clip_norm"] = state.clip.released_norm
+            found["unclipped_fraction"] = state.clip.released_fraction
+            found["next_clip_norm"] = state.clip.norm
+        return found
+
+    def save_state(self, state: AggregatorState, path: str | os.PathLike[str]) -> None:
+        """Writes a state, whole or not at all, for its owner alone: it has the secret seed.
+
+        Args:
+          state: The state.
+          path: The file, by convention ``.npz``.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        described = {
+            "state_format": _STATE_FORMAT,
+            "noise_format": NOISE_FORMAT,
+            "round_index": state.round_index,
+            "mechanism": self.mechanism.horizons[0].to_dict(),
+            "tensors": state.tensors,
+            "source": self._source.value,
+        }
+        arrays = {
+            f"history_{number}": history.history for number, history in enumerate(state.histories)
+        }
+        with atomic_files.writing(path) as file:
+            np.savez(
+                file,
+                described=np.array(json.dumps(described)),
+                seed=state.seed,
+                stream=state.stream,
+                matrix=self._matrix(),
+                clip=np.array([] if state.clip is None else state.clip, np.float64),
+                **arrays,
+            )
+        pathlib.Path(path).chmod(0o600)
+
+    def load_state(self, path: str | os.PathLike[str]) -> AggregatorState:
+        """Reads what :meth:`save_state` wrote, for the same mechanism or one that extends it.
+
+        Args:
+          path: The file.
+
+        Raises:
+          StateError: If it is missing, damaged, of another mechanism or source of random bits, or
+            of a version whose noise is another one.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            described = validation.parsed_json(str(arrays["described"]))
+            i = int(described["round_index"])
+            tensors = described["tensors"]
+            if described["state_format"] != _STATE_FORMAT:
+                raise ValueError("it has another format")
+            first = self.mechanism.horizons[0].to_dict()
+            if described["mechanism"] != first or not np.allclose(
+                arrays["matrix"], self._matrix(), rtol=_TOLERANCE, atol=_TOLERANCE
+            ):
+                raise ValueError("it is of a run of another mechanism")
+            if (described["noise_format"], described["source"]) != (
+                NOISE_FORMAT,
+                self._source.value,
+            ):
+                raise ValueError("its noise is that of another version or source of random bits")
+            if (len(arrays["clip"]) == 0) != (self._clip is None):
+                raise ValueError("its clip norm adapts, or this one's does, and not both")
+            if tensors is not None:
+                tensors = tuple((tuple(shape), str(dtype)) for shape, dtype in tensors)
+            *norms, number = arrays["clip"] if len(arrays["clip"]) else (0.0,)
+            state = AggregatorState(
+                i,
+                rows_of_z.checked_seed(arrays["seed"]),
+                rows_of_z.checked_seed(arrays["stream"]),
+                tensors,
+                (),
+                ClipState(*map(float, norms), int(number)) if norms else None,
+            )
+            if tensors is None or self._storage is NoiseStorage.DISK:
+                return state
+            kept = [arrays[f"history_{n}"] for n in range(len(self._segments(tensors)))]
+            return dataclasses.replace(state, histories=tuple(NoiseState(i, each) for each in kept))
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            raise StateError(
+                f"{os.fspath(path)} holds no state that this aggregator can go on from ({error}): "
+                "use the state and the mechanism of one run."
+            ) from error
+
+    def _matrix(self) -> FloatArray:
+        """What the first horizon's noising matrix does to a vector: another one does another."""
+        recursion = self.mechanism.horizons[0].noise_recursion()
+        return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
+
+    def _for(self, state: AggregatorState, tensors: _Tensors) -> AggregatorState:
+        """The state of updates of these tensors, which are known now."""
+        self._check_size(tensors)
+        histories: tuple[NoiseState, ...] = ()
+        if self._storage is NoiseStorage.STATE and self._multiplier > 0.0:
+            histories = tuple(
+                self._rows.initial_state(segment.size) for segment in self._segments(tensors)
+            )
+        return dataclasses.replace(state, tensors=tensors, histories=histories)
+
+    def _check_size(self, tensors: _Tensors) -> None:
+        """Raises ValueError if no guarantee is stated for updates of this size."""
+        size = _size(self._vector(tensors))
+        self._sums.check_rounding(size)
+        if self._multiplier > 0.0:
+            gaussian.check_charged(size, self.mechanism.num_rounds)
+            self.mechanism.check_rounded(size, self._sums.largest_cohort, self._storage)
+            # Which refuses what rounding would take too much of.
+            self._stddev(self._vector(tensors))
+
+    def _vector(self, tensors: _Tensors) -> _Tensors:
+        """What is summed: the tensors themselves, or float64 and an indicator."""
+        if self._split is None:
+            return tensors
+        return (*((shape, "float64") for shape, _ in tensors), ((), "float64"))
+
+    def _segments(self, tensors: _Tensors) -> tuple[Segment, ...]:
+        return _layout(self._vector(tensors)).segments
+
+    def _stddev(self, vector: _Tensors) -> float:
+        """The standard deviation of Z, with what hides the roundings; 1 where there is no noise."""
+        if self._multiplier == 0.0:
+            return 1.0
+        return self._rounding.enlarged(
+            self._multiplier * self._norm,
+            clip_norm=self._norm,
+            num_parameters=_size(vector),
+            largest_cohort=self._sums.largest_cohort,
+        )
+
+    def _next_row(self, state: AggregatorState) -> tuple[list[IntArray], tuple[NoiseState, ...]]:
+        """The row of each segment, in steps, and what the next rows need."""
+        i, flats, histories = state.round_index, [], []
+        for number, segment in enumerate(self._segments(state.tensors or ())):
+            if self._multiplier == 0.0:
+                flats.append(np.zeros(segment.size, np.int64))
+            elif self._blocks is not None and self._directory is not None:
+                folder = self._directory / "rows" / _name(state)
+                files = RowsInFiles(self._rows, self._blocks, self._source, state.seed, folder)
+                flats.append(files.row(segment, i))
+            else:
+                z = segment.row_of_z(self._source, state.seed, i)
+                row, following = self._rows.next_row(state.histories[number], z)
+                flats.append(row)
+                histories.append(following)
+        return flats, tuple(histories)
+
+    def _noised(self, steps: IntArray, row: IntArray, step: float, scale: float) -> FloatArray:
+        """A sum and a row of noise, each in steps of its own, as floats of their integer sum."""
+        unit = self._norm / self._sums.steps_per_clip_norm
+        if self._multiplier == 0.0:
+            return np.asarray(steps.astype(np.float64) * (unit * scale))
+        # All that follows is a function of these integers, whatever it rounds.
+        released = np.rint(steps.astype(np.float64) * unit / step).astype(np.int64) + row
+        return np.asarray(released.astype(np.float64) * (step * scale))
+
+    def _check_released(self, state: AggregatorState, sums: Sequence[IntArray]) -> None:
+        """Records what the round's noise is added to; raises ReleaseError if it was to other."""
+        digest = hashlib.blake2b(digest_size=32, key=state.seed.tobytes())
+        for array in sums:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        found, key = digest.digest(), (_name(state), state.round_index)
+        before = self._released.get(key)
+        path = None
+        if self._directory is not None:
+            path = self._directory / "released" / _name(state) / f"round-{state.round_index}"
+            if before is None and path.exists():
+                before = path.read_bytes()
+        if before is not None and before != found:
+            raise ReleaseError(
+                "The noise of this round was added to other data before, so this aggregate is not "
+                "released: the difference of the two would have no noise. Go on from this state "
+                "with the clients and data of that time, or start a new run from a fresh state."
+            )
+        if path is not None and before is None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_files.write_bytes(path, found)
+        self._released[key] = found
+
+
+def _described(structure: Any) -> tuple[list[Any], _Tensors]:
+    """The leaves of a structure, and their shapes and dtypes.
+
+    Raises:
+      TypeError: If one is not floating point.
+    """
+    leaves = streams.leaves_of(structure)
+    return leaves, tuple(streams.tensor_of(leaf) for leaf in leaves)
+
+
+def _layout(tensors: _Tensors) -> RowLayout:
+    shapes = tuple(shape for shape, _ in tensors)
+    return RowLayout(shapes, tuple(_noise_dtype(dtype) for _, dtype in tensors))
+
+
+def _noise_dtype(dtype: str) -> str:
+    """What noise for a dtype is computed and released in."""
+    return streams.NOISE_DTYPES[dtype]
+
+
+def _divided(array: FloatArray, divisor: np.float32) -> FloatArray:
+    """The quotients in the array's dtype."""
+    return np.asarray(array / array.dtype.type(divisor))
+
+
+def _size(tensors: _Tensors) -> int:
+    return sum(math.prod(shape) for shape, _ in tensors)
+
+
+def _name(state: AggregatorState) -> str:
+    return "stream-" + "-".join(map(str, state.stream.tolist()))
+
+
+def _listed(tensors: _Tensors) -> str:
+    shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in tensors[:10])
+    return shown + (", ..." if tensors[10:] else "") or "none"

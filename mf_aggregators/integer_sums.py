@@ -1,0 +1,212 @@
+"""Updates as integers, which are clipped and added up exactly, in NumPy.
+
+A sum of floats depends on its order, and on what each of its terms is: taking one client out can
+move it by more than that client's norm. Here each update is rounded to a grid that no data
+determine, multiples of a quantization step, and its L2 norm is bounded after the rounding, in
+integers. So one client moves the sum of any cohort, added up in any order and on any number of
+machines, by at most the clip norm, in exact arithmetic and not only up to rounding.
+
+The norm that an update is scaled by is itself a sum of integers, squares in units of the largest
+entry, so that it depends on no order either: ``tff.grid`` clips to the same integers in a graph,
+on any number of threads.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT
+
+# The squares of an update's integers, of at most this many steps, add up within int64, and each of
+# them fits into int32.
+STEPS_PER_CLIP_NORM = 1 << 30
+# Float64 squares and norms err by less, for any model that fits into a machine.
+MARGIN = 2.0**-30
+# Updates of no larger entry are zero: quotients of what hardly is a float lose their digits, and
+# processors may take it for zero.
+LEAST_UNIT = 1e-290
+# Integers that are added up in the open.
+_OPEN_BITS = 64
+# The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
+# to a number that is allowed.
+_FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
+# Of the clip norm, the most that rounding may change an update by.
+_LARGEST_ROUNDING = 0.05
+# Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
+_BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerSums:
+    """How updates become integers that add up without overflow.
+
+    Attributes:
+      largest_cohort: The most updates in a sum.
+      bits: The width of a sum's integers, one bit of which is the sign.
+      is_secure: Whether a secure sum adds them up, modulo 2^bits.
+    """
+
+    largest_cohort: int = DEFAULT_LARGEST_COHORT
+    bits: int = _OPEN_BITS
+    is_secure: bool = False
+
+    @property
+    def steps_per_clip_norm(self) -> int:
+        """The grid: updates are multiples of the clip norm over this number.
+
+        The largest for which ``largest_cohort`` of them cannot overflow, up to 2^30.
+        """
+        most = ((1 << (self.bits - 1)) - 1) // self.largest_cohort
+        return min(most, STEPS_PER_CLIP_NORM)
+
+    def rounding(self, num_parameters: int) -> float:
+        """Returns the most that rounding to nearest changes an update by, in clip norms (L2).
+
+        Args:
+          num_parameters: The entries of an update.
+        """
+        return math.sqrt(num_parameters) / (2.0 * self.steps_per_clip_norm)
+
+    def check_rounding(self, num_parameters: int) -> None:
+        """Raises ValueError if rounding could change updates of a size by more than 5 %.
+
+        Args:
+          num_parameters: The entries of an update.
+        """
+        rounding = self.rounding(num_parameters)
+        if rounding > _LARGEST_ROUNDING:
+            raise ValueError(
+                f"in sums of {self.largest_cohort} clients within {self.bits} bits, rounding could "
+                f"change an update of {num_parameters} parameters by {rounding:.2g} clip norms, "
+                f"and {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
+                "smaller largest_cohort."
+            )
+
+
+def integer_sums(
+    secure_aggregation_bits: int | None, largest_cohort: int | None, clients_per_round: float
+) -> IntegerSums:
+    """Returns how updates become integers, from what a user said.
+
+    Args:
+      secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
+      largest_cohort: The most updates in a sum; None for ``clients_per_round``, rounded up, in
+        a secure sum, and for 2^22 in an open one.
+      clients_per_round: The expected number of updates.
+
+    Raises:
+      ValueError: If a number is out of its range, or a cohort of the expected size could not be
+        added up.
+    """
+    expected = math.ceil(validation.positive_number(clients_per_round, "clients_per_round"))
+    if largest_cohort is not None:
+        largest_cohort = validation.positive_integer(largest_cohort, "largest_cohort")
+        if largest_cohort < expected:
+            raise ValueError(
+                f"largest_cohort must be at least clients_per_round, {expected}, found "
+                f"{largest_cohort}."
+            )
+    if secure_aggregation_bits is None:
+        sums = IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
+    else:
+        bits = validation.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
+        if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
+            raise ValueError(
+                f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "
+                f"{_MOST_SECURE_BITS}, found {bits}."
+            )
+        sums = IntegerSums(largest_cohort or expected, bits, is_secure=True)
+    if sums.steps_per_clip_norm < 1:
+        raise ValueError(
+            f"the updates of {sums.largest_cohort} clients cannot be added up in integers of "
+            f"{sums.bits} bits: use fewer clients in a round."
+        )
+    return sums
+
+
+def units_of_squares(num_entries: int) -> float:
+    """Returns 2^k: squares are rounded up to multiples of 2^-k, to be added up in int64.
+
+    Args:
+      num_entries: How many are added up, each at most 1.
+    """
+    bits = _BITS_OF_SQUARES - max(num_entries, 1).bit_length()
+    return 2.0 ** min(bits, _MOST_BITS_OF_A_SQUARE)
+
+
+def clip_to_grid(
+    update: Sequence[FloatArray], clip_norm: float, steps_per_clip_norm: int
+) -> list[IntArray]:
+    """Scales arrays to a joint L2 norm of at most ``clip_norm``, in quantization steps.
+
+    Entries are rounded to the nearest step; where the norm would then exceed the clip norm, they
+    are rounded towards zero instead, which never lengthens an update. The sum of squares that
+    decides it is one of integers.
+
+    Args:
+      update: Arrays of floats or integers.
+      clip_norm: Above zero; the step is ``clip_norm / steps_per_clip_norm``.
+      steps_per_clip_norm: Steps in a clip norm, at most ``STEPS_PER_CLIP_NORM``.
+
+    Returns:
+      The arrays as int64, in steps, whose squares add up to at most ``steps_per_clip_norm ** 2``;
+      all zeros if any entry is NaN or infinite.
+    """
+    scaled, _, _ = _clipped(update, clip_norm, float(steps_per_clip_norm))
+    steps = [np.rint(array).astype(np.int64) for array in scaled]
+    most = steps_per_clip_norm**2
+    if _sum_of_squares(steps) > most:
+        # Less than the limit by more than all roundings of floats on the way here.
+        steps = [(array * (1.0 - MARGIN)).astype(np.int64) for array in scaled]
+    # Nothing is left to the sizes of roundings: what exceeds the norm all the same is zero.
+    kept = int(_sum_of_squares(steps) <= most)
+    return [array * kept for array in steps]
+
+
+def clip_with_indicator(
+    update: Sequence[FloatArray], clip_norm: float
+) -> tuple[list[FloatArray], float]:
+    """Returns an update over its clip norm, clipped, and its clipped-count indicator.
+
+    Args:
+      update: Arrays of floats or integers.
+      clip_norm: Above zero.
+
+    Returns:
+      Float64 arrays of a joint L2 norm of at most 1 but for errors of floats; and 1/2 if the norm
+      was at most ``clip_norm``, -1/2 otherwise. All zeros, the indicator as well, if any entry is
+      NaN or infinite.
+    """
+    scaled, is_within, is_finite = _clipped(update, clip_norm, 1.0)
+    return scaled, (0.5 if is_within else -0.5) if is_finite else 0.0
+
+
+def _clipped(
+    update: Sequence[FloatArray], clip_norm: float, unit_norm: float
+) -> tuple[list[FloatArray], bool, bool]:
+    """Float64 arrays with clip norms as ``unit_norm``; was it within the norm, and finite?"""
+    wide = [np.asarray(array, np.float64) for array in update]
+    largest = max((float(np.max(np.abs(array))) for array in wide if array.size), default=0.0)
+    # Unlike ``max``, it keeps NaN.
+    is_finite = all(bool(np.all(np.isfinite(array))) for array in wide)
+    if not is_finite:
+        return [np.zeros_like(array) for array in wide], True, False
+    unit = largest if largest > LEAST_UNIT else 1.0
+    in_units = [array / unit for array in wide]
+    units = units_of_squares(sum(array.size for array in wide))
+    squares = sum(
+        int(np.sum(np.ceil(np.square(array) * units).astype(np.int64))) for array in in_units
+    )
+    norm_in_units = math.sqrt(float(squares) / units)
+    # An update that is not above the clip norm keeps its length.
+    is_within = unit * norm_in_units <= clip_norm
+    scale = unit * (unit_norm / clip_norm) if is_within else unit_norm / max(norm_in_units, 1.0)
+    return [array * scale for array in in_units], is_within, True
+
+
+def _sum_of_squares(arrays: Sequence[IntArray]) -> int:
+    return sum(int(np.sum(np.square(array))) for array in arrays)

@@ -1,0 +1,196 @@
+"""Noise rows made in blocks and kept in files, in NumPy.
+
+Rows are made a block at a time (``costs.Blocks``), one tile of coordinates after another, and each
+row of each tile is a file. The files are a cache of a function of (noising matrix, seed, round):
+any of them may be missing, damaged or old, and is then made again, from the first round on where
+what a block is made from is gone. ``tff.rows_on_disk`` makes the same rows in a graph, and shares
+no files with this.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+
+import numpy as np
+
+from mf_aggregators import atomic_files
+from mf_aggregators.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.noise.costs import Blocks
+from mf_aggregators.noise.integer_rows import IntegerRows, Segment
+from mf_aggregators.noise.rows_of_z import NOISE_FORMAT, TILE, NoiseSource, integers
+
+# Of what stands before a file's contents.
+_DIGEST_SIZE = 32
+# Rows of Z that are combined at once.
+_GROUP = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsInFiles:
+    """Rows of one noising matrix and one seed in files, made in blocks.
+
+    Attributes:
+      rows: The mechanism's rows.
+      blocks: The blocks that they are made in.
+      source: Where random bits come from.
+      seed: (2,) int64: the stream's secret.
+      directory: A private directory, of this stream alone.
+    """
+
+    rows: IntegerRows
+    blocks: Blocks
+    source: NoiseSource
+    seed: IntArray = dataclasses.field(repr=False)
+    directory: pathlib.Path
+
+    def row(self, segment: Segment, i: int) -> IntArray:
+        """Returns a row of a segment, (segment.size,) int64 in steps; makes its block if need be.
+
+        Args:
+          segment: The part of the row.
+          i: The round, of those that there are.
+
+        Raises:
+          OSError: If the directory cannot be written.
+        """
+        block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
+        tiles = []
+        for tile in range(segment.num_tiles):
+            found = self._read(segment, tile, f"row-{i}", np.int32)
+            if found is None:
+                made = self._make(segment, tile, block)
+                found = made[i - self.blocks.starts[block]]
+            tiles.append(found)
+        return np.concatenate(tiles).astype(np.int64)
+
+    def _make(self, segment: Segment, tile: int, block: int) -> IntArray:
+        """Makes and writes the rows of a block, (rows, width) int32, from what it follows from."""
+        recursion = self.rows.normalised
+        earlier, vectors = self._known(segment, tile, block)
+        first = block
+        if earlier is None or vectors is None:
+            width = _width(segment, tile)
+            first = 0
+            earlier = np.empty((0, width), np.int32)
+            vectors = np.zeros((recursion.num_state_vectors, width))
+        made = earlier
+        for number in range(first, block + 1):
+            made, vectors = self._advance(segment, tile, number, earlier, vectors)
+            kept = np.concatenate([earlier, made])
+            earlier = kept[max(0, len(kept) - recursion.num_earlier_rows) :]
+        self._delete_old(segment, tile, block)
+        return made
+
+    def _known(
+        self, segment: Segment, tile: int, block: int
+    ) -> tuple[IntArray | None, FloatArray | None]:
+        """The rows before a block that it needs, oldest first, and its state vectors, if there."""
+        width = _width(segment, tile)
+        start, number = int(self.blocks.starts[block]), self.blocks.num_earlier_rows(block)
+        rows = [
+            self._read(segment, tile, f"row-{i}", np.int32) for i in range(start - number, start)
+        ]
+        there = [row for row in rows if row is not None]
+        earlier = np.array(there, np.int32).reshape(-1, width) if len(there) == number else None
+        shape = self.rows.normalised.num_state_vectors, width
+        if shape[0] == 0 or block == 0:
+            return earlier, np.zeros(shape)
+        vectors = self._read(segment, tile, f"state-{block}", np.float64)
+        return earlier, None if vectors is None else vectors.reshape(shape)
+
+    def _advance(
+        self, segment: Segment, tile: int, block: int, earlier: IntArray, vectors: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """The rows of a block and the state vectors after it; see ``block_transition``."""
+        recursion, rows = self.rows.normalised, self.rows
+        start, end = self.blocks.rounds(block)
+        transition = self.blocks.transition(block)
+        known = np.concatenate([earlier.astype(np.float64), vectors])
+        of_known, of_driving = np.split(transition, [len(known)], axis=1)
+        size = end - start
+        earlier_sums = (of_known[:size] * rows.row_to_z) @ known
+        following = of_known[size:] @ known
+        made = np.empty((size, earlier.shape[1]), np.int32)
+        if recursion.draws_earlier_rows_of_z:
+            first = self.blocks.first_row_of_z(block)
+            for begin in range(first, end, _GROUP):
+                drawn = range(begin, min(begin + _GROUP, end))
+                z = np.array([self._row_of_z(segment, tile, row) for row in drawn], np.float64)
+                weights = of_driving[:, begin - first : begin - first + len(drawn)]
+                earlier_sums += weights[:size] @ z
+                following += weights[size:] @ z
+            for position in range(size):
+                row_of_z = self._row_of_z(segment, tile, start + position)
+                made[position] = rows.integer_row(row_of_z, earlier_sums[position])
+        else:
+            of_rows_before = of_driving[:size] * rows.row_to_z
+            for position in range(size):
+                of_rows = of_rows_before[position, :position] @ made[:position].astype(np.float64)
+                row_of_z = self._row_of_z(segment, tile, start + position)
+                made[position] = rows.integer_row(row_of_z, earlier_sums[position] + of_rows)
+            following += of_driving[size:] @ made.astype(np.float64)
+        if len(following) and block + 1 < self.blocks.num_blocks:
+            self._write(segment, tile, f"state-{block + 1}", following)
+        for position, row in enumerate(made):
+            self._write(segment, tile, f"row-{start + position}", row)
+        return made, following
+
+    def _row_of_z(self, segment: Segment, tile: int, row: int) -> IntArray:
+        first = segment.first_coordinate + tile * TILE
+        return integers(self.source, self.seed, row, first, _width(segment, tile))
+
+    def _delete_old(self, segment: Segment, tile: int, block: int) -> None:
+        """Deletes what no block from this one on is made of, and no round before it reads."""
+        first = int(self.blocks.starts[max(block - 1, 0)])
+        oldest = {"row": first - self.rows.normalised.num_earlier_rows, "state": block - 1}
+        for path in self._folder(segment, tile).iterdir():
+            kind, _, number = path.name.partition("-")
+            if kind in oldest and number.isdigit() and int(number) < oldest[kind]:
+                path.unlink(missing_ok=True)
+
+    def _folder(self, segment: Segment, tile: int) -> pathlib.Path:
+        return self.directory / f"tile-{segment.first_tile + tile}"
+
+    def _read(
+        self, segment: Segment, tile: int, name: str, dtype: type[np.int32] | type[np.float64]
+    ) -> RealArray | None:
+        """The numbers of a file, flat; None if it is missing or damaged, or not of this name."""
+        try:
+            contents = (self._folder(segment, tile) / name).read_bytes()
+        except OSError:
+            return None
+        digest, body = contents[:_DIGEST_SIZE], contents[_DIGEST_SIZE:]
+        if digest != self._digest(segment, tile, name, body):
+            return None
+        return np.frombuffer(body, dtype)
+
+    def _write(self, segment: Segment, tile: int, name: str, numbers: RealArray) -> None:
+        body = np.ascontiguousarray(numbers).tobytes()
+        folder = self._folder(segment, tile)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        contents = self._digest(segment, tile, name, body) + body
+        # What is damaged is made again.
+        atomic_files.write_bytes(folder / name, contents, waits_for_disk=False)
+
+    def _digest(self, segment: Segment, tile: int, name: str, body: bytes) -> bytes:
+        """Nothing else has it: another seed, matrix, tile, round or size."""
+        label = f"{segment.dtype} {segment.size} {segment.first_tile + tile} {name}".encode()
+        digest = hashlib.blake2b(label, digest_size=_DIGEST_SIZE, key=self._key)
+        digest.update(body)
+        return digest.digest()
+
+    @functools.cached_property
+    def _key(self) -> bytes:
+        """What tells these rows from those of any other stream or matrix."""
+        identity = hashlib.blake2b(self.seed.tobytes(), digest_size=_DIGEST_SIZE)
+        description = NOISE_FORMAT, self.rows.shift, self.source.value, self.blocks.starts.tolist()
+        identity.update(repr(description).encode())
+        for block in np.unique(self.blocks.distinct_transitions()):
+            identity.update(self.blocks.transition(int(block)).tobytes())
+        return identity.digest()
+
+
+def _width(segment: Segment, tile: int) -> int:
+    """The coordinates of a tile: the last one may be shorter."""
+    return min(TILE, segment.size - tile * TILE)

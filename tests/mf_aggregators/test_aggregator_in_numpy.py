@@ -1,0 +1,278 @@
+"""The aggregator in NumPy by itself: means, what is refused, states; ``tff`` compares its bits."""
+
+import dataclasses
+import pathlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators.aggregator import ReleaseError, StateError
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.refusals import refuses
+
+_NUM_ROUNDS = 6
+_SCHEMA = mfa.participation.MinSeparation(3)
+
+
+class _Layer(NamedTuple):
+    kernel: np.ndarray
+    bias: np.ndarray
+
+
+def _mechanism(noise_multiplier: float = 1.0, mechanism: int = 2) -> mfa.Mechanism:
+    factorization = small_mechanisms.factorizations(_NUM_ROUNDS)[mechanism]
+    return mfa.Mechanism(factorization, _SCHEMA, noise_multiplier)
+
+
+def _aggregator(mechanism: mfa.Mechanism | None = None, **changes: Any) -> mfa.Aggregator:
+    arguments: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": 2.0, **changes}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        return mfa.Aggregator(mechanism or _mechanism(), **arguments)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 10.0), st.integers(1, 5))
+@settings(deadline=None, max_examples=examples(60))
+def test_without_noise_it_is_the_mean_of_clipped_updates(
+    seed: int, clip_norm: float, clients: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    aggregator = _aggregator(
+        _mechanism(0.0), clip_norm=clip_norm, clients_per_round=3.0, allow_no_noise=True
+    )
+    updates = [
+        {"one": _Layer(generator.normal(size=(2, 3)), generator.normal(size=3)), "b": np.ones(2)}
+        for _ in range(clients)
+    ]
+    state, release = aggregator.next(aggregator.initialize(), iter(updates))
+    assert state.round_index == 1
+    assert isinstance(release["one"], _Layer)
+    expected = np.zeros(11)
+    for update in updates:
+        flat = np.concatenate([update["b"], update["one"].kernel.ravel(), update["one"].bias])
+        expected += flat * min(1.0, clip_norm / float(np.linalg.norm(flat)))
+    found = np.concatenate([release["b"], release["one"].kernel.ravel(), release["one"].bias])
+    np.testing.assert_allclose(found, expected / 3.0, atol=1e-8 * clip_norm * clients)
+
+
+def test_the_noise_is_that_of_the_matrix() -> None:
+    """C times the released noise is white, of the standard deviation that was asked for."""
+    mechanism = _mechanism(1.5)
+    aggregator = _aggregator(
+        mechanism, clip_norm=2.0, clients_per_round=4.0, template=np.ones(1500)
+    )
+    state, rows = aggregator.initialize(), []
+    for _ in range(_NUM_ROUNDS):
+        state, release = aggregator.next(state, [])
+        rows.append(release)
+    sensitivity = mechanism.factorization.sensitivity(_SCHEMA).value
+    z = mechanism.factorization.strategy_matrix() @ np.array(rows) * 4.0
+    check_standard_normal(z / (1.5 * 2.0 * sensitivity))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
+    aggregator = _aggregator(_mechanism(0.0), allow_no_noise=True)
+    updates = [np.array([0.1, 0.2]), np.array([value, 0.5])]
+    _, release = aggregator.next(aggregator.initialize(), updates)
+    np.testing.assert_allclose(release, [0.05, 0.1], atol=1e-8)
+
+
+def _same_noise_on_other_data(aggregator: mfa.Aggregator, state: Any) -> None:
+    aggregator.next(state, [np.array([0.1, 0.2])])
+    with refuses("other data", error=ReleaseError):
+        aggregator.next(state, [np.array([0.1, 0.3])])
+
+
+def test_a_round_is_released_for_the_same_updates_alone() -> None:
+    aggregator = _aggregator()
+    state = aggregator.initialize()
+    updates = [np.array([0.1, 0.2]), np.array([1.0, 3.0])]
+    following, first = aggregator.next(state, updates)
+    _, again = aggregator.next(state, updates[::-1])
+    np.testing.assert_array_equal(first, again)
+    with refuses("other data", error=ReleaseError):
+        aggregator.next(state, updates[:1])
+    assert aggregator.next(following, updates[:1])[0].round_index == 2
+
+
+def test_the_record_of_a_directory_outlives_the_process(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "noise"
+    state = _aggregator(noise_directory=directory).initialize()
+    _same_noise_on_other_data(_aggregator(noise_directory=directory), state)
+    with refuses("other data", error=ReleaseError):
+        _aggregator(noise_directory=directory).next(state, [np.array([0.0, 0.2])])
+
+
+def test_there_is_noise_for_so_many_rounds() -> None:
+    aggregator = _aggregator()
+    state = aggregator.initialize()
+    for _ in range(_NUM_ROUNDS):
+        state, _ = aggregator.next(state, [np.ones(3)])
+    with refuses(f"{_NUM_ROUNDS} rounds", error=ReleaseError):
+        aggregator.next(state, [np.ones(3)])
+
+
+def test_more_clients_than_a_sum_holds_release_nothing() -> None:
+    aggregator = _aggregator(largest_cohort=2)
+    state = aggregator.initialize()
+    with refuses("More than 2 clients", error=ReleaseError):
+        aggregator.next(state, [np.ones(3)] * 3)
+    assert aggregator.next(state, [np.ones(3)] * 2)[0].round_index == 1
+
+
+def test_other_tensors_than_those_before_are_refused() -> None:
+    aggregator = _aggregator()
+    state, _ = aggregator.next(aggregator.initialize(), [np.ones(3)])
+    for other in (np.ones(2), np.ones(3, np.float32), [np.ones(3), np.ones(1)]):
+        with refuses("float64[3]"):
+            aggregator.next(state, [other])
+    with refuses("int64", error=TypeError):
+        aggregator.next(aggregator.initialize(), [np.ones(3, np.int64)])
+    with refuses("template"):
+        aggregator.next(aggregator.initialize(), [])
+
+
+def _states(aggregator: mfa.Aggregator, state: Any, rounds: int) -> Iterator[tuple[Any, Any]]:
+    for i in range(rounds):
+        state, release = aggregator.next(state, [np.full(5, 0.1 * i), np.arange(5.0)])
+        yield state, release
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+@pytest.mark.parametrize("mechanism", range(len(small_mechanisms.factorizations(_NUM_ROUNDS))))
+def test_a_saved_run_goes_on_as_it_would_have(
+    mechanism: int, storage: str, tmp_path: pathlib.Path
+) -> None:
+    """Files of rows may be lost on the way, or damaged: they are made again."""
+    clip = mfa.AdaptiveClip(0.5, update_period=1) if mechanism % 2 else 1.0
+    chosen = {"clip_norm": clip, "seed": 7, "noise_storage": storage}
+    through = list(
+        _states(
+            whole := _aggregator(_mechanism(1.0, mechanism), **chosen),
+            whole.initialize(),
+            _NUM_ROUNDS,
+        )
+    )
+    directory = tmp_path / "noise" if storage == "disk" else None
+    begun = _aggregator(_mechanism(1.0, mechanism), noise_directory=directory, **chosen)
+    *_, (state, _) = _states(begun, begun.initialize(), 3)
+    begun.save_state(state, tmp_path / "state.npz")
+    assert (tmp_path / "state.npz").stat().st_mode & 0o077 == 0
+    for number, path in enumerate(sorted(tmp_path.rglob("row-*"))):
+        path.unlink() if number % 2 else path.write_bytes(path.read_bytes()[:-1])
+    resumed = _aggregator(_mechanism(1.0, mechanism), noise_directory=directory, **chosen)
+    state = resumed.load_state(tmp_path / "state.npz")
+    for i in range(3, _NUM_ROUNDS):
+        state, release = resumed.next(state, [np.full(5, 0.1 * i), np.arange(5.0)])
+        np.testing.assert_array_equal(release, through[i][1])
+
+
+def test_states_of_other_runs_are_refused(tmp_path: pathlib.Path) -> None:
+    aggregator = _aggregator()
+    path = tmp_path / "state.npz"
+    aggregator.save_state(aggregator.next(aggregator.initialize(), [np.ones(2)])[0], path)
+    others = [
+        _aggregator(_mechanism(1.1)),
+        _aggregator(_mechanism(1.0, 3)),
+        _aggregator(noise_source="philox"),
+        _aggregator(clip_norm=mfa.AdaptiveClip(1.0)),
+    ]
+    for other in others:
+        with refuses("state.npz", error=StateError):
+            other.load_state(path)
+    path.write_bytes(path.read_bytes()[:-40])
+    for broken in (path, tmp_path / "missing"):
+        with refuses(broken.name, error=StateError):
+            aggregator.load_state(broken)
+
+
+def test_a_sum_that_was_made_elsewhere_is_released_alike() -> None:
+    aggregator = _aggregator(seed=3, secure_aggregation_bits=40, largest_cohort=4)
+    updates = [np.random.default_rng(i).normal(size=6) for i in range(4)]
+    state = aggregator.initialize()
+    records = [aggregator.record(state, update) for update in updates]
+    sums = [sum(parts[1:], parts[0]) for parts in zip(*records, strict=True)]
+    assert all(np.max(np.abs(total)) < 2**39 for total in sums)
+    _, expected = aggregator.next(state, updates)
+    _, found = aggregator.release(state, sums, 4, updates[0])
+    np.testing.assert_array_equal(found, expected)
+    with refuses("int64", error=TypeError):
+        aggregator.release(state, [total.astype(float) for total in sums], 4, updates[0])
+    with refuses("shape"):
+        aggregator.release(state, [total[:1] for total in sums], 4, updates[0])
+
+
+def test_seeds_are_drawn_anew_and_are_not_printed() -> None:
+    aggregator = _aggregator(template=np.ones(2))
+    one, other = aggregator.initialize(), aggregator.initialize()
+    assert not np.array_equal(one.seed, other.seed)
+    assert not np.array_equal(one.stream, other.stream)
+    assert str(one.seed[0]) not in repr(one)
+    assert "history" not in repr(one)
+    with pytest.warns(FixedSeedWarning):
+        mfa.Aggregator(_mechanism(), 1.0, 2.0, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "error"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm", ValueError),
+        ({"clip_norm": 1e39}, "clip_norm", ValueError),
+        ({"clients_per_round": -1.0}, "clients_per_round", ValueError),
+        ({"noise_storage": "auto"}, "noise_storage", ValueError),
+        ({"noise_storage": "tape"}, "noise_storage", ValueError),
+        ({"noise_source": "dice"}, "noise_source", ValueError),
+        ({"secure_aggregation_bits": 70}, "secure_aggregation_bits", ValueError),
+        ({"largest_cohort": 1}, "largest_cohort", ValueError),
+        ({"seed": -1}, "seed", ValueError),
+        ({"mechanism": "directory"}, "mechanism", TypeError),
+    ],
+)
+def test_bad_arguments_are_named(changes: dict[str, Any], named: str, error: type) -> None:
+    with refuses(named, error=error):
+        _aggregator(**changes)
+
+
+def test_no_noise_has_to_be_asked_for() -> None:
+    with refuses("allow_no_noise"):
+        _aggregator(_mechanism(0.0))
+
+
+def test_a_run_that_is_extended_goes_on_from_its_state(tmp_path: pathlib.Path) -> None:
+    """Rows of noise of the first horizon stay what they were, bit for bit."""
+    factorization = mfa.factorizations.blt(_NUM_ROUNDS, 2)
+    first = mfa.Mechanism(factorization, mfa.participation.MinSeparation(3, 2), 1.0)
+    whole = first.extended(2 * _NUM_ROUNDS, num_parameters=10, storage="state")
+    begun = _aggregator(first, seed=5)
+    *_, (state, _) = _states(begun, begun.initialize(), _NUM_ROUNDS)
+    begun.save_state(state, tmp_path / "state.npz")
+    longer = _aggregator(whole, seed=5)
+    state, _ = longer.next(longer.load_state(tmp_path / "state.npz"), [np.ones(5)])
+    assert state.round_index == _NUM_ROUNDS + 1
+    again = _aggregator(whole, seed=5)
+    for (_, one), (_, other) in zip(
+        _states(begun2 := _aggregator(first, seed=5), begun2.initialize(), _NUM_ROUNDS),
+        _states(again, again.initialize(), _NUM_ROUNDS),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_states_are_values() -> None:
+    aggregator = _aggregator(seed=1)
+    state, _ = aggregator.next(aggregator.initialize(), [np.ones(4)])
+    before = [history.history.copy() for history in state.histories]
+    aggregator.next(state, [np.zeros(4)])
+    for one, other in zip(before, state.histories, strict=True):
+        np.testing.assert_array_equal(one, other.history)
+    assert dataclasses.replace(state).round_index == 1

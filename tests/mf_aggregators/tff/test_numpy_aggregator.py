@@ -1,0 +1,186 @@
+"""The aggregator in NumPy and in TFF's graphs release the same bits: each is a test of the other.
+
+The long test draws 500 cases, of which the short one runs a few.
+"""
+
+import collections
+import dataclasses
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators import integer_sums
+from mf_aggregators.noise.integer_rows import IntegerRows
+from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from tests.mf_aggregators import small_mechanisms
+
+_NUM_ROUNDS = 5
+_SHORT, _LONG = 5, 500
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """A run of three rounds: what aggregators are made with, and what clients send."""
+
+    mechanism: mfa.Mechanism
+    tensors: tuple[tuple[tuple[int, ...], str], ...]
+    options: dict[str, Any]
+    clients: tuple[int, ...]
+    seed: int
+
+    def updates(self) -> list[list[collections.OrderedDict[str, np.ndarray]]]:
+        generator = np.random.default_rng(self.seed)
+
+        def update() -> collections.OrderedDict[str, np.ndarray]:
+            length = 10.0 ** generator.uniform(-4.0, 3.0)
+            arrays = (
+                (length * generator.normal(size=shape)).astype(dtype)
+                for shape, dtype in self.tensors
+            )
+            return collections.OrderedDict(zip("abc", arrays, strict=False))
+
+        rounds = [[update() for _ in range(number)] for number in self.clients]
+        # One that counts as zero.
+        rounds[-1][0]["a"] = np.full_like(rounds[-1][0]["a"], np.nan)
+        return rounds
+
+
+_shapes = st.sampled_from([(), (3,), (2, 4), (1, 1, 5), (0,), (65_600,)])
+_dtypes = st.sampled_from(["float16", "float32", "float64"])
+_clips = st.one_of(
+    st.floats(0.05, 20.0),
+    st.builds(
+        mfa.AdaptiveClip,
+        initial_norm=st.floats(0.05, 20.0),
+        learning_rate=st.floats(0.0, 3.0),
+        update_period=st.integers(1, 2),
+    ),
+)
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> _Case:
+    factorization = draw(st.sampled_from(small_mechanisms.factorizations(_NUM_ROUNDS)))
+    schema = draw(
+        st.sampled_from(
+            [mfa.participation.SingleParticipation(), mfa.participation.MinSeparation(2)]
+        )
+    )
+    tensors = draw(st.lists(st.tuples(_shapes, _dtypes), min_size=1, max_size=3))
+    bits = draw(st.sampled_from([None, 33, 50]))
+    multiplier = draw(st.sampled_from([0.0, *np.geomspace(0.3, 10.0, 8)]))
+    return _Case(
+        mechanism=mfa.Mechanism(factorization, schema, float(multiplier)),
+        tensors=(*tensors, ((2,), "float32")),
+        options={
+            "clip_norm": draw(_clips),
+            "clients_per_round": draw(st.floats(0.5, 6.0)),
+            "seed": draw(st.integers(0, 2**80)),
+            "noise_storage": draw(st.sampled_from(["state", "disk"])),
+            "noise_source": draw(st.sampled_from(["chacha20", "philox"])),
+            "secure_aggregation_bits": bits,
+            "largest_cohort": 6,
+            "allow_no_noise": True,
+        },
+        clients=tuple(draw(st.lists(st.integers(1, 5), min_size=3, max_size=3))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def _differences(case: _Case) -> list[str]:
+    """What differs between the two, over all rounds of a case."""
+    value_type = tff.types.to_type(
+        collections.OrderedDict(
+            (name, tff.TensorType(np.dtype(dtype).type, shape))
+            for name, (shape, dtype) in zip("abc", case.tensors, strict=False)
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        in_tff = mfa.mf_dp_aggregator(case.mechanism, **case.options).create(value_type)
+        in_numpy = mfa.Aggregator(case.mechanism, **case.options)
+    tff_state, state, found = in_tff.initialize(), in_numpy.initialize(), []
+    for number, updates in enumerate(case.updates()):
+        output = in_tff.next(tff_state, updates)
+        tff_state = output.state
+        state, release = in_numpy.next(state, updates)
+        for name, array in release.items():
+            other = np.asarray(output.result[name])
+            is_same = array.dtype == other.dtype and array.tobytes() == other.tobytes()
+            found += [] if is_same else [f"{name} in round {number}"]
+        shown = output.measurements["dp_query_metrics"]
+        metrics = in_numpy.metrics(state)
+        found += [
+            f"{name} in round {number}"
+            for name, value in metrics.items()
+            if np.float64(shown[name]).tobytes() != np.float64(value).tobytes()
+        ]
+    return found
+
+
+# Cases are large: the first one that differs says enough.
+_PHASES = (Phase.explicit, Phase.generate)
+
+
+def _settings(number: int) -> settings:
+    return settings(
+        deadline=None,
+        max_examples=number,
+        phases=_PHASES,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
+
+def _updates_fit(case: _Case) -> bool:
+    """Whether both accept the sizes; refusals are the same code in both."""
+    sums = integer_sums.integer_sums(case.options["secure_aggregation_bits"], 6, 5.0)
+    size = sum(int(np.prod(shape)) for shape, _ in case.tensors)
+    return sums.rounding(size) < 0.05
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@given(_cases().filter(_updates_fit))
+@_settings(_SHORT)
+def test_a_few_runs_have_the_same_bits(case: _Case) -> None:
+    assert _differences(case) == []
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@given(_cases().filter(_updates_fit))
+@_settings(_LONG)
+def test_500_runs_have_the_same_bits(case: _Case) -> None:
+    assert _differences(case) == []
+
+
+def _a_case(**options: Any) -> _Case:
+    factorization = small_mechanisms.factorizations(_NUM_ROUNDS)[2]
+    return _Case(
+        mfa.Mechanism(factorization, mfa.participation.SingleParticipation(), 1.0),
+        (((6,), "float64"), ((2,), "float32")),
+        {"clip_norm": 1.0, "clients_per_round": 2.0, "seed": 1, **options},
+        (2, 2, 2),
+        3,
+    )
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_a_mutant_of_the_rows_is_seen(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other way round, each mutant of a graph differs from NumPy in the same comparison."""
+    case = _a_case(noise_storage=storage)
+    intact = IntegerRows.integer_row
+
+    def off_by_one(rows: IntegerRows, z: Any, earlier: Any) -> Any:
+        return intact(rows, z + 1, earlier + 2.0**rows.shift)
+
+    monkeypatch.setattr(IntegerRows, "integer_row", off_by_one)
+    assert "a in round 0" in _differences(case)
