@@ -91,7 +91,8 @@ class Aggregator:
 
     The state has the secret seed. Whoever can read it can subtract the noise.
 
-    Attributes of interest to a run that states its guarantee: ``mechanism``.
+    Attributes of interest to a run that states its guarantee: ``mechanism``. Sums are divided by
+    ``clients_per_round``.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Aggregator:
                 "allow_no_noise=True for a run without privacy, to compare with."
             )
         self.mechanism = mechanism
-        self._clients = validation.positive_number(clients_per_round, "clients_per_round")
+        self.clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
         self._sums = integer_sums.integer_sums(
             secure_aggregation_bits,
             mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
@@ -175,7 +176,7 @@ class Aggregator:
             self._clip = clip_norm
             self._split = adaptive_clip.split_noise(
                 self._multiplier,
-                clip_norm.clipped_count_stddev_for(self._multiplier, self._clients),
+                clip_norm.clipped_count_stddev_for(self._multiplier, self.clients_per_round),
             )
             adaptive_clip.check_float32(clip_norm, self._split)
             self._norm = self._split.vector_norm
@@ -337,10 +338,10 @@ class Aggregator:
         ]
         if self._clip is not None and self._split is not None and clip is not None:
             *released, indicators = released
-            weight = self._split.indicator_weight * self._clients
+            weight = self._split.indicator_weight * self.clients_per_round
             clip = self._clip.following(clip, adaptive_clip.HALF + float(indicators) / weight)
         # As tensorflow-privacy's NormalizedQuery divides.
-        clients = np.float32(self._clients)
+        clients = np.float32(self.clients_per_round)
         means = [
             _divided(array.astype(_noise_dtype(dtype)), clients).astype(dtype)
             for array, (_, dtype) in zip(released, tensors, strict=True)

@@ -9,7 +9,7 @@ because norms follow from what was released; it decides by the likelihood ratio 
 over the whole run.
 
 Runs are many and small, so that TensorFlow runs the aggregator's query, many runs in one graph,
-without TensorFlow Federated in between.
+without TensorFlow Federated in between; or they are runs of the aggregator in NumPy.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.adaptive_clip import HALF
+from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
@@ -63,7 +64,7 @@ class ClippingResult:
 
 
 def audit_clipping(
-    build_query: Callable[[Any], Any],
+    build_query: Callable[[Any], Any] | Aggregator,
     claim: Claim,
     *,
     trials: int = 1000,
@@ -74,9 +75,9 @@ def audit_clipping(
 
     Args:
       build_query: From tensor specs to a query with unseeded noise:
-        ``mf_dp_aggregator(...).query``, with ``clip_norm=AdaptiveClip(...)``. The smaller its
-        ``clipped_count_stddev``, the larger is the indicator's part of the guarantee, and of this
-        attack.
+        ``mf_dp_aggregator(...).query``, with ``clip_norm=AdaptiveClip(...)``; or a
+        ``mf_aggregators.Aggregator``. The smaller its ``clipped_count_stddev``, the larger is the
+        indicator's part of the guarantee, and of this attack.
       claim: What it promises; ``clip_norm`` is the initial norm.
       trials: Runs with the client, and runs without it.
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
@@ -141,42 +142,14 @@ class _Runs:
     """Runs one query many times at once, each from a fresh start."""
 
     def __init__(
-        self, build_query: Callable[[Any], Any], claim: Claim, report_round: Callable[[], Any]
+        self,
+        built: Callable[[Any], Any] | Aggregator,
+        claim: Claim,
+        report_round: Callable[[], Any],
     ) -> None:
-        # TensorFlow takes seconds to import.
-        import tensorflow as tf
-
         self._claim, self._report_round = claim, report_round
-        query = build_query(tf.TensorSpec([2], tf.float64))
-
-        def start(_: Any) -> Any:
-            return query.initial_global_state()
-
-        def step(arguments: Any) -> Any:
-            state, other, update, is_there = arguments
-            params = query.derive_sample_params(state)
-            sums = query.initial_sample_state(tf.TensorSpec([2], tf.float64))
-            sums = query.accumulate_record(params, sums, other)
-            with_client = query.accumulate_record(params, sums, update)
-            sums = tf.nest.map_structure(
-                lambda one, two: tf.where(is_there, one, two), with_client, sums
-            )
-            result, state, _ = query.get_noised_result(sums, state)
-            return result, state, query.derive_metrics(state)
-
-        one = tf.nest.map_structure(tf.TensorSpec.from_tensor, query.initial_global_state())
-        metrics = tf.nest.map_structure(
-            tf.TensorSpec.from_tensor, query.derive_metrics(query.initial_global_state())
-        )
-        signature = (tf.TensorSpec([2], tf.float64), one, metrics)
-
-        self._start = tf.function(
-            lambda number: tf.map_fn(start, tf.range(number), fn_output_signature=one),
-            autograph=False,
-        )
-        self._step = tf.function(
-            lambda *arguments: tf.map_fn(step, arguments, fn_output_signature=signature),
-            autograph=False,
+        self._start, self._step = (
+            _in_numpy(built) if isinstance(built, Aggregator) else _in_graph(built)
         )
 
     def run(
@@ -216,6 +189,62 @@ class _Runs:
             norms = np.asarray(metrics["next_clip_norm"])
             self._report_round()
         return residuals, signs
+
+
+def _in_graph(build_query: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What starts many runs of a query, and what takes a step of each, as graphs."""
+    # TensorFlow takes seconds to import.
+    import tensorflow as tf
+
+    query = build_query(tf.TensorSpec([2], tf.float64))
+
+    def start(_: Any) -> Any:
+        return query.initial_global_state()
+
+    def step(arguments: Any) -> Any:
+        state, other, update, is_there = arguments
+        params = query.derive_sample_params(state)
+        sums = query.initial_sample_state(tf.TensorSpec([2], tf.float64))
+        sums = query.accumulate_record(params, sums, other)
+        with_client = query.accumulate_record(params, sums, update)
+        sums = tf.nest.map_structure(
+            lambda one, two: tf.where(is_there, one, two), with_client, sums
+        )
+        result, state, _ = query.get_noised_result(sums, state)
+        return result, state, query.derive_metrics(state)
+
+    one = tf.nest.map_structure(tf.TensorSpec.from_tensor, query.initial_global_state())
+    metrics = tf.nest.map_structure(
+        tf.TensorSpec.from_tensor, query.derive_metrics(query.initial_global_state())
+    )
+    signature = (tf.TensorSpec([2], tf.float64), one, metrics)
+
+    return tf.function(
+        lambda number: tf.map_fn(start, tf.range(number), fn_output_signature=one),
+        autograph=False,
+    ), tf.function(
+        lambda *arguments: tf.map_fn(step, arguments, fn_output_signature=signature),
+        autograph=False,
+    )
+
+
+def _in_numpy(aggregator: Aggregator) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The same of an aggregator, one run after another."""
+
+    def start(number: int) -> list[Any]:
+        return [aggregator.initialize() for _ in range(number)]
+
+    def step(states: list[Any], others: Any, updates: Any, are_there: Any) -> tuple[Any, ...]:
+        results, following, metrics = [], [], []
+        for state, other, update, is_there in zip(states, others, updates, are_there, strict=True):
+            after, mean = aggregator.next(state, [other, update] if is_there else [other])
+            results.append(mean * aggregator.clients_per_round)
+            following.append(after)
+            metrics.append(aggregator.metrics(after))
+        found = {name: np.array([each[name] for each in metrics]) for name in metrics[0]}
+        return np.array(results), following, found
+
+    return start, step
 
 
 def _signs(

@@ -23,7 +23,7 @@ import scipy.stats
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import BoolArray, FloatArray
-from mf_aggregators.audit import statistics
+from mf_aggregators.audit import processes, statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -136,10 +136,7 @@ class _Attack:
     """Runs with clients of one float type, and the attacker who watches them."""
 
     def __init__(self, factory: Any, claim: Claim, dtype: np.dtype[np.floating[Any]]) -> None:
-        # TensorFlow Federated takes seconds to import.
-        from mf_aggregators.tff import compatibility
-
-        self._process = factory.create(compatibility.TensorType(dtype.type, [_BLOCKS * _BLOCK]))
+        self._process = processes.of(factory, dtype.type, _BLOCKS * _BLOCK)
         self._claim, self._dtype = claim, dtype
         # The other clients have entries in all blocks.
         largest = _NORM * claim.clip_norm / math.sqrt(_BLOCKS * _BLOCK)
@@ -164,11 +161,11 @@ class _Attack:
                 np.where(owners == block, update, self._dtype.type(0))
                 for block in np.flatnonzero(are_there)
             ]
-            output = self._process.next(state, [other] * self._num_others + attacked)
-            state = output.state
+            clients = [other] * self._num_others + attacked
+            state, mean, _ = self._process.next(state, clients)
             without = other * self._dtype.type(self._num_others)
             refuted_without, refuted_with = (
-                self._refuted(np.asarray(output.result), sums).reshape(_BLOCKS, _BLOCK).sum(axis=1)
+                self._refuted(mean, sums).reshape(_BLOCKS, _BLOCK).sum(axis=1)
                 for sums in (without, without + update)
             )
             coins = generator.integers(2, size=_BLOCKS).astype(bool)

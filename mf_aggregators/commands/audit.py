@@ -1,4 +1,4 @@
-r"""mf-audit: attacks a mechanism in TensorFlow Federated and bounds its epsilon from below.
+r"""mf-audit: attacks a mechanism in real rounds and bounds its epsilon from below.
 
 Runs the aggregator with real noise on neighbouring inputs. Exit status 0 if the lower bound
 on epsilon does not exceed what is claimed, 1 if it does, 2 for flags or input that it cannot
@@ -19,6 +19,7 @@ from absl import flags
 from mf_aggregators import audit, catalogue, checkpoints, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -69,6 +70,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "of the aggregator's query by TensorFlow alone.",
         False,
     )
+    group.choice(
+        "backend",
+        ["tff", "numpy"],
+        "What runs the aggregator: TensorFlow Federated, or NumPy, which releases the same bits "
+        "in a tenth of the time. Default: tff where it is installed.",
+    )
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
     group = FlagGroup(values, "Noise")
@@ -90,11 +97,23 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Audits and reports; returns the exit status."""
     start = time.monotonic()
-    command_line.check_extra("an audit")
+    backend = values.backend or ("tff" if command_line.has_extra() else "numpy")
+    is_in_numpy = backend == "numpy"
+    if not is_in_numpy:
+        command_line.check_extra("an audit")
     mechanism = _audited(values)
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
     def build_aggregator(clip: float | AdaptiveClip) -> Any:
+        if is_in_numpy:
+            storage = "state" if values.noise_storage == "auto" else values.noise_storage
+            return Aggregator(
+                mechanism,
+                clip,
+                claim.clients_per_round,
+                noise_storage=storage,
+                noise_source=values.noise_source,
+            )
         # Only now: what is wrong with the flags is said without seconds of imports.
         _import_tff()
         from mf_aggregators.tff.aggregator import mf_dp_aggregator
@@ -133,7 +152,7 @@ def main(values: flags.FlagValues) -> int:
             clipped_count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier,
         )
         clipping = audit.audit_clipping(
-            build_aggregator(clip).query,
+            build_aggregator(clip) if is_in_numpy else build_aggregator(clip).query,
             claim,
             trials=max(1, values.canaries // 2),
             false_alarm_rate=rate,
@@ -146,6 +165,7 @@ def main(values: flags.FlagValues) -> int:
     rates = result.rates[0]
     fields: dict[str, Any] = {
         "mechanism": mechanism.factorization.mechanism,
+        "backend": backend,
         "num_rounds": mechanism.num_rounds,
         "participation": str(mechanism.participation),
         "noise_multiplier": mechanism.noise_multiplier,

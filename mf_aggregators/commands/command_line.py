@@ -174,6 +174,15 @@ def check_choice(condition: bool, message: str) -> None:
         raise CommandError(message)
 
 
+def has_extra(packages: Sequence[str] = installation.PACKAGES) -> bool:
+    """Returns whether packages of an extra are installed, without importing them.
+
+    Args:
+      packages: Their names; by default those that every federated run needs.
+    """
+    return all(map(_is_installed, packages))
+
+
 def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:
     """Checks that packages of an extra are installed, without importing them.
 

@@ -76,6 +76,11 @@ def _aggregator(
     )
 
 
+def _aggregator_in_numpy(factorization: Factorization, schema: Participation) -> mfa.Aggregator:
+    mechanism = mfa.Mechanism(factorization, schema, _NOISE_MULTIPLIER)
+    return mfa.Aggregator(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
+
+
 class _NumpyAggregator:
     """What our aggregator does, in NumPy: clips updates, adds a row of C^-1 Z and divides."""
 
@@ -117,8 +122,9 @@ def test_every_intact_mechanism_leaks_what_it_claims_and_no_more(
     _check_intact(mechanism, schema, _INTACT[place])
 
 
-def test_the_aggregator_leaks_what_it_claims_and_no_more() -> None:
-    _check_intact("banded", "min_sep", _aggregator)
+@pytest.mark.parametrize("mechanism", ["banded", "blt"])
+def test_the_aggregator_leaks_what_it_claims_and_no_more(mechanism: str) -> None:
+    _check_intact(mechanism, "min_sep", _aggregator_in_numpy)
 
 
 def _check_intact(mechanism: str, schema: str, make: Callable[..., Any]) -> None:

@@ -35,7 +35,12 @@ def _claim(noise_multiplier: float) -> Claim:
     return Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
 
-def _aggregator(factorization: Factorization, noise_multiplier: float, storage: str) -> Any:
+def _aggregator(
+    factorization: Factorization, noise_multiplier: float, storage: str, place: str = "tff"
+) -> Any:
+    if place == "numpy":
+        mechanism = mfa.Mechanism(factorization, _SCHEMA, noise_multiplier)
+        return mfa.Aggregator(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND, noise_storage=storage)
     return mfa.mf_dp_aggregator(
         factorization,
         participation=_SCHEMA,
@@ -120,24 +125,24 @@ def test_noise_that_is_added_in_floats_is_told_through_tff(
 
 
 @pytest.mark.parametrize(
-    ("index", "storage"),
+    ("index", "storage", "place"),
     [
-        (3, "state"),
+        (3, "state", "numpy"),
+        (11, "disk", "numpy"),
         *(
-            pytest.param(index, storage, marks=pytest.mark.long)
+            pytest.param(index, storage, "tff", marks=pytest.mark.long)
             for index in range(len(_FACTORIZATIONS))
             for storage in ("state", "disk")
-            if (index, storage) != (3, "state")
         ),
     ],
     ids=str,
 )
-def test_bits_of_the_aggregator_tell_nothing(index: int, storage: str) -> None:
+def test_bits_of_the_aggregator_tell_nothing(index: int, storage: str, place: str) -> None:
     """One guess in two is right, and 2 % more by the claim: false alarms once in a million runs."""
     noise_multiplier = 8.0
     factorization = _FACTORIZATIONS[index]
     result = audit_bits(
-        lambda: _aggregator(factorization, noise_multiplier, storage),
+        lambda: _aggregator(factorization, noise_multiplier, storage, place),
         _claim(noise_multiplier),
         false_alarm_rate=FALSE_ALARM,
     )
