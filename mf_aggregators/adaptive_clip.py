@@ -161,7 +161,7 @@ class AdaptiveClip:
         exponent = -self.learning_rate * (fraction - self.target_unclipped_quantile)
         most = largest_exponent(self)
         moved = norm * exponential(min(max(exponent, -most), most))
-        return min(max(moved, smallest), largest)
+        return float(min(max(moved, smallest), largest))
 
     @property
     def first_state(self) -> ClipState:

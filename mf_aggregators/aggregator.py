@@ -32,7 +32,7 @@ import numpy as np
 from mf_aggregators import adaptive_clip, atomic_files, integer_sums, validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.errors import Error
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import NOISE_FORMAT, rows_of_z, streams
@@ -233,7 +233,8 @@ class Aggregator:
           TypeError: If an update has arrays that are not floating point.
           ValueError: If an update has other tensors than the first.
         """
-        structure, total, number = self._template, None, 0
+        structure, number = self._template, 0
+        total: list[IntArray] | None = None
         for update in updates:
             described = _described(update)[1]
             if state.tensors is None:
@@ -431,14 +432,17 @@ class Aggregator:
                 raise ValueError("its clip norm adapts, or this one's does, and not both")
             if tensors is not None:
                 tensors = tuple((tuple(shape), str(dtype)) for shape, dtype in tensors)
-            *norms, number = arrays["clip"] if len(arrays["clip"]) else (0.0,)
+            clip = None
+            if len(arrays["clip"]):
+                norm, released_norm, fraction, total, number = map(float, arrays["clip"])
+                clip = ClipState(norm, released_norm, fraction, total, int(number))
             state = AggregatorState(
                 i,
                 rows_of_z.checked_seed(arrays["seed"]),
                 rows_of_z.checked_seed(arrays["stream"]),
                 tensors,
                 (),
-                ClipState(*map(float, norms), int(number)) if norms else None,
+                clip,
             )
             if tensors is None or self._storage is NoiseStorage.DISK:
                 return state
@@ -497,7 +501,9 @@ class Aggregator:
 
     def _next_row(self, state: AggregatorState) -> tuple[list[IntArray], tuple[NoiseState, ...]]:
         """The row of each segment, in steps, and what the next rows need."""
-        i, flats, histories = state.round_index, [], []
+        i = state.round_index
+        flats: list[IntArray] = []
+        histories: list[NoiseState] = []
         for number, segment in enumerate(self._segments(state.tensors or ())):
             if self._multiplier == 0.0:
                 flats.append(np.zeros(segment.size, np.int64))
@@ -512,7 +518,7 @@ class Aggregator:
                 histories.append(following)
         return flats, tuple(histories)
 
-    def _noised(self, steps: IntArray, row: IntArray, step: float, scale: float) -> FloatArray:
+    def _noised(self, steps: IntArray, row: RealArray, step: float, scale: float) -> FloatArray:
         """A sum and a row of noise, each in steps of its own, as floats of their integer sum."""
         unit = self._norm / self._sums.steps_per_clip_norm
         if self._multiplier == 0.0:

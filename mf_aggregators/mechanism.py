@@ -205,10 +205,9 @@ class Mechanism:
           ``integer_sums`` else.
         """
         scheme = self.sampling
-        is_random = scheme is not None and scheme.has_random_sizes
-        if asked is not None or not is_random or secure_aggregation_bits is None:
+        if asked is not None or scheme is None or secure_aggregation_bits is None:
             return asked
-        return scheme.largest_cohort
+        return scheme.largest_cohort if scheme.has_random_sizes else None
 
     def _check_stated(self, found: float) -> None:
         """Raises ValueError if it is stated to have more noise than was found."""

@@ -84,7 +84,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.noise import discrete_gaussian, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
@@ -188,7 +188,7 @@ class RowLayout:
                 first_tile += found[-1].num_tiles
         return tuple(found)
 
-    def tensors(self, flats: Sequence[FloatArray]) -> list[FloatArray]:
+    def tensors(self, flats: Sequence[RealArray]) -> list[RealArray]:
         """Returns all tensors of a row, those of segments without entries included.
 
         Args:
@@ -200,7 +200,7 @@ class RowLayout:
         Raises:
           ValueError: If a vector has not its segment's size.
         """
-        found: dict[int, FloatArray] = {}
+        found: dict[int, RealArray] = {}
         for segment, flat in zip(self.segments, flats, strict=True):
             found.update(split(segment, flat, self.shapes))
         return [
@@ -215,8 +215,8 @@ def total_size(segments: Sequence[Segment]) -> int:
 
 
 def split(
-    segment: Segment, flat: FloatArray, shapes: Sequence[tuple[int, ...]]
-) -> dict[int, FloatArray]:
+    segment: Segment, flat: RealArray, shapes: Sequence[tuple[int, ...]]
+) -> dict[int, RealArray]:
     """Returns the tensors of a segment.
 
     Args:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -57,24 +58,23 @@ class RowsInFiles:
         block = int(np.searchsorted(self.blocks.starts, i, side="right")) - 1
         tiles = []
         for tile in range(segment.num_tiles):
-            found = self._read(segment, tile, f"row-{i}", np.int32)
+            found: IntArray | None = self._read(segment, tile, f"row-{i}", np.int32)
             if found is None:
                 made = self._make(segment, tile, block)
                 found = made[i - self.blocks.starts[block]]
             tiles.append(found)
-        return np.concatenate(tiles).astype(np.int64)
+        return np.asarray(np.concatenate(tiles), np.int64)
 
     def _make(self, segment: Segment, tile: int, block: int) -> IntArray:
         """Makes and writes the rows of a block, (rows, width) int32, from what it follows from."""
-        recursion = self.rows.normalised
-        earlier, vectors = self._known(segment, tile, block)
-        first = block
-        if earlier is None or vectors is None:
-            width = _width(segment, tile)
-            first = 0
-            earlier = np.empty((0, width), np.int32)
+        recursion, width = self.rows.normalised, _width(segment, tile)
+        rows = self._earlier(segment, tile, block)
+        vectors = self._vectors(segment, tile, block)
+        first = 0 if rows is None or vectors is None else block
+        if rows is None or vectors is None:
+            rows = np.empty((0, width), np.int32)
             vectors = np.zeros((recursion.num_state_vectors, width))
-        made = earlier
+        earlier = made = rows
         for number in range(first, block + 1):
             made, vectors = self._advance(segment, tile, number, earlier, vectors)
             kept = np.concatenate([earlier, made])
@@ -82,22 +82,24 @@ class RowsInFiles:
         self._delete_old(segment, tile, block)
         return made
 
-    def _known(
-        self, segment: Segment, tile: int, block: int
-    ) -> tuple[IntArray | None, FloatArray | None]:
-        """The rows before a block that it needs, oldest first, and its state vectors, if there."""
-        width = _width(segment, tile)
+    def _earlier(self, segment: Segment, tile: int, block: int) -> IntArray | None:
+        """The rows before a block that it needs, oldest first; None if one is not there."""
         start, number = int(self.blocks.starts[block]), self.blocks.num_earlier_rows(block)
-        rows = [
-            self._read(segment, tile, f"row-{i}", np.int32) for i in range(start - number, start)
-        ]
-        there = [row for row in rows if row is not None]
-        earlier = np.array(there, np.int32).reshape(-1, width) if len(there) == number else None
-        shape = self.rows.normalised.num_state_vectors, width
+        rows = []
+        for i in range(start - number, start):
+            row = self._read(segment, tile, f"row-{i}", np.int32)
+            if row is None:
+                return None
+            rows.append(row)
+        return np.array(rows, np.int32).reshape(-1, _width(segment, tile))
+
+    def _vectors(self, segment: Segment, tile: int, block: int) -> FloatArray | None:
+        """The state vectors at a block's start; None if they are not there."""
+        shape = self.rows.normalised.num_state_vectors, _width(segment, tile)
         if shape[0] == 0 or block == 0:
-            return earlier, np.zeros(shape)
-        vectors = self._read(segment, tile, f"state-{block}", np.float64)
-        return earlier, None if vectors is None else vectors.reshape(shape)
+            return np.zeros(shape)
+        found = self._read(segment, tile, f"state-{block}", np.float64)
+        return None if found is None else np.asarray(found, np.float64).reshape(shape)
 
     def _advance(
         self, segment: Segment, tile: int, block: int, earlier: IntArray, vectors: FloatArray
@@ -154,7 +156,7 @@ class RowsInFiles:
 
     def _read(
         self, segment: Segment, tile: int, name: str, dtype: type[np.int32] | type[np.float64]
-    ) -> RealArray | None:
+    ) -> Any:
         """The numbers of a file, flat; None if it is missing or damaged, or not of this name."""
         try:
             contents = (self._folder(segment, tile) / name).read_bytes()
@@ -163,7 +165,7 @@ class RowsInFiles:
         digest, body = contents[:_DIGEST_SIZE], contents[_DIGEST_SIZE:]
         if digest != self._digest(segment, tile, name, body):
             return None
-        return np.frombuffer(body, dtype)
+        return np.asarray(np.frombuffer(body, dtype))
 
     def _write(self, segment: Segment, tile: int, name: str, numbers: RealArray) -> None:
         body = np.ascontiguousarray(numbers).tobytes()

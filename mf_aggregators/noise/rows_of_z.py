@@ -68,6 +68,8 @@ _LOW_64_BITS = 0xFFFFFFFFFFFFFFFF
 # of 128 bits.
 CHACHA_CONSTANTS = (0x61707865, 0x3120646E, 0x79622D36, 0x6B206574)
 CHACHA_DOUBLE_ROUNDS = 10
+# The four words of a row of the cipher's state, turned by so many.
+_TURNED = [[(word + turn) % 4 for word in range(4)] for turn in range(4)]
 
 _PHILOX_ROUNDS = 10
 _PHILOX_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -177,9 +179,7 @@ def _chacha20(state: IntArray) -> IntArray:
                 high = mixed << np.uint32(distance)
                 mixed >>= np.uint32(32 - distance)
                 mixed |= high
-            b, c, d = (
-                np.roll(row, -turn, axis=0) for row, turn in zip((b, c, d), turns, strict=True)
-            )
+            b, c, d = (row[_TURNED[turn]] for row, turn in zip((b, c, d), turns, strict=True))
     return np.asarray(np.concatenate([a, b, c, d]) + state)
 
 

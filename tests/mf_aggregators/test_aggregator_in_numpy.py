@@ -49,7 +49,7 @@ def test_without_noise_it_is_the_mean_of_clipped_updates(
     aggregator = _aggregator(
         _mechanism(0.0), clip_norm=clip_norm, clients_per_round=3.0, allow_no_noise=True
     )
-    updates = [
+    updates: list[dict[str, Any]] = [
         {"one": _Layer(generator.normal(size=(2, 3)), generator.normal(size=3)), "b": np.ones(2)}
         for _ in range(clients)
     ]
