@@ -27,12 +27,14 @@ class Stream(enum.IntEnum):
       EVALUATION: The sentences of a split that models are evaluated on: the split's number.
       BATCHES: What a data sampler draws: the kind of draw and its coordinates.
       DEVICES: What a population of devices draws: the kind of draw and its coordinates.
+      CANARIES: The coins of canary clients, 0, and the coordinates that they move, 1.
     """
 
     EXAMPLES = 1
     EVALUATION = 2
     BATCHES = 3
     DEVICES = 4
+    CANARIES = 5
 
 
 @enum.unique

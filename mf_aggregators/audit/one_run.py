@@ -1,0 +1,380 @@
+"""The audit of one training run, by canary clients and by coordinates that no canary has.
+
+Each canary is a client that a fair coin lets in or keeps out for the whole run. Its update has the
+clip norm, in a block of coordinates that no other canary has. An auditor who knows the blocks and
+rounds of all canaries, and all that was released, guesses every coin, and measures the noise in the
+other coordinates. Proofs are in docs/privacy-proofs.md.
+
+* **Right guesses, where the noise of different coordinates is independent**, as it is drawn here:
+  on a mechanism of mu-Gaussian DP, their number is at most binomial with the probability
+  Phi(mu / 2).
+* **Right guesses on any mechanism** whose trade-off curve is at least that of mu-Gaussian DP obey
+  a recursion (Mahloujifar, Melis and Chaudhuri, Auditing f-differential privacy in one run, 2024).
+* **Fresh noise**: whether each round has noise of its own, and as much as is claimed.
+* **An estimate**, which refutes nothing: scores with and without a canary, taken for two Gaussians
+  (Andrew et al., One-shot empirical privacy estimation for federated learning, 2023; so do, for
+  sums of canaries' signals, Agrawal et al., Let's ask Gauss, 2026).
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import scipy.special
+import scipy.stats
+
+from mf_aggregators import memory, random_streams, validation
+from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.audit import statistics
+from mf_aggregators.random_streams import Stream
+
+# Directions without a canary, from which the attack learns the noise: as many for each round, and
+# not fewer than these. A covariance of so many loses a twentieth of the squared power.
+_CONTROLS_PER_ROUND = 20
+_FEWEST_CONTROLS = 2000
+# With fewer for each round, the attack would be of little use.
+_FEWEST_CONTROLS_PER_ROUND = 5
+# The coordinates of the streams of coins and blocks.
+_COINS, _BLOCKS = 0, 1
+# The largest probability with which a bound is above the truth.
+MISS_PROBABILITY = 0.05
+# The largest probability with which a run is refuted that keeps its claim.
+FALSE_ALARM_RATE = 1e-4
+_BISECTIONS = 40
+_LARGEST_MU = 40.0
+# Shares of the canaries on which the recursion of any mechanism guesses; the best one is chosen
+# for the claim, before any score is seen.
+_SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+_BYTES_PER_COORDINATE = 24
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Canaries:
+    """The canaries of a run: whether each is in it, and which coordinates it moves.
+
+    Attributes:
+      is_included: (m,) bool: the fair coins.
+      coordinates: (D, q) int64: the coordinates of each direction, of which no two have one in
+        common; the first m are those of the canaries.
+      signs: (D, q) float32: plus and minus one.
+    """
+
+    is_included: BoolArray
+    coordinates: IntArray
+    signs: FloatArray
+
+    @classmethod
+    def drawn(cls, seed: int, canaries: int, num_parameters: int, num_rounds: int) -> "Canaries":
+        """Draws coins and directions, a function of the arguments.
+
+        Args:
+          seed: The run's, which no update depends on but by its cohort and its data.
+          canaries: The number m.
+          num_parameters: The model's d.
+          num_rounds: The rounds n.
+
+        Raises:
+          ValueError: If the model has too few coordinates, or memory does not suffice.
+        """
+        canaries = validation.positive_integer(canaries, "canaries")
+        room = num_parameters - canaries
+        if room < _FEWEST_CONTROLS_PER_ROUND * num_rounds:
+            raise ValueError(
+                f"{canaries} canaries over {num_rounds} rounds need a model of "
+                f"{canaries + _FEWEST_CONTROLS_PER_ROUND * num_rounds} parameters, found "
+                f"{num_parameters}: use fewer canaries or rounds, or a larger model."
+            )
+        memory.check(
+            _BYTES_PER_COORDINATE * num_parameters, f"{canaries} canaries", "use a smaller model"
+        )
+        controls = min(room, max(_FEWEST_CONTROLS, _CONTROLS_PER_ROUND * num_rounds))
+        directions = canaries + controls
+        size = num_parameters // directions
+        blocks = random_streams.generator_of(seed, Stream.CANARIES, _BLOCKS)
+        order = blocks.permutation(num_parameters)[: directions * size]
+        signs = 1.0 - 2.0 * blocks.integers(0, 2, size=(directions, size))
+        coins = random_streams.generator_of(seed, Stream.CANARIES, _COINS)
+        return cls(
+            coins.integers(0, 2, size=canaries).astype(bool),
+            order.reshape(directions, size),
+            signs.astype(np.float32),
+        )
+
+    @property
+    def number(self) -> int:
+        """The canaries m, in the run or not."""
+        return len(self.is_included)
+
+    def update(self, canary: int, norm: float) -> tuple[IntArray, FloatArray]:
+        """Returns the coordinates of a canary's update and its entries there, of an L2 norm."""
+        signs = self.signs[canary]
+        return self.coordinates[canary], (signs * (norm / math.sqrt(signs.size))).astype(np.float32)
+
+    def project(self, released: FloatArray) -> FloatArray:
+        """Returns (D,) float64: what (d,) released numbers are along each unit direction."""
+        along = np.sum(np.asarray(released, np.float64)[self.coordinates] * self.signs, axis=1)
+        return np.asarray(along / math.sqrt(self.signs.shape[1]))
+
+
+def scores(
+    projected: FloatArray, takes_part: BoolArray, contribution: float
+) -> tuple[FloatArray, FloatArray]:
+    """Returns the test statistic of each canary, and its power.
+
+    The covariance of the released numbers between rounds comes from directions without a
+    canary. It has the noise and what other clients' updates are in a random direction, and no
+    matrix that somebody claims. Against it, the statistic of a canary that is out is about N(0, 1),
+    and about N(power, 1) of one that is in.
+
+    Args:
+      projected: (n, D) floats: :meth:`Canaries.project` of each round's release.
+      takes_part: (n, m) bool: the rounds in which each canary takes part if it is in.
+      contribution: What a canary that is in adds to a release along its direction.
+
+    Returns:
+      (m,) statistics and (m,) powers. A canary without a round has zeros.
+
+    Raises:
+      ValueError: If a number is not finite.
+    """
+    canaries = takes_part.shape[1]
+    model = statistics.fit_noise(projected[:, canaries:], contribution)
+    if not np.all(np.isfinite(projected)):
+        raise ValueError("the run released numbers that are not finite.")
+    added = contribution * takes_part
+    weights = model.precision @ added
+    powers = np.sqrt(np.einsum("nm,nm->m", weights, added))
+    along = np.einsum("nm,nm->m", weights, projected[:, :canaries] - model.mean[:, np.newaxis])
+    return np.divide(along, powers, out=np.zeros(canaries), where=powers > 0.0), powers
+
+
+def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> float:
+    """Returns a lower confidence bound on mu, where the noise of coordinates is independent.
+
+    Args:
+      right: The right guesses, at most binomial with the probability Phi(mu / 2).
+      guesses: How many canaries were guessed: all of a group that was fixed before.
+      miss_probability: The largest probability with which the bound is above mu.
+
+    Returns:
+      The bound; 0 if the guesses are no better than those of a coin.
+    """
+    wrong = statistics.upper_bound_of_rate(guesses - right, guesses, miss_probability)
+    return max(0.0, -2.0 * float(scipy.special.ndtri(wrong)))
+
+
+def mu_of_any_mechanism(
+    right: float, guesses: int, canaries: int, miss_probability: float
+) -> float:
+    """Returns a lower confidence bound on mu, whatever the noise of different canaries shares.
+
+    Args:
+      right: The right guesses.
+      guesses: How many canaries were guessed, a number that was fixed before; which of them may
+        follow from what was released.
+      canaries: All canaries.
+      miss_probability: The largest probability with which the bound is above mu.
+
+    Returns:
+      The bound; 0 if nothing is refuted.
+    """
+    low, high = 0.0, _LARGEST_MU
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        if _refutes(math.floor(right), guesses, canaries, middle, miss_probability):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _refutes(right: int, guesses: int, canaries: int, mu: float, probability: float) -> bool:
+    """Whether mu-Gaussian DP lets so many guesses be right with less than a probability.
+
+    ``tail`` is the least P[at least i right] that a mechanism has which reaches ``right`` with the
+    given probability, and ``above`` the sum of those of larger i.
+    """
+    tail, above = probability, 0.0
+    for i in range(right, 0, -1):
+        one_is_right = min((i * tail + above) / canaries, 1.0)
+        one_is_wrong = float(scipy.special.ndtr(scipy.special.ndtri(one_is_right) - mu))
+        above += tail
+        tail = max(tail, (canaries * one_is_wrong + above) / (guesses - i + 1))
+        if tail > 1.0:
+            return True
+    return False
+
+
+def choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
+    """Returns how many canaries to guess for the best expected bound of any mechanism.
+
+    It is the best number for statistics that are N(0, 1) without and N(mu, 1) with a canary, and
+    depends on no score. Another one makes the bound worse, and no less valid.
+    """
+    # Quantiles of |log likelihood ratio| stand for a sample: half of the canaries are in.
+    quantiles = scipy.special.ndtri((np.arange(canaries) + 0.5) / canaries)
+    certainty = np.sort(np.abs(mu * (quantiles + 0.5 * mu)))[::-1]
+    expected = np.cumsum(scipy.special.expit(certainty))
+    best, largest = canaries, -1.0
+    for share in _SHARES:
+        guesses = max(1, round(share * canaries))
+        bound = mu_of_any_mechanism(expected[guesses - 1], guesses, canaries, miss_probability)
+        if bound > largest:
+            best, largest = guesses, bound
+    return best
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshNoise:
+    """How much noise each round had that no earlier round had.
+
+    Attributes:
+      weakest_round: The round with the least probable noise, from 1.
+      share: The standard deviation of what is new in it, over what is claimed: at least about 1,
+        because other clients' updates add to it.
+      p_value: The largest probability with which a run that keeps its claim has a round so weak.
+    """
+
+    weakest_round: int
+    share: float
+    p_value: float
+
+
+def fresh_noise(controls: FloatArray, claimed: FloatArray) -> FreshNoise:
+    """Tests whether each round has noise of its own, and as much as is claimed.
+
+    C times what was released is a fresh row of Z in each round, plus what followed from earlier
+    rounds and from the clients. So the part of it that no combination of earlier rounds explains
+    has a squared length of at least that of a chi-square distribution with K - t degrees of freedom
+    (docs/privacy-proofs.md), whatever clients sent.
+
+    Args:
+      controls: (n, K) floats: the releases along K directions without a canary.
+      claimed: (n, n): the matrix C over the standard deviation of Z in the released mean.
+
+    Returns:
+      The weakest round.
+
+    Raises:
+      ValueError: If there are no more directions than rounds.
+    """
+    num_rounds, directions = controls.shape
+    if directions <= num_rounds:
+        raise ValueError(f"{directions} directions are too few for {num_rounds} rounds.")
+    triangle = np.linalg.qr((claimed @ controls).T, mode="r")
+    squares = np.diagonal(triangle) ** 2
+    freedom = directions - np.arange(num_rounds)
+    p_values = scipy.stats.chi2.cdf(squares, freedom)
+    # Of several that are zero, the one with the least noise.
+    weakest = int(np.lexsort((squares / freedom, p_values))[0])
+    return FreshNoise(
+        weakest + 1,
+        math.sqrt(squares[weakest] / freedom[weakest]),
+        min(1.0, num_rounds * float(p_values[weakest])),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunAudit:
+    """What the canaries of a run found.
+
+    Attributes:
+      canaries: How many there were, in the run or not.
+      included: Those that a coin let in.
+      right: The coins that were guessed right, of all.
+      mu: The mu that the noise multiplier promises.
+      delta: The delta that epsilons are stated at.
+      epsilon: The claimed epsilon.
+      mu_lower_bound: A lower bound on mu where the noise of coordinates is independent; above
+        the truth with a probability of at most MISS_PROBABILITY.
+      mu_lower_bound_any_mechanism: The same for any mechanism.
+      mu_estimate: An estimate of mu, no bound.
+      noise: The weakest noise of a round.
+      is_refuted: Whether the claim is refuted: of a run that keeps it, with a probability of at
+        most FALSE_ALARM_RATE.
+    """
+
+    canaries: int
+    included: int
+    right: int
+    mu: float
+    delta: float
+    epsilon: float
+    mu_lower_bound: float
+    mu_lower_bound_any_mechanism: float
+    mu_estimate: float
+    noise: FreshNoise
+    is_refuted: bool
+
+    @property
+    def epsilon_lower_bound(self) -> float:
+        """The epsilon at ``delta`` of :attr:`mu_lower_bound`."""
+        return statistics.epsilon_of_mu(self.mu_lower_bound, self.delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields, and the epsilon of each mu, for ``privacy.json``."""
+        epsilons = {
+            name.replace("mu", "epsilon"): statistics.epsilon_of_mu(getattr(self, name), self.delta)
+            for name in ("mu_lower_bound", "mu_lower_bound_any_mechanism", "mu_estimate")
+        }
+        rates = {"miss_probability": MISS_PROBABILITY, "false_alarm_rate": FALSE_ALARM_RATE}
+        return {**dataclasses.asdict(self), **epsilons, **rates}
+
+
+def judge(
+    found: tuple[FloatArray, FloatArray],
+    is_included: BoolArray,
+    noise: FreshNoise,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    epsilon: float,
+) -> RunAudit:
+    """Guesses the coins of all canaries, and says what the right guesses and the noise refute.
+
+    Args:
+      found: The statistics and powers of :func:`scores`.
+      is_included: (m,) bool: the coins.
+      noise: What :func:`fresh_noise` found.
+      noise_multiplier: What the run claims.
+      delta: The delta of epsilons.
+      epsilon: The claimed epsilon.
+
+    Returns:
+      The audit.
+    """
+    statistic, powers = found
+    certainty = powers * (statistic - 0.5 * powers)
+    is_right = (certainty > 0.0) == is_included
+    mu, canaries, right = 1.0 / noise_multiplier, is_included.size, int(np.sum(is_right))
+    guesses = choose_guesses(canaries, mu, MISS_PROBABILITY)
+    surest = np.argsort(-np.abs(certainty), kind="stable")[:guesses]
+    # Each of the two tests has half of the false alarms.
+    half = 0.5 * FALSE_ALARM_RATE
+    return RunAudit(
+        canaries=canaries,
+        included=int(np.sum(is_included)),
+        right=right,
+        mu=mu,
+        delta=delta,
+        epsilon=epsilon,
+        mu_lower_bound=mu_of_right_guesses(right, canaries, MISS_PROBABILITY),
+        mu_lower_bound_any_mechanism=mu_of_any_mechanism(
+            int(np.sum(is_right[surest])), guesses, canaries, MISS_PROBABILITY
+        ),
+        mu_estimate=_estimate(statistic, is_included),
+        noise=noise,
+        is_refuted=mu_of_right_guesses(right, canaries, half) > mu or noise.p_value < half,
+    )
+
+
+def _estimate(statistic: FloatArray, is_included: BoolArray) -> float:
+    """The distance of two Gaussians with one standard deviation, in standard deviations."""
+    present, absent = statistic[is_included], statistic[~is_included]
+    if present.size < 2 or absent.size < 2:
+        return 0.0
+    squares = present.size * np.var(present) + absent.size * np.var(absent)
+    deviation = math.sqrt(squares / (statistic.size - 2))
+    difference = float(np.mean(present) - np.mean(absent))
+    return max(0.0, difference / deviation) if deviation > 0.0 else 0.0

@@ -1,0 +1,267 @@
+"""Audits of one run: bounds that hold, on simulated runs that are intact and that are broken."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+import mf_aggregators as mfa
+from mf_aggregators.audit import one_run
+from mf_aggregators.audit.one_run import Canaries, RunAudit
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import MinSeparation
+from tests.refusals import refuses
+
+# A statistical test fails on correct code with at most this probability.
+_FALSE_ALARM = 1e-6
+_DELTA = 1e-4
+# The quick start's: rounds, separation, participations, parameters, cohort.
+_ROUNDS, _SEPARATION, _PARTICIPATIONS, _PARAMETERS, _COHORT = 200, 25, 8, 40_000, 100
+_CLIP = 0.5
+
+
+@pytest.fixture(scope="module")
+def mechanism() -> Mechanism:
+    """That of the quick start."""
+    return mfa.calibrate(
+        mfa.factorizations.banded(_ROUNDS, num_bands=25),
+        MinSeparation(_SEPARATION, _PARTICIPATIONS),
+        epsilon=8.0,
+        delta=_DELTA,
+    )
+
+
+def _simulated(
+    mechanism: Mechanism,
+    *,
+    seed: int = 0,
+    noise: float = 1.0,
+    twice: tuple[int, int] | None = None,
+    separation: int = _SEPARATION,
+) -> RunAudit:
+    """Audits a run along the directions of its canaries, where other clients' updates are random.
+
+    ``noise`` scales the noise, the row of Z of the second round of ``twice`` is that of the first,
+    and canaries take part every ``separation`` rounds.
+    """
+    canaries = Canaries.drawn(seed, 1000, _PARAMETERS, _ROUNDS)
+    takes_part = np.zeros((_ROUNDS, canaries.number), bool)
+    for canary in range(canaries.number):
+        takes_part[canary % _SEPARATION :: separation, canary] = True
+    generator = np.random.default_rng(seed)
+    rows = generator.normal(size=(_ROUNDS, len(canaries.coordinates)))
+    if twice is not None:
+        rows[twice[1]] = rows[twice[0]]
+    factorization = mechanism.factorization
+    stddev = mechanism.noise_multiplier * _CLIP * factorization.sensitivity(mechanism.schema).value
+    sums = factorization.noising_matrix() @ rows * (noise * stddev)
+    # The updates of a cohort that agree as far as a fifth of their norms, in random directions.
+    others = 0.2 * _COHORT * _CLIP / math.sqrt(_PARAMETERS)
+    sums += others * generator.normal(size=rows.shape)
+    sums[:, : canaries.number] += _CLIP * takes_part * canaries.is_included
+    released = sums / _COHORT
+    return one_run.judge(
+        one_run.scores(released, takes_part, _CLIP / _COHORT),
+        canaries.is_included,
+        one_run.fresh_noise(
+            released[:, canaries.number :], factorization.strategy_matrix() * _COHORT / stddev
+        ),
+        noise_multiplier=mechanism.noise_multiplier,
+        delta=_DELTA,
+        epsilon=8.0,
+    )
+
+
+def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
+    mechanism: Mechanism,
+) -> None:
+    found = _simulated(mechanism)
+    assert not found.is_refuted
+    assert found.noise.p_value > 0.01
+    numbers = found.to_dict()
+    assert 6.0 < found.epsilon_lower_bound == numbers["epsilon_lower_bound"] < 8.0
+    assert 4.0 < numbers["epsilon_lower_bound_any_mechanism"] < 8.0
+    assert numbers["epsilon_estimate"] == pytest.approx(8.0, abs=1.0)
+    assert found.included == pytest.approx(500, abs=100)
+
+
+@pytest.mark.parametrize(
+    ("broken", "by_noise", "by_canaries"),
+    [
+        ({"noise": 0.5}, True, True),
+        ({"noise": 0.9}, True, None),
+        ({"twice": (50, 120)}, True, False),
+        ({"separation": 10}, False, True),
+    ],
+    ids=["noise-halved", "noise-a-tenth-less", "a-row-twice", "timers-ignored"],
+)
+def test_a_broken_run_is_refuted(
+    mechanism: Mechanism, broken: dict[str, Any], by_noise: bool, by_canaries: bool | None
+) -> None:
+    found = _simulated(mechanism, **broken)
+    assert found.is_refuted
+    assert (found.noise.p_value < one_run.FALSE_ALARM_RATE) == by_noise
+    if by_canaries is not None:
+        assert (found.mu_lower_bound > found.mu) == by_canaries
+    if "twice" in broken:
+        assert found.noise.weakest_round == 121
+        assert found.noise.share < 0.3
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.84, 3.0])
+def test_bounds_are_above_the_truth_no_more_often_than_they_say(mu: float) -> None:
+    """Of 600 audits of 100 canaries with scores of exactly mu, each bound misses 5 % at most."""
+    trials, canaries = 600, 100
+    generator = np.random.default_rng(round(100 * mu))
+    is_in = generator.integers(0, 2, size=(trials, canaries)).astype(bool)
+    certainty = mu * (generator.normal(size=is_in.shape) + mu * is_in - 0.5 * mu)
+    is_right = (certainty > 0.0) == is_in
+    most = scipy.stats.binom.isf(_FALSE_ALARM, trials, one_run.MISS_PROBABILITY)
+    bound = {
+        right: one_run.mu_of_right_guesses(right, canaries, one_run.MISS_PROBABILITY)
+        for right in range(canaries + 1)
+    }
+    missed = [bound[right] > mu for right in np.sum(is_right, axis=1)]
+    # They are sharp: a bound for twice the probability would miss too often to pass.
+    assert 0.01 * trials < sum(missed) <= most
+    guesses = 20
+    surest = np.argsort(-np.abs(certainty), axis=1)[:, :guesses]
+    found = np.sum(np.take_along_axis(is_right, surest, axis=1), axis=1)
+    of_any = {
+        right: one_run.mu_of_any_mechanism(right, guesses, canaries, one_run.MISS_PROBABILITY)
+        for right in np.unique(found)
+    }
+    assert sum(of_any[right] > mu for right in found) <= most
+
+
+def test_all_guesses_right_and_none() -> None:
+    """With n of n right, the bound is where Phi(mu / 2)^n is the probability of a miss."""
+    for guesses in (1, 40, 1000):
+        bound = one_run.mu_of_right_guesses(guesses, guesses, 0.05)
+        expected = 2.0 * scipy.special.ndtri(0.05 ** (1.0 / guesses))
+        assert bound == pytest.approx(max(0.0, expected))
+    assert one_run.mu_of_right_guesses(20, 40, 0.05) == 0.0
+
+
+def test_one_canary_of_any_mechanism_is_guessed_with_the_probability_of_one_gaussian() -> None:
+    for probability in (0.6, 0.95):
+        bound = one_run.mu_of_any_mechanism(1, 1, 1, probability)
+        assert bound == pytest.approx(2.0 * scipy.special.ndtri(probability), abs=1e-6)
+
+
+@pytest.mark.parametrize("guesses", [1, 5, 8])
+def test_the_bound_of_any_mechanism_holds_for_a_release_that_all_canaries_share(
+    guesses: int,
+) -> None:
+    """Enumerated: a sum of all coins with noise, of which all guesses are the same.
+
+    The right guesses of such a release are far from independent. The probability that the bound is
+    above mu is computed exactly, for each probability of a miss that is asked for.
+    """
+    canaries, mu = 8, 1.0
+    probability = np.zeros(guesses + 1)
+    for coins in itertools.product((0, 1), repeat=canaries):
+        # All are guessed to be in where the noisy sum is above its mean.
+        all_in = scipy.special.ndtr(mu * (sum(coins) - 0.5 * canaries))
+        right = sum(coins[:guesses])
+        probability[right] += all_in / 2**canaries
+        probability[guesses - right] += (1.0 - all_in) / 2**canaries
+    assert np.sum(probability) == pytest.approx(1.0)
+    for right in range(guesses + 1):
+        reached = float(np.sum(probability[right:]))
+        # A miss probability just below what this mechanism reaches must not refute it.
+        assert one_run.mu_of_any_mechanism(right, guesses, canaries, 0.999 * reached) <= mu + 1e-9
+
+
+def test_the_bound_of_any_mechanism_is_never_above_that_of_independent_noise() -> None:
+    """Independent releases are one of the mechanisms that it covers."""
+    for right in (5, 15, 19, 20):
+        independent = one_run.mu_of_right_guesses(right, 20, 0.05)
+        assert one_run.mu_of_any_mechanism(right, 20, 20, 0.05) <= independent + 1e-9
+
+
+def test_the_number_of_guesses_is_chosen_for_the_claim() -> None:
+    """More certain guesses are worth abstaining for, and few canaries leave few to guess."""
+    for canaries in (10, 1000):
+        guesses = one_run.choose_guesses(canaries, 1.84, 0.05)
+        assert 1 <= guesses <= canaries
+        right = math.floor(0.97 * guesses)
+        chosen = one_run.mu_of_any_mechanism(right, guesses, canaries, 0.05)
+        everyone = math.floor(scipy.special.ndtr(0.92) * canaries)
+        assert chosen >= one_run.mu_of_any_mechanism(everyone, canaries, canaries, 0.05)
+
+
+def test_fresh_noise_has_the_p_values_that_it_says_whatever_clients_send() -> None:
+    """Clients that undo all noise of earlier rounds do not make fresh noise look weak."""
+    num_rounds, directions, trials = 3, 40, 400
+    generator = np.random.default_rng(3)
+    alarms = {0.0: 0, -3.0: 0}
+    for feedback in alarms:
+        for _ in range(trials):
+            released = np.zeros((num_rounds, directions))
+            for i in range(num_rounds):
+                released[i] = generator.normal(size=directions) + feedback * np.sum(
+                    released[:i], axis=0
+                )
+            alarms[feedback] += one_run.fresh_noise(released, np.eye(num_rounds)).p_value < 0.05
+    for count in alarms.values():
+        assert 0.02 * trials < count <= scipy.stats.binom.isf(_FALSE_ALARM, trials, 0.05)
+    with refuses("directions"):
+        one_run.fresh_noise(np.ones((3, 3)), np.eye(3))
+
+
+def test_scores_are_the_likelihood_ratio_of_the_noise() -> None:
+    """Compared with the closed form for a known covariance."""
+    generator = np.random.default_rng(5)
+    mixing = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-1.0, 0.3, 0.5]])
+    projected = mixing @ generator.normal(size=(3, 200_002))
+    takes_part = np.array([[True, False], [False, False], [True, False]])
+    statistic, powers = one_run.scores(projected, takes_part, 0.7)
+    added = 0.7 * np.array([1.0, 0.0, 1.0])
+    precision = np.linalg.inv(mixing @ mixing.T)
+    power = math.sqrt(added @ precision @ added)
+    assert powers == pytest.approx([power, 0.0], rel=0.02)
+    assert statistic[0] == pytest.approx(added @ precision @ projected[:, 0] / power, abs=0.05)
+    assert statistic[1] == 0.0
+    projected[0, 0] = np.nan
+    with refuses("finite"):
+        one_run.scores(projected, takes_part, 0.7)
+
+
+def test_blocks_have_no_coordinate_in_common_and_updates_the_norm() -> None:
+    canaries = Canaries.drawn(7, 30, 10_000, 50)
+    used = canaries.coordinates.ravel()
+    assert np.unique(used).size == used.size
+    assert canaries.signs.shape == canaries.coordinates.shape
+    for canary in (0, 29):
+        update = np.zeros(10_000)
+        coordinates, entries = canaries.update(canary, 2.5)
+        update[coordinates] = entries
+        assert np.linalg.norm(update) == pytest.approx(2.5)
+        along = canaries.project(update)
+        assert along[canary] == pytest.approx(2.5)
+        assert np.count_nonzero(along) == 1
+
+
+def test_coins_are_fair_and_follow_from_the_seed_alone() -> None:
+    drawn = [Canaries.drawn(seed, 2000, 20_000, 10) for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(drawn[0].is_included, drawn[1].is_included)
+    np.testing.assert_array_equal(drawn[0].coordinates, drawn[1].coordinates)
+    assert np.any(drawn[0].is_included != drawn[2].is_included)
+    low, high = scipy.stats.binom.interval(1.0 - _FALSE_ALARM, 2000, 0.5)
+    assert low <= np.sum(drawn[0].is_included) <= high
+    # A larger model has the same coins.
+    larger = Canaries.drawn(1, 2000, 40_000, 10)
+    np.testing.assert_array_equal(larger.is_included, drawn[0].is_included)
+
+
+def test_models_that_are_too_small_are_refused() -> None:
+    assert Canaries.drawn(0, 100, 150, 10).coordinates.shape == (150, 1)
+    with refuses("canaries", "parameters", "150", "149"):
+        Canaries.drawn(0, 100, 149, 10)
+    with refuses("canaries"):
+        Canaries.drawn(0, 0, 149, 10)
