@@ -22,4 +22,5 @@ __all__ = [
     "audit",
     "audit_bits",
     "audit_clipping",
+    "one_run",
 ]

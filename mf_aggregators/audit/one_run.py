@@ -164,6 +164,11 @@ def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> fl
     return max(0.0, -2.0 * float(scipy.special.ndtri(wrong)))
 
 
+def largest_provable_mu(canaries: int) -> float:
+    """Returns the mu that so many canaries refute where every guess is right; none is larger."""
+    return mu_of_right_guesses(canaries, canaries, 0.5 * FALSE_ALARM_RATE)
+
+
 def mu_of_any_mechanism(
     right: float, guesses: int, canaries: int, miss_probability: float
 ) -> float:

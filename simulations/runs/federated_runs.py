@@ -32,7 +32,13 @@ from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
 from simulations.devices import availability, device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
-from simulations.runs import planned_runs, round_records, run_config, run_directory
+from simulations.runs import (
+    planned_runs,
+    round_records,
+    run_config,
+    run_directory,
+    run_statements,
+)
 from simulations.runs.planned_runs import Horizon, Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import TIMERS, RunConfig
@@ -153,6 +159,11 @@ def resume(
         )
     data = _opened(config, command, behaviour)
     is_longer = _is_longer(old_flags, config)
+    command_line.check_choice(
+        not is_longer or config.audit_canaries is None,
+        "a run with --audit_canaries cannot be extended: its canaries come in the rounds that it "
+        "was planned for.",
+    )
     horizons = planned_runs.horizons_of(begun, directory)
     if is_longer:
         _check_ledger(directory)
@@ -249,15 +260,17 @@ def _train(
             raise
     if outcome.stopped_by_rule or outcome.num_rounds == run.config.num_rounds:
         directory.delete_noise_rows()
-    statement = statements.after(outcome.ledger, outcome.stopped_by_rule)
+    statement = statements.after(outcome.ledger, outcome.stopped_by_rule, outcome.audit)
     federated_training.draw_figure(run, statement.plan.epsilon)
     norms = federated_training.clip_norms(run)
-    privacy = statement.to_dict(name_clients=run.config.name_clients)
+    privacy = run_statements.to_dict(run, statement, outcome.audit)
     _print_outcome(values, command, directory, statement, privacy, outcome, norms)
     if outcome.message:
         _say(command, outcome.message)
     if outcome.message and not outcome.stopped_by_rule:
         return command_line.BAD_INPUT
+    if outcome.audit is not None and outcome.audit.is_refuted:
+        return command_line.REFUTED
     return command_line.INTERRUPTED if outcome.interrupted else None
 
 
@@ -559,6 +572,7 @@ def _print_outcome(
             if is_private
             else []
         ),
+        *([] if outcome.audit is None else [("audit", run_statements.audit_result(outcome.audit))]),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]

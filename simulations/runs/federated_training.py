@@ -14,13 +14,15 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import compatibility
 from simulations.devices.device_populations import TooFewEligibleClientsError
-from simulations.runs import run_directory, run_figures, training_loop
+from simulations.runs import canary_clients, run_directory, run_figures, training_loop
+from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import MetricsLog, ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
@@ -33,6 +35,9 @@ from simulations.workers.quiet import StopRequest
 from simulations.workers.worker_addresses import WorkerLostError
 
 _SECURE_AGGREGATION_BITS = 32
+# The default loop is a dataset.reduce, which TFF's worker optimises anew for every client of every
+# round: several times the seconds per round for a small model (benchmarks/client_loop.py).
+_LOOP = tff.learning.LoopImplementation.DATASET_ITERATOR
 _MEASURED = (
     "update_norm",
     "max_update_norm",
@@ -83,6 +88,7 @@ class Outcome:
       untrained_accuracy: The accuracy of the initial model on test clients.
       num_parameters: The number of parameters of the model.
       facts: What the task says besides.
+      audit: What the canaries found; None without any, or before the run's end.
     """
 
     ledger: ParticipationLedger
@@ -94,6 +100,7 @@ class Outcome:
     untrained_accuracy: float
     num_parameters: int
     facts: Mapping[str, Any]
+    audit: RunAudit | None
 
 
 class _MetricsOutputs:
@@ -182,6 +189,11 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         untrained_accuracy=untrained_accuracy,
         num_parameters=_num_parameters(task),
         facts=task.facts,
+        audit=(
+            federated.canaries.audit(last.num_rounds)
+            if federated.canaries is not None and is_at_its_end
+            else None
+        ),
     )
 
 
@@ -216,7 +228,10 @@ def _untrained_accuracy(task: FederatedTask) -> float:
 def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     """The learning process of a run with the task's initial model, and its clients."""
     storage = noise_storage_of(run, task.initial_weights)
-    process = learning_process(run, task, storage)
+    canaries = None
+    if run.config.audit_canaries is not None:
+        canaries = CanaryClients(run, task.initial_weights)
+    process = learning_process(run, task, storage, canaries)
     if not run.config.secure_aggregation:
         _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
@@ -233,6 +248,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
         behaviour=run.behaviour,
         stopping_rule=run.stopping_rule,
         earlier_participations=run.mechanism.earlier_participations,
+        canaries=canaries,
     )
 
 
@@ -285,7 +301,7 @@ def _check_metrics(process: tff.learning.templates.LearningProcess, accuracy: st
 
 
 def learning_process(
-    run: Run, task: FederatedTask, storage: str
+    run: Run, task: FederatedTask, storage: str, canaries: CanaryClients | None = None
 ) -> tff.learning.templates.LearningProcess:
     """Returns federated averaging with the run's optimizers, clipping and noise.
 
@@ -297,11 +313,12 @@ def learning_process(
       run: The run.
       task: Its model.
       storage: Where noise is kept: ``state``, ``disk`` or ``auto``.
+      canaries: The clients that audit the run, whose data clients' data are then; None for none.
 
     Raises:
       ValueError: If the noise's state is too large for where it is to be kept.
     """
-    options, is_drawn = run.config, run.mechanism.sampling is not None
+    options = run.config
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
@@ -317,12 +334,11 @@ def learning_process(
         noise_directory=run.noise_directory,
         noise_source=options.noise_source,
         secure_aggregation_bits=_SECURE_AGGREGATION_BITS if options.secure_aggregation else None,
-        # A sampler draws as many as chance will have it.
-        largest_cohort=run.data.num_clients if is_drawn and options.secure_aggregation else None,
+        largest_cohort=_largest_cohort(run) if options.secure_aggregation else None,
         # Who asks for a run without noise gets a statement that says so.
         allow_no_noise=True,
     )
-    measured = {"metrics_aggregator": _no_metrics} if options.secure_aggregation else {}
+    metrics = _no_metrics if options.secure_aggregation else tff.learning.metrics.sum_then_finalize
     rate, momentum = options.server_learning_rate, options.server_momentum
     server_optimizer = tff.learning.optimizers.schedule_learning_rate(
         tff.learning.optimizers.build_sgdm(rate, momentum),
@@ -331,17 +347,27 @@ def learning_process(
     with warnings.catch_warnings():
         # A fixed seed is the user's choice, and the privacy statement says so.
         warnings.simplefilter("ignore", FixedSeedWarning)
+        client_optimizer = build_client(options.client_learning_rate)
+        if canaries is not None:
+            return canaries.learning_process(
+                task.model_fn, client_optimizer, server_optimizer, aggregator, metrics, _LOOP
+            )
         return tff.learning.algorithms.build_unweighted_fed_avg(
             task.model_fn,
-            client_optimizer_fn=build_client(options.client_learning_rate),
+            client_optimizer_fn=client_optimizer,
             server_optimizer_fn=server_optimizer,
             model_aggregator=aggregator,
-            # The default loop is a dataset.reduce, which TFF's worker optimises anew for every
-            # client of every round: several times the seconds per round for a small model
-            # (benchmarks/client_loop.py).
-            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
-            **measured,
+            loop_implementation=_LOOP,
+            metrics_aggregator=metrics,
         )
+
+
+def _largest_cohort(run: Run) -> int | None:
+    """The most clients that a secure sum of a run may have; None for the cohort."""
+    if run.config.audit_canaries is not None:
+        return canary_clients.largest_cohort(run)
+    # A sampler draws as many as chance will have it.
+    return run.data.num_clients if run.mechanism.sampling is not None else None
 
 
 def _no_metrics(finalizers: Any) -> Any:

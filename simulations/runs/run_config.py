@@ -9,6 +9,7 @@ from absl import flags
 
 from mf_aggregators import accounting, catalogue, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.audit import one_run
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -350,6 +351,14 @@ class RunConfig(Mapping[str, Any]):
         "simulation of one, in integers of 32 bits. Nothing else of the clients is measured then.",
         default=False,
     )
+    audit_canaries: int | None = _flag(
+        "Privacy",
+        "Audits the run itself by this many canary clients, half of which take part beside the "
+        "cohorts: from what was released, epsilon is bounded from below. They disturb the model a "
+        "little. Default: none.",
+        default=None,
+        is_positive=True,
+    )
     output_dir: str | None = _flag(
         "Output",
         "The run's directory. Default: runs/<time>.",
@@ -534,7 +543,9 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         "really releases, and one whose clients stand for more has too little noise for it.",
     )
     _check_sampling(options)
-    return _with_noise_multiplier(options, defaults["target_epsilon"])
+    options = _with_noise_multiplier(options, defaults["target_epsilon"])
+    _check_audit(options)
+    return options
 
 
 def _check_numbers(options: RunConfig) -> None:
@@ -647,6 +658,32 @@ def _check_sampling(options: RunConfig) -> None:
         num_bands(options) is not None,
         f"--sampling={sampling} needs --num_bands: fewer bands amplify the guarantee more, and "
         "more bands cancel more noise. The papers use 9 to 64 for 2052 rounds.",
+    )
+
+
+def _check_audit(options: RunConfig) -> None:
+    canaries = options.audit_canaries
+    if canaries is None:
+        return
+    check_choice(
+        options.sampling == TIMERS,
+        f"--audit_canaries belongs to --sampling={TIMERS}: canaries come as often as timers allow, "
+        "and are not drawn.",
+    )
+    check_choice(
+        options.clip_norm != ADAPTIVE,
+        f"--audit_canaries needs a constant --clip_norm: one that is {ADAPTIVE} spends its noise "
+        "on counts as well.",
+    )
+    multiplier = (options.noise_multiplier or 0.0) * options.simulated_share
+    check_choice(
+        multiplier > 0.0, "--audit_canaries needs noise: without it there is no claim to audit."
+    )
+    provable = one_run.largest_provable_mu(canaries)
+    check_choice(
+        provable > 1.0 / multiplier,
+        f"--audit_canaries={canaries} cannot refute a noise multiplier of {multiplier:.3g}, "
+        "whatever they find: use more of them.",
     )
 
 

@@ -27,6 +27,8 @@ STATES_DIRECTORY = "checkpoints"
 # A state is named after its round.
 STATE_PREFIX = "round_"
 NOISE_DIRECTORY = "noise"
+# What each round of an audited run released, along the directions of canaries.
+AUDIT_DIRECTORY = "audit"
 FACTORIZATION_DIRECTORY = "factorization"
 # That of a larger plan, until it takes the place of the one above.
 EXTENDED_DIRECTORY = "factorization.extended"
@@ -89,6 +91,7 @@ class RunDirectory:
         self.data = self.states / DATA_FILE
         # Rows of noise, unless another place is chosen: a cache, as secret as the states.
         self.noise = self.path / NOISE_DIRECTORY
+        self.audit = self.path / AUDIT_DIRECTORY
         # The checkpoint of the factorization; that of a larger horizon, until it counts.
         self.factorization = self.path / FACTORIZATION_DIRECTORY
         self.extended_factorization = self.path / EXTENDED_DIRECTORY

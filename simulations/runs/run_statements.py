@@ -12,8 +12,12 @@ import contextlib
 import dataclasses
 import logging
 import math
+import textwrap
+from typing import Any
 
-from mf_aggregators import Mechanism, accounting, participation, validation
+from mf_aggregators import Mechanism, accounting, participation, printed_guarantees, validation
+from mf_aggregators.audit import one_run
+from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import (
@@ -88,13 +92,18 @@ class RunStatements:
             self._broken = self.after(ledger)
         return self._broken
 
-    def after(self, ledger: ParticipationLedger, stopped_by_rule: bool = False) -> PrivacyStatement:
-        """Writes and returns the statement of a run that ended, with its ledger."""
+    def after(
+        self,
+        ledger: ParticipationLedger,
+        stopped_by_rule: bool = False,
+        audit: RunAudit | None = None,
+    ) -> PrivacyStatement:
+        """Writes and returns the statement of a run that ended, with its ledger and its audit."""
         statement = dataclasses.replace(
             observed(self._run, self._planned, ledger),
             stopped_by_rule=stopped_by_rule,
         )
-        write(self._run, statement)
+        write(self._run, statement, audit)
         return statement
 
     def after_failure(self) -> None:
@@ -148,15 +157,56 @@ def observed(
     return found.completed(statement)
 
 
-def write(run: Run, statement: PrivacyStatement) -> None:
+def write(run: Run, statement: PrivacyStatement, audit: RunAudit | None = None) -> None:
     """Writes ``privacy.json`` and ``PRIVACY.md`` into the directory of a run.
 
     Raises:
       OSError: If a file cannot be written.
     """
+    text = statement.to_markdown()
+    if run.config.audit_canaries is not None:
+        text = f"{text.rstrip()}\n{_audit_text(run.config.audit_canaries, audit)}"
+    run.directory.write_json(run_directory.PRIVACY_FILE, to_dict(run, statement, audit))
+    run.directory.write_text(run_directory.STATEMENT_FILE, text)
+
+
+def to_dict(run: Run, statement: PrivacyStatement, audit: RunAudit | None = None) -> dict[str, Any]:
+    """Returns the contents of ``privacy.json``, with ``audit`` for a run that has canaries."""
     contents = statement.to_dict(name_clients=run.config.name_clients)
-    run.directory.write_json(run_directory.PRIVACY_FILE, contents)
-    run.directory.write_text(run_directory.STATEMENT_FILE, statement.to_markdown())
+    if run.config.audit_canaries is None:
+        return contents
+    return {
+        **contents,
+        "audit_canaries": run.config.audit_canaries,
+        "audit": None if audit is None else audit.to_dict(),
+    }
+
+
+def audit_result(audit: RunAudit) -> str:
+    """Returns what an audit found, for a person to read; its bound is rounded down."""
+    bound = printed_guarantees.rounded_down(audit.epsilon_lower_bound)
+    confidence = f"{100.0 * (1.0 - one_run.MISS_PROBABILITY):g} % confidence"
+    verdict = "REFUTED" if audit.is_refuted else "not refuted"
+    return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"
+
+
+def _audit_text(canaries: int, audit: RunAudit | None) -> str:
+    text = (
+        f"The run was audited by {canaries} canaries: made-up clients, of which a fair coin let "
+        "each in or kept it out. They are no clients of the population, and change nothing of what "
+        "is guaranteed to those. "
+    )
+    if audit is None:
+        text += "What they show is known at the end of the run."
+    else:
+        text += (
+            f"By what was released, {audit_result(audit)}, at a false-alarm rate of "
+            f"{one_run.FALSE_ALARM_RATE:g}. {audit.right} of {audit.canaries} coins were guessed "
+            f"right. The weakest round, {audit.noise.weakest_round}, had "
+            f"{100.0 * audit.noise.share:.0f} % of its noise. A bound below the claim is no proof "
+            "of it."
+        )
+    return textwrap.fill(f"6. **Audit.** {text}", 100, subsequent_indent="   ") + "\n"
 
 
 def _represented(run: Run) -> Represented | None:

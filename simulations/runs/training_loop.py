@@ -40,6 +40,7 @@ from simulations.devices.device_populations import (
     DeviceRound,
     TooFewEligibleClientsError,
 )
+from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 from simulations.workers.quiet import StopRequest
@@ -80,6 +81,8 @@ class FederatedRun:
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
       earlier_participations: The schema of each horizon that was extended to this run, by its
         number of rounds: it goes on from their saved states. Empty for a run that was not extended.
+      canaries: The clients that audit the run, beside the cohort and in no ledger; the process is
+        theirs. None for none.
 
     Raises:
       UnnoisedSumError: If the process releases a second update without noise: a ValueError.
@@ -101,6 +104,7 @@ class FederatedRun:
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
     stopping_rule: StoppingRule | None = None
     earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
+    canaries: CanaryClients | None = None
 
     def __post_init__(self) -> None:
         client_names.check(self.client_ids)
@@ -271,6 +275,8 @@ def rounds(
             # Rounds of the ledger were released already, whatever the rule.
             _check_rule(run, ledger, cohort)
         data = [run.client_dataset(run.client_ids[client], index) for client in cohort]
+        if run.canaries is not None:
+            data = run.canaries.client_data(data, index)
         try:
             output = run.process.next(state, data)
         except Exception as error:
@@ -287,6 +293,8 @@ def rounds(
                 ) from error
             raise
         state = output.state
+        if run.canaries is not None:
+            run.canaries.record(index, output.metrics)
         if index == ledger.num_rounds:
             ledger = ledger.with_round(cohort)
         store.save(Progress(state, index + 1, ledger))

@@ -1,0 +1,278 @@
+"""Canary clients in a real run, by which it is audited.
+
+A canary is a client of the simulation whose whole data is one update. It goes the way of all other
+updates: clipped, summed, noised, by the run's own code, in rounds that the run's own timers allow.
+Canaries come in addition to the cohort, half of them on average, and what sums are divided by stays
+as it is. What each round released is kept along the directions of
+:class:`mf_aggregators.audit.one_run.Canaries`, in the run's directory, before the round counts.
+"""
+
+import collections
+import io
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from mf_aggregators import Mechanism, atomic_files, memory
+from mf_aggregators.audit import one_run
+from mf_aggregators.audit.one_run import Canaries, RunAudit
+from mf_aggregators.participation import Participation
+from mf_aggregators.tff import compatibility
+from simulations.devices.device_populations import DeviceTimers
+from simulations.runs.planned_runs import Run
+
+# Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
+_EXCESS = 10.0
+# Room for rounding below a threshold that zeroes larger entries.
+_BELOW_ZEROING = 0.99
+_BYTES_PER_NUMBER = 8
+# The parts of a client's data, and a measurement of the aggregator.
+_BATCHES, _UPDATE, _RELEASED = "batches", "canary", "released_update"
+
+
+def takes_part(participation: Participation, num_rounds: int, canaries: int) -> np.ndarray:
+    """Returns (n, m) bool: the rounds in which each canary takes part, if it is in the run.
+
+    Canaries begin in different rounds, one after another, and come back as soon as their timers
+    allow: as often as any client can, and in every round some of them.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: The rounds n.
+      canaries: The number m.
+    """
+    separation = participation.separation_in(num_rounds)
+    most = participation.most_participations(num_rounds)
+    latest = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
+    first = np.arange(canaries) % latest
+    timers = DeviceTimers.by_rounds(canaries, participation)
+    joins = np.zeros((num_rounds, canaries), dtype=bool)
+    for index in range(num_rounds):
+        timers.advance(index)
+        joins[index] = timers.eligible() & (first <= index)
+        timers.record(np.flatnonzero(joins[index]), index)
+    return joins
+
+
+class CanaryClients:
+    """The canaries of one run: their data, and what is kept of its releases."""
+
+    def __init__(self, run: Run, initial_weights: Sequence[np.ndarray]) -> None:
+        """Draws the canaries of a run.
+
+        Args:
+          run: The run, with ``audit_canaries``.
+          initial_weights: Those of the model, of which only the shapes count.
+
+        Raises:
+          ValueError: If the model is too small, or zeroing would remove the canaries' updates.
+        """
+        config = run.config
+        self._mechanism, self._config, self._guarantee = run.mechanism, config, run.guarantee
+        self._directory = run.directory.audit
+        self._clip_norm = float(config.clip_norm)
+        size = sum(int(weight.size) for weight in initial_weights)
+        self._canaries = Canaries.drawn(
+            run.seed, int(config.audit_canaries or 0), size, config.num_rounds
+        )
+        self._takes_part = takes_part(
+            run.mechanism.schema, config.num_rounds, self._canaries.number
+        )
+        self._norm = _EXCESS * self._clip_norm
+        if config.zeroing_norm is not None:
+            block = math.sqrt(self._canaries.signs.shape[1])
+            self._norm = min(self._norm, _BELOW_ZEROING * config.zeroing_norm * block)
+        if self._norm < self._clip_norm:
+            raise ValueError(
+                f"--zeroing_norm={config.zeroing_norm:g} would zero the updates of canaries, which "
+                "have the clip norm in few coordinates: use fewer canaries or a larger norm."
+            )
+        self._shapes = [weight.shape for weight in initial_weights]
+        self._no_update = self._update(0).take(0)
+
+    def client_data(self, batches: Sequence[Any], index: int) -> list[Any]:
+        """Returns the data of all clients of a round: the cohort's, and the canaries' of the round.
+
+        Args:
+          batches: The data set of each client of the cohort.
+          index: The round, from 0.
+        """
+        canaries = np.flatnonzero(self._takes_part[index] & self._canaries.is_included)
+        nothing = batches[0].take(0)
+        return [
+            *(_client(each, self._no_update) for each in batches),
+            *(_client(nothing, self._update(canary)) for canary in canaries),
+        ]
+
+    def record(self, index: int, metrics: Any) -> None:
+        """Keeps what a round released, before the round counts; the same for a round run again.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        released = metrics["aggregator"][_RELEASED]
+        flat = np.concatenate([np.ravel(each) for each in released])
+        file = io.BytesIO()
+        np.save(file, self._canaries.project(flat))
+        self._directory.mkdir(exist_ok=True)
+        atomic_files.write_bytes(self._file(index), file.getvalue())
+
+    def learning_process(
+        self,
+        model_fn: Any,
+        client_optimizer: Any,
+        server_optimizer: Any,
+        aggregator: tff.aggregators.UnweightedAggregationFactory,
+        metrics_aggregator: Any,
+        loop_implementation: Any,
+    ) -> tff.learning.templates.LearningProcess:
+        """Returns federated averaging whose clients' data are those of :meth:`client_data`.
+
+        It is ``tff.learning.algorithms.build_unweighted_fed_avg`` with these arguments, but that
+        a client with an update as its data sends that, and that the metrics have what was released.
+        """
+        initial = tff.tensorflow.computation(
+            lambda: tff.learning.models.ModelWeights.from_model(model_fn())
+        )
+        weights_type = initial.type_signature.result
+        work = tff.learning.templates.build_model_delta_client_work(
+            model_fn,
+            client_optimizer,
+            client_weighting=tff.learning.ClientWeighting.UNIFORM,
+            metrics_aggregator=metrics_aggregator,
+            loop_implementation=loop_implementation,
+        )
+        measured = tff.aggregators.add_measurements(
+            aggregator, server_measurement_fn=_released_update
+        )
+        return tff.learning.templates.compose_learning_process(
+            initial,
+            tff.learning.templates.build_broadcast_process(weights_type),
+            self._client_work(work),
+            tff.aggregators.as_weighted_aggregator(measured).create(
+                weights_type.trainable, compatibility.TensorType(np.float32)
+            ),
+            tff.learning.templates.build_apply_optimizer_finalizer(server_optimizer, weights_type),
+        )
+
+    def _client_work(
+        self, work: tff.learning.templates.ClientWorkProcess
+    ) -> tff.learning.templates.ClientWorkProcess:
+        """Client work that adds the canary's update, where there is one, to that of its data."""
+        state, weights, batches = work.next.type_signature.parameter
+        update = work.next.type_signature.result.result.member.update
+        block = self._canaries.coordinates.shape[1:]
+        canary = compatibility.SequenceType(
+            (compatibility.TensorType(np.int64, block), compatibility.TensorType(np.float32, block))
+        )
+        data = compatibility.FederatedType(_client(batches.member, canary), compatibility.CLIENTS)
+
+        @tff.tensorflow.computation(update, canary)
+        def with_canary(update: Any, canary: Any) -> Any:
+            sizes = [math.prod(shape) for shape in self._shapes]
+            added = canary.reduce(
+                tf.zeros([sum(sizes)]),
+                lambda total, each: tf.tensor_scatter_nd_add(total, each[0][:, None], each[1]),
+            )
+            parts = iter(zip(tf.split(added, sizes), self._shapes, strict=True))
+
+            def add(tensor: tf.Tensor) -> tf.Tensor:
+                part, shape = next(parts)
+                return tensor + tf.cast(tf.reshape(part, shape), tensor.dtype)
+
+            return tf.nest.map_structure(add, update)
+
+        @compatibility.federated_computation(state, weights, data)
+        def next_round(state: Any, weights: Any, data: Any) -> Any:
+            output = work.next(state, weights, data[_BATCHES])
+            updates = compatibility.federated_map(
+                with_canary, (output.result.update, data[_UPDATE])
+            )
+            result = tff.learning.templates.ClientResult(updates, output.result.update_weight)
+            return tff.templates.MeasuredProcessOutput(
+                output.state, compatibility.federated_zip(result), output.measurements
+            )
+
+        return tff.learning.templates.ClientWorkProcess(
+            work.initialize,
+            next_round,
+            get_hparams_fn=work.get_hparams,
+            set_hparams_fn=work.set_hparams,
+        )
+
+    def audit(self, num_rounds: int) -> RunAudit:
+        """Returns what the releases of the first rounds show.
+
+        Args:
+          num_rounds: The rounds that were released.
+
+        Raises:
+          ValueError: If a round's record is missing or the run released what is not finite.
+        """
+        memory.check(
+            2 * _BYTES_PER_NUMBER * num_rounds * len(self._canaries.coordinates),
+            f"the audit of {num_rounds} rounds",
+            "use fewer canaries",
+        )
+        projected = np.stack([self._load(index) for index in range(num_rounds)])
+        mechanism, number = self._mechanism, self._canaries.number
+        stddev = _stddev_of_z(mechanism, self._clip_norm, self._config.cohort)
+        strategy = mechanism.factorization.strategy_matrix()[:num_rounds, :num_rounds]
+        found = one_run.scores(
+            projected, self._takes_part[:num_rounds], self._clip_norm / self._config.cohort
+        )
+        return one_run.judge(
+            found,
+            self._canaries.is_included,
+            one_run.fresh_noise(projected[:, number:], strategy / stddev),
+            noise_multiplier=mechanism.noise_multiplier,
+            delta=self._config.delta,
+            epsilon=self._guarantee.epsilon,
+        )
+
+    def _update(self, canary: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(self._canaries.update(canary, self._norm))
+
+    def _file(self, index: int) -> pathlib.Path:
+        return self._directory / f"round_{index + 1}.npy"
+
+    def _load(self, index: int) -> np.ndarray:
+        try:
+            found = np.load(self._file(index), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ValueError(
+                f"{self._file(index)} cannot be read, and without what its round released the run "
+                "cannot be audited: restore it."
+            ) from error
+        if found.shape != (len(self._canaries.coordinates),):
+            raise ValueError(f"{self._file(index)} is not of this run: restore it.")
+        return found
+
+
+def _stddev_of_z(mechanism: Mechanism, clip_norm: float, clients_per_round: int) -> float:
+    """The standard deviation of an entry of Z in the released mean."""
+    sensitivity = mechanism.factorization.sensitivity(mechanism.schema).value
+    return mechanism.noise_multiplier * sensitivity * clip_norm / clients_per_round
+
+
+def _client(batches: Any, update: Any) -> collections.OrderedDict[str, Any]:
+    return collections.OrderedDict([(_BATCHES, batches), (_UPDATE, update)])
+
+
+def _released_update(mean: Any) -> Any:
+    @tff.tensorflow.computation(mean.type_signature.member)
+    def named(value: Any) -> Any:
+        return collections.OrderedDict([(_RELEASED, value)])
+
+    return compatibility.federated_map(named, mean)
+
+
+def largest_cohort(run: Run) -> int:
+    """Returns the most clients of a round, should all canaries be in the run."""
+    joins = takes_part(run.mechanism.schema, run.config.num_rounds, run.config.audit_canaries or 0)
+    return run.config.cohort + int(np.max(np.sum(joins, axis=1)))

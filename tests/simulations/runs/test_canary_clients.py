@@ -1,0 +1,261 @@
+"""Canary clients: their rounds, their data, and the audit of a real run."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+from mf_aggregators.audit import one_run
+from mf_aggregators.commands import command_line
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+)
+from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.runs import canary_clients, federated_runs, federated_training, run_config
+from simulations.runs.canary_clients import CanaryClients
+from simulations.runs.federated_runs import RunDirectory
+from simulations.runs.planned_runs import Run
+from simulations.runs.run_config import RunConfig
+from simulations.runs.run_statements import RunStatements
+from simulations.training.federated_task import FederatedTask
+from simulations.workers.quiet import StopRequest
+from tests.refusals import refuses
+
+_ROUNDS, _CANARIES = 3, 200
+
+
+def _options(*arguments: str) -> RunConfig:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_config.define_flags(values, COMMAND)
+    values(["run-digits", f"--audit_canaries={_CANARIES}", *arguments])
+    return run_config.of_flags(values, COMMAND)
+
+
+def _run(path: pathlib.Path, *arguments: str) -> Run:
+    options = _options(
+        f"--num_rounds={_ROUNDS}", "--mechanism=identity", "--separation=2", *arguments
+    )
+    data = COMMAND.open_data(options)
+    directory = RunDirectory(path)
+    return federated_runs.planned_runs.plan(options, data, directory, 64, seed=1)
+
+
+def _weights() -> tuple[np.ndarray, ...]:
+    return np.zeros((64, 10), np.float32), np.zeros(10, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("participation", "num_rounds", "most"),
+    [
+        (MinSeparation(5, 3), 20, 3),
+        (MinSeparation(5), 20, 4),
+        (MinSeparation(5), 21, 5),
+        (MinSeparation(1, 2), 4, 2),
+        (FixedEpochOrder(3, 4), 12, 3),
+        (SingleParticipation(), 7, 1),
+    ],
+)
+def test_canaries_keep_the_schema_and_take_part_in_every_round(
+    participation: Participation, num_rounds: int, most: int
+) -> None:
+    joins = canary_clients.takes_part(participation, num_rounds, 60)
+    assert joins.shape == (num_rounds, 60)
+    assert np.all(np.any(joins, axis=1))
+    counts = np.sum(joins, axis=0)
+    assert np.max(counts) == most
+    for canary in range(60):
+        rounds = np.flatnonzero(joins[:, canary])
+        apart = np.diff(rounds)
+        # As soon as the timers allow.
+        assert np.all(apart == participation.separation_in(num_rounds))
+        if counts[canary] < most:
+            assert rounds[-1] + participation.separation_in(num_rounds) >= num_rounds
+
+
+def test_a_round_has_the_cohort_and_the_canaries_that_are_in(tmp_path: pathlib.Path) -> None:
+    import tensorflow as tf
+
+    run = _run(tmp_path)
+    clients = CanaryClients(run, _weights())
+    drawn = one_run.Canaries.drawn(1, _CANARIES, 650, _ROUNDS)
+    joins = canary_clients.takes_part(run.mechanism.schema, _ROUNDS, _CANARIES)
+    batches = [tf.data.Dataset.range(3) for _ in range(4)]
+    for index in range(_ROUNDS):
+        data = clients.client_data(batches, index)
+        who = np.flatnonzero(joins[index] & drawn.is_included)
+        assert 0 < len(who) < np.sum(joins[index])
+        assert len(data) == 4 + len(who) <= canary_clients.largest_cohort(run)
+        assert [len(list(each["batches"])) for each in data] == [3] * 4 + [0] * len(who)
+        assert not any(list(each["canary"]) for each in data[:4])
+        for canary, each in zip(who, data[4:], strict=True):
+            ((coordinates, entries),) = each["canary"].as_numpy_iterator()
+            np.testing.assert_array_equal(coordinates, drawn.coordinates[canary])
+            # Ten clip norms, which the run has to clip.
+            assert np.linalg.norm(entries) == pytest.approx(10.0 * float(run.config.clip_norm))
+
+
+def test_canaries_stay_below_the_norm_that_zeroes_or_are_refused(tmp_path: pathlib.Path) -> None:
+    import tensorflow as tf
+
+    low = CanaryClients(_run(tmp_path, "--zeroing_norm=0.31"), _weights())
+    data = low.client_data([tf.data.Dataset.range(1)], 0)
+    ((_, entries),) = data[-1]["canary"].as_numpy_iterator()
+    assert 0.3 <= np.max(np.abs(entries)) < 0.31
+    with refuses("--zeroing_norm", "canaries"):
+        CanaryClients(_run(tmp_path, "--zeroing_norm=0.3"), _weights())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Audited:
+    run: Run
+    task: FederatedTask
+    outcome: Any
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> _Audited:
+    """A whole run in TFF."""
+    run = _run(tmp_path_factory.mktemp("audited"))
+    task = run.data.load(1)
+    outcome = federated_training.train(run, task, RunStatements(run), StopRequest())
+    return _Audited(run, task, outcome)
+
+
+@pytest.mark.long
+def test_a_run_that_was_stopped_and_resumed_has_the_records_of_one_that_was_not(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = (_run(tmp_path / name, "--seed=3") for name in ("whole", "parts"))
+    task = whole.data.load(1)
+    audit = federated_training.train(whole, task, RunStatements(whole), StopRequest()).audit
+    kept, stop = CanaryClients.record, StopRequest()
+
+    def record_and_stop(clients: CanaryClients, index: int, metrics: Any) -> None:
+        kept(clients, index, metrics)
+        stop.is_set = True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CanaryClients, "record", record_and_stop)
+        first = federated_training.train(parts, task, RunStatements(parts), stop)
+    assert (first.num_rounds, first.audit) == (1, None)
+    resumed = federated_training.train(parts, task, RunStatements(parts), StopRequest())
+    assert resumed.audit == audit
+    for index in range(_ROUNDS):
+        name = f"round_{index + 1}.npy"
+        one, other = (run.directory.audit / name for run in (whole, parts))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_real_run_is_not_refuted_and_reaches_half_of_epsilon_8(audited: _Audited) -> None:
+    found = audited.outcome.audit
+    assert not found.is_refuted
+    assert found.epsilon == pytest.approx(8.0, rel=1e-3)
+    assert 4.0 <= found.epsilon_lower_bound < 8.0
+    assert found.noise.share == pytest.approx(1.0, abs=0.2)
+    # Six standard errors of an estimate from 200 canaries with two participations at most.
+    assert found.mu_estimate == pytest.approx(found.mu, abs=1.0)
+
+
+def _claiming(audited: _Audited, **changes: Any) -> CanaryClients:
+    mechanism = dataclasses.replace(audited.run.mechanism, **changes)
+    run = dataclasses.replace(audited.run, mechanism=mechanism)
+    return CanaryClients(run, audited.task.initial_weights)
+
+
+def test_a_run_with_half_of_the_noise_that_it_claims_is_refuted(audited: _Audited) -> None:
+    doubled = 2.0 * audited.run.mechanism.noise_multiplier
+    found = _claiming(audited, noise_multiplier=doubled).audit(_ROUNDS)
+    assert found.is_refuted
+    assert found.noise.p_value < one_run.FALSE_ALARM_RATE
+    assert found.noise.share == pytest.approx(0.5, abs=0.1)
+    assert found.mu_lower_bound > found.mu
+
+
+def test_a_record_that_is_missing_or_of_another_run_is_refused(
+    audited: _Audited, tmp_path: pathlib.Path
+) -> None:
+    directory = RunDirectory(tmp_path)
+    clients = CanaryClients(
+        dataclasses.replace(audited.run, directory=directory), audited.task.initial_weights
+    )
+    with refuses("round_1.npy", "restore"):
+        clients.audit(_ROUNDS)
+    directory.audit.mkdir()
+    np.save(directory.audit / "round_1.npy", np.zeros(7))
+    with refuses("round_1.npy", "restore"):
+        clients.audit(1)
+    (directory.audit / "round_1.npy").write_bytes(b"")
+    with refuses("round_1.npy", "restore"):
+        clients.audit(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--sampling=poisson", "--num_bands=2"], "--sampling"),
+        (["--clip_norm=adaptive"], "--clip_norm"),
+        (["--mechanism=none"], "noise"),
+        (["--audit_canaries=20"], "--audit_canaries"),
+        (["--audit_canaries=0"], "--audit_canaries"),
+        (["--simulated_clients=1", "--noise_multiplier=0.6"], "--audit_canaries"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(arguments: list[str], named: str) -> None:
+    assert _options()["audit_canaries"] == _CANARIES
+    with refuses(named):
+        _options(*arguments)
+
+
+def _refuted(run: Run) -> Any:
+    audit = one_run.judge(
+        (np.tile([4.0, 0.0], 50), np.full(100, 4.0)),
+        np.tile([True, False], 50),
+        one_run.FreshNoise(2, 0.5, 0.0),
+        noise_multiplier=run.mechanism.noise_multiplier,
+        delta=run.config.delta,
+        epsilon=run.guarantee.epsilon,
+    )
+    assert audit.is_refuted
+    return audit
+
+
+def test_a_refuted_run_says_so_and_ends_with_1(
+    audited: _Audited,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    outcome = dataclasses.replace(audited.outcome, audit=_refuted(audited.run))
+    monkeypatch.setattr(federated_training, "train", lambda *_: outcome)
+    monkeypatch.setattr(federated_training, "draw_figure", lambda *_: None)
+    path = tmp_path / "run"
+    arguments = [
+        *(f"--output_dir={path}", f"--audit_canaries={_CANARIES}", f"--num_rounds={_ROUNDS}"),
+        *("--mechanism=identity", "--separation=2"),
+    ]
+    status = command_line.run(
+        COMMAND.description,
+        lambda values: run_config.define_flags(values, COMMAND),
+        lambda values: federated_runs.main(values, COMMAND),
+        ["run-digits", *arguments],
+    )
+    assert status == command_line.REFUTED
+    assert "the claim is REFUTED" in capfd.readouterr().out
+    directory = RunDirectory(path)
+    statement = " ".join((path / "PRIVACY.md").read_text().split())
+    assert "audited by 200 canaries" in statement
+    assert "100 of 100 coins were guessed right" in statement
+    assert "round, 2, had 50 % of its noise" in statement
+    assert '"is_refuted": true' in (path / "privacy.json").read_text()
+    begun = directory.read_config()
+    assert begun is not None
+    with refuses("--audit_canaries", "extended"):
+        options = _options(*arguments[:1], "--num_rounds=4", *arguments[3:])
+        federated_runs.resume(begun, options, COMMAND, directory, audited.run.behaviour, 64)
