@@ -37,6 +37,8 @@ _FEWEST_CONTROLS = 2000
 _FEWEST_CONTROLS_PER_ROUND = 5
 # The coordinates of the streams of coins and blocks.
 _COINS, _BLOCKS = 0, 1
+# Above it, memory grows and bounds hardly improve.
+MOST_CANARIES = 100_000
 # The largest probability with which a bound is above the truth.
 MISS_PROBABILITY = 0.05
 # The largest probability with which a run is refuted that keeps its claim.

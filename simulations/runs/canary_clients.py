@@ -215,7 +215,7 @@ class CanaryClients:
           ValueError: If a round's record is missing or the run released what is not finite.
         """
         memory.check(
-            2 * _BYTES_PER_NUMBER * num_rounds * len(self._canaries.coordinates),
+            4 * _BYTES_PER_NUMBER * num_rounds * len(self._canaries.coordinates),
             f"the audit of {num_rounds} rounds",
             "use fewer canaries",
         )

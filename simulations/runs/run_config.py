@@ -666,6 +666,10 @@ def _check_audit(options: RunConfig) -> None:
     if canaries is None:
         return
     check_choice(
+        canaries <= one_run.MOST_CANARIES,
+        f"--audit_canaries must be at most {one_run.MOST_CANARIES}, found {canaries}.",
+    )
+    check_choice(
         options.sampling == TIMERS,
         f"--audit_canaries belongs to --sampling={TIMERS}: canaries come as often as timers allow, "
         "and are not drawn.",

@@ -203,8 +203,8 @@ def _audit_text(canaries: int, audit: RunAudit | None) -> str:
             f"By what was released, {audit_result(audit)}, at a false-alarm rate of "
             f"{one_run.FALSE_ALARM_RATE:g}. {audit.right} of {audit.canaries} coins were guessed "
             f"right. The weakest round, {audit.noise.weakest_round}, had "
-            f"{100.0 * audit.noise.share:.0f} % of its noise. A bound below the claim is no proof "
-            "of it."
+            f"{100.0 * audit.noise.share:.0f} % of its noise. The bound takes the noise of "
+            "coordinates for independent. One below the claim is no proof of it."
         )
     return textwrap.fill(f"6. **Audit.** {text}", 100, subsequent_indent="   ") + "\n"
 
