@@ -354,6 +354,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
             "--timer, --over_selection, lost uploads and histories and their like, or use "
             f"--sampling={TIMERS}.",
         )
+    behaviour.fewest_uploads(config.cohort)
     command_line.check_choice(
         behaviour.timer is None or config.separation is not None,
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "

@@ -62,6 +62,8 @@ _COLUMNS = (
     "clients_per_round",
     "eligible_clients",
     "available_clients",
+    "selected_clients",
+    "attempts",
     "epsilon_spent",
     "epsilon_planned",
     "seconds",
@@ -159,6 +161,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     try:
         for finished in training_loop.rounds(federated, store, progress, stop):
             last = Progress(finished.state, finished.index + 1, finished.ledger)
+            if abandoned := _abandoned(finished):
+                ProgressBar.write(abandoned, file=sys.stderr)
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
         message, stopped_by_rule = str(error), True
@@ -182,6 +186,19 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         untrained_accuracy=untrained_accuracy,
         num_parameters=_num_parameters(task),
         facts=task.facts,
+    )
+
+
+def _abandoned(finished: Round) -> str:
+    """What is to be said of attempts at a round that were abandoned; nothing if none was."""
+    devices = finished.devices
+    if devices is None or not devices.num_abandoned:
+        return ""
+    number = devices.num_abandoned
+    attempts = "1 attempt was" if number == 1 else f"{number} attempts were"
+    return (
+        f"round {finished.index + 1}: {attempts} abandoned before its sum, with too few uploads or "
+        "by the server. They used no noise, and the timers of their devices run."
     )
 
 
@@ -444,6 +461,8 @@ class _Rows:
         }
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
+            row["selected_clients"] = finished.devices.num_selected
+            row["attempts"] = finished.devices.attempts
         row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP if clip})
         row["clients_per_round"] = self._run.config.cohort
         is_measured = not self._run.config.secure_aggregation
