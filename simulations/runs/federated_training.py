@@ -27,7 +27,12 @@ from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import PrivacyBudget, RunStatements
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun, Round, StoppedByRuleError
-from simulations.training import learning_rate_schedules, private_aggregation
+from simulations.training import (
+    learning_rate_schedules,
+    model_parts,
+    private_aggregation,
+    weights_files,
+)
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
 from simulations.workers.worker_addresses import WorkerLostError
@@ -148,6 +153,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
       OSError: If a state cannot be saved.
     """
     _check_clients(run, task)
+    names = model_parts.weight_names(task.model_fn)
+    task = _begun(run, task)
     _fix_size(run.directory, _num_parameters(task))
     untrained_accuracy = _untrained_accuracy(task)
     federated = _federated_run(run, task)
@@ -173,6 +180,9 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     finally:
         outputs.close()
     is_at_its_end = stopped_by_rule or last.num_rounds == run.config.num_rounds
+    if is_at_its_end and not interrupted:
+        weights = process.get_model_weights(last.state).trainable
+        weights_files.save(run.directory.final_model, names, task.all_weights(list(weights)))
     interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(
         ledger=last.ledger,
@@ -200,6 +210,15 @@ def _abandoned(finished: Round) -> str:
         f"round {finished.index + 1}: {attempts} abandoned before its sum, with too few uploads or "
         "by the server. They used no noise, and the timers of their devices run."
     )
+
+
+def _begun(run: Run, task: FederatedTask) -> FederatedTask:
+    """The task, as the run begins with it: its first weights, and the part that is trained."""
+    config = run.config
+    if config.initial_weights is not None:
+        known = (run.directory.read_config() or {}).get(run_directory.INITIAL_WEIGHTS_SHA256)
+        task = model_parts.beginning_with(task, config.initial_weights, known)
+    return task if config.layers is None else model_parts.training_only(task, config.layers)
 
 
 def _check_clients(run: Run, task: FederatedTask) -> None:
@@ -236,7 +255,9 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     process = learning_process(run, task, storage)
     if not run.config.secure_aggregation:
         _check_metrics(process, task.accuracy)
-    weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
+    weights = tff.learning.models.ModelWeights(
+        list(task.initial_weights), list(task.frozen_weights.values())
+    )
     return FederatedRun(
         process=process,
         initial_state=process.set_model_weights(process.initialize(), weights),

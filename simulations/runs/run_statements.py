@@ -27,6 +27,7 @@ from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
+from simulations.training import weights_files
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ def planned(run: Run) -> PrivacyStatement:
         clients_per_round=run.config.cohort,
         clip_norm=float(config.clip_norm) if clip is None else clip.initial_norm,
         noise_seed_is_fixed=config.seed is not None,
-        public_data="none",
+        public_data=_public_data(run),
         enforcement=_enforcement(run),
         adaptive_clip=_adaptive_clipping(run),
         has_run_directory=True,
@@ -135,6 +136,20 @@ def planned(run: Run) -> PrivacyStatement:
         mechanism.statement(facts, config.delta, certification=certification),
         represented=_represented(run),
         stopping_rule=run.stopping_rule,
+    )
+
+
+def _public_data(run: Run) -> str:
+    """What was used besides the clients' data: as whoever runs it says, with a file's hash."""
+    config = run.config
+    words = "none" if config.public_data is None else config.public_data.strip().rstrip(".")
+    if config.initial_weights is None:
+        return words
+    file = weights_files.find(config.initial_weights)
+    return (
+        f"{words}. Training began with the weights of {file.name} (SHA-256 "
+        f"{weights_files.sha256(file)}); what they were trained on is as whoever ran it says, and "
+        "was not checked"
     )
 
 
