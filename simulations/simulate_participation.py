@@ -195,7 +195,12 @@ def main(values: flags.FlagValues) -> int | None:
         fields["output"] = values.output
     fields["seconds"] = time.monotonic() - start
     table = command_line.table(
-        [(name, value) for name, value in fields.items() if not isinstance(value, list)]
+        [
+            (name, value)
+            for name, value in fields.items()
+            # The rule is a sentence of the statement below.
+            if not isinstance(value, list) and name != "rule"
+        ]
     )
     statement = _statement(fields, values.timer == "wall_clock")
     command_line.print_result(values, fields, f"{table}\n\n{statement}")

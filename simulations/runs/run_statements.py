@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import textwrap
 
 from mf_aggregators import Mechanism, accounting, participation, validation
 from mf_aggregators.privacy import client_names, guarantees
@@ -31,6 +32,8 @@ from simulations.training import weights_files
 
 _LOGGER = logging.getLogger(__name__)
 
+# The characters of a line of a statement, without its margin.
+_LINE_LENGTH = 90
 # A curve of about this many points is smooth enough.
 _POINTS = 100
 
@@ -146,11 +149,12 @@ def _public_data(run: Run) -> str:
     if config.initial_weights is None:
         return words
     file = weights_files.find(config.initial_weights)
-    return (
+    text = (
         f"{words}. Training began with the weights of {file.name} (SHA-256 "
         f"{weights_files.sha256(file)}); what they were trained on is as whoever ran it says, and "
         "was not checked"
     )
+    return "\n     ".join(textwrap.wrap(text, _LINE_LENGTH, break_long_words=False))
 
 
 def observed(

@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path: pathlib.Pat
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     config = begun.directory.read_config() or {}
     assert config["initial_weights_sha256"] == sha256
-    said = run_statements.planned(begun).facts.public_data
+    said = run_statements.planned(begun).to_dict()["public_data"]
     assert said.startswith(
         f"books. Training began with the weights of public.npz (SHA-256 {sha256})"
     )
