@@ -154,7 +154,8 @@ def _public_data(run: Run) -> str:
         f"{weights_files.sha256(file)}); what they were trained on is as whoever ran it says, and "
         "was not checked"
     )
-    return "\n     ".join(textwrap.wrap(text, _LINE_LENGTH, break_long_words=False))
+    lines = textwrap.wrap(text, _LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
+    return "\n     ".join(lines)
 
 
 def observed(

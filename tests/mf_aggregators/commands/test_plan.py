@@ -25,6 +25,7 @@ from simulations.runs import planned_runs, run_config
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
+from tests import page_checks
 from tests.simulations.command_processes import CommandServer
 
 _SETTING = (
@@ -480,6 +481,7 @@ def test_regrets_of_further_separations(
     said = f"{least['name']}, made for {least['made_for'][0]}"
     assert said in " ".join(text.split())
     assert "If the separation turns out otherwise" in page.read_text()
+    assert page_checks.read(page).faults == []
     for each in found["matrices"]:
         row = [f"{100.0 * regret:+.1f} %" for regret in each["regrets"]]
         lines = [line for line in text.splitlines() if line.split()[:1] == [each["mechanism"]]]
