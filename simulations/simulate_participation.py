@@ -15,6 +15,7 @@ import dataclasses
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,8 @@ _NUM_ROUNDS = 2000
 # Simulations for a suggestion, and the most that are sensible.
 _SEEDS = 5
 _MOST_SEEDS = 100
-# What a suggestion leaves of the smallest separation that they found.
-_SHARE_KEPT = 0.9
+# By which share a suggestion stays below the separations, and above the participations, found.
+_MARGIN = 0.1
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
 # A lower estimate: the cohorts, and their summary.
@@ -110,7 +111,10 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of simulate-participation."""
     group = FlagGroup(values, "Participation")
     group.integer("population", "The number of devices. Required.")
-    group.integer("clients_per_round", "The number of uploads that a round sums. Required.")
+    group.integer(
+        "clients_per_round",
+        "The number of uploads that a round needs, and that its sum is divided by. Required.",
+    )
     group.integer(
         "num_rounds", f"The number of rounds. Default: those of --checkpoint, or {_NUM_ROUNDS}."
     )
@@ -128,6 +132,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "How many simulations suggest a separation where none is planned, with --seed and the "
         "seeds after it.",
         _SEEDS,
+    )
+    group.number(
+        "margin",
+        "By which share a suggested separation stays below the smallest of all seeds, and the "
+        "participations above the most.",
+        _MARGIN,
     )
     device_behaviour.define_flags(values)
     FlagGroup(values, "Mechanism").path(
@@ -178,14 +188,19 @@ def main(values: flags.FlagValues) -> int | None:
         **_privacy_fields(factorization, schema, summary.observed, multiplier, values.delta),
     }
     if schema is None:
-        fields |= _suggestion(values, num_rounds, summary.observed.separation)
+        fields |= _suggestion(values, num_rounds, summary.observed)
     if values.output is not None:
         clients = tuple(str(device) for device in range(values.population))
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
         fields["output"] = values.output
     fields["seconds"] = time.monotonic() - start
     table = command_line.table(
-        [(name, value) for name, value in fields.items() if not isinstance(value, list)]
+        [
+            (name, value)
+            for name, value in fields.items()
+            # The rule is a sentence of the statement below.
+            if not isinstance(value, list) and name != "rule"
+        ]
     )
     statement = _statement(fields, values.timer == "wall_clock")
     command_line.print_result(values, fields, f"{table}\n\n{statement}")
@@ -201,6 +216,10 @@ def _check_flags(values: flags.FlagValues) -> None:
     command_line.check_choice(
         1 <= values.seeds <= _MOST_SEEDS,
         f"--seeds must be between 1 and {_MOST_SEEDS}, found {values.seeds}.",
+    )
+    command_line.check_choice(
+        0.0 <= values.margin < 1.0,
+        f"--margin must be at least 0 and below 1, found {values.margin:g}.",
     )
     if values.output is None:
         return
@@ -250,24 +269,70 @@ def _population(
 
 
 def _suggestion(
-    values: flags.FlagValues, num_rounds: int, separation_of_first: int | None
+    values: flags.FlagValues, num_rounds: int, first: ObservedParticipation
 ) -> dict[str, Any]:
-    """The separation that a plan may count on, by the seeds of the flags.
-
-    It stays below all that were found by a tenth, and by as much as these differ.
-    """
-    separations = [separation_of_first]
+    """What a plan may count on, by the seeds of the flags, and the rule by which it is found."""
+    found = [first]
     for seed in range(values.seed + 1, values.seed + values.seeds):
         try:
             device_rounds, _ = _run(_population(values, None, seed), num_rounds, f"seed {seed}")
         except TooFewEligibleClientsError:
             # It has no first round, and says nothing of how far apart participations are.
             continue
-        separations.append(summarise([each.cohort for each in device_rounds]).observed.separation)
-    # Participations of a device that took part once are as far apart as a plan can ask for.
-    found = [num_rounds if each is None else each for each in separations]
-    suggested = min(int(_SHARE_KEPT * min(found)), 2 * min(found) - max(found))
-    return {"separations_of_seeds": separations, "suggested_separation": max(1, suggested)}
+        found.append(summarise([each.cohort for each in device_rounds]).observed)
+    # Where no device took part twice, its participations would be further apart than all rounds.
+    separations = [each.separation or each.num_rounds for each in found]
+    counts = [each.max_participations for each in found]
+    separation, participations = suggested_schema(separations, counts, num_rounds, values.margin)
+    return {
+        "separations_of_seeds": [each.separation for each in found],
+        "participations_of_seeds": counts,
+        "suggested_separation": separation,
+        "suggested_max_participations": participations,
+        "rule": _rule(separations, counts, separation, participations, values.margin),
+    }
+
+
+def suggested_schema(
+    separations: Sequence[int], counts: Sequence[int], num_rounds: int, margin: float
+) -> tuple[int, int]:
+    """Returns the separation and the most participations that a plan may count on.
+
+    Args:
+      separations: The smallest separation of each simulation, in rounds, at least 1.
+      counts: The most participations of a device in each simulation.
+      num_rounds: The rounds of the plan.
+      margin: At least 0 and below 1.
+
+    Returns:
+      The smallest separation, less the larger of two margins: that share of it, and by how much the
+      simulations differ; and the most participations, more by that share and no more than fit. Both
+      are at least 1.
+    """
+    least = min(separations)
+    spread = max(separations) - least
+    # Of numbers like 0.9 * 10, floats may be below what they stand for: one round less is safe.
+    separation = max(1, min(math.floor((1.0 - margin) * least), least - spread))
+    most = max(1, math.ceil((1.0 + margin) * max(counts)))
+    return separation, min(most, MinSeparation(separation).most_participations(num_rounds))
+
+
+def _rule(
+    separations: Sequence[int],
+    counts: Sequence[int],
+    separation: int,
+    participations: int,
+    margin: float,
+) -> str:
+    """How a suggestion follows from what simulations found."""
+    least, share = min(separations), f"{100.0 * margin:g} %"
+    spread = max(separations) - least
+    return (
+        f"--separation={separation} is the smallest of all seeds ({least} rounds), less {share} of "
+        f"it or the {spread} by which seeds differ, whichever is more, and at least 1; "
+        f"--max_participations={participations} is the most of all seeds ({max(counts)}) and "
+        f"{share} more, as far as so many fit."
+    )
 
 
 def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participation | None]:
@@ -345,7 +410,10 @@ def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str
         "selected": int(np.sum(of("num_selected"))),
         "dropped_out": int(np.sum(of("num_dropped_out"))),
         "uploads_lost": int(np.sum(of("num_uploads_lost"))),
+        "uploads_late": int(np.sum(of("num_uploads_late"))),
         "discarded": int(np.sum(of("num_discarded"))),
+        "abandoned_attempts": int(np.sum(of("num_abandoned"))),
+        "summed_min": int(np.min([len(each.cohort) for each in device_rounds])),
         "days": seconds / _DAY,
     }
 
@@ -434,7 +502,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
 
 def _without_plan(fields: dict[str, Any]) -> str:
     """What a plan may count on, where there is none."""
-    of_seeds, suggested = fields["separations_of_seeds"], fields["suggested_separation"]
+    of_seeds = fields["separations_of_seeds"]
     known = [each for each in of_seeds if each is not None]
     if not known:
         apart = "no device took part twice"
@@ -447,9 +515,8 @@ def _without_plan(fields: dict[str, Any]) -> str:
     seeds = "one seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
     return (
         "There is no plan: without --separation no noise is planned, and no guarantee is kept or "
-        f"broken. Over {seeds} {apart}; with a margin, that suggests "
-        f"--separation={suggested} for a plan. Timers by the wall clock enforce none: other "
-        "devices or days may show a smaller one."
+        f"broken. Over {seeds} {apart}. For a plan: {fields['rule']} Timers by the wall clock "
+        "enforce no separation: other devices or days may show a smaller one."
     )
 
 

@@ -31,6 +31,7 @@ from mf_aggregators.commands import (
     flag_groups,
     mechanism_flags,
     output_paths,
+    plan_separations,
     plan_text,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -39,10 +40,12 @@ from mf_aggregators.planning import (
     Candidate,
     Computation,
     Infeasible,
+    Plan,
     Setting,
     Skipped,
     planner,
     proposals,
+    robustness,
 )
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
@@ -78,6 +81,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "max_participations",
         "The most participations k of one device. Default: as many as fit.",
     )
+    plan_separations.define_flags(group)
     group.choice(
         "sampling",
         (*sampling_schemes(), planning.ANY_SAMPLING),
@@ -149,6 +153,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Plans and reports."""
     setting = _setting(values)
+    others = plan_separations.settings_of(values, setting)
     recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output")
@@ -158,13 +163,23 @@ def main(values: flags.FlagValues) -> int:
         values.cache_dir, caches.find(factorization_cache.FOLDER), _Progress._print
     )
     mechanisms, time_limit = _mechanisms(values), _time_limit(values)
-    progress = _Progress(
-        planning.computations(setting, cache_directory=cache, mechanisms=mechanisms),
-        _processes(),
-        time_limit,
-    )
+    deadline = None if time_limit is None else time.monotonic() + time_limit
     evaluated: list[Candidate | Infeasible] = []
-    try:
+    comparison = None
+
+    def progress_of(setting: Setting, limit: float | None) -> _Progress:
+        return _Progress(
+            planning.computations(setting, cache_directory=cache, mechanisms=mechanisms),
+            _processes(),
+            limit,
+        )
+
+    def make(
+        setting: Setting,
+        limit: float | None,
+        progress: _Progress,
+        evaluated: list[Candidate | Infeasible],
+    ) -> Plan:
         with progress.warning():
             plan = planning.make(
                 setting,
@@ -172,16 +187,30 @@ def main(values: flags.FlagValues) -> int:
                 progress=progress.begin,
                 processes=_processes(),
                 mechanisms=mechanisms,
-                time_limit=time_limit,
+                time_limit=limit,
                 evaluated=evaluated.append,
             )
+        for each in plan.skipped:
+            progress.skip(each)
+        progress.finish(cache)
+        return plan
+
+    limit = plan_separations.share_of(deadline, 1 + len(others)) if others else time_limit
+    progress = progress_of(setting, limit)
+    try:
+        plan = make(setting, limit, progress, evaluated)
+        if others:
+            plans = plan_separations.plans_of(
+                others,
+                lambda other, limit: make(other, limit, progress_of(other, limit), []),
+                deadline,
+                _Progress._print,
+            )
+            comparison = robustness.compare([plan, *plans], deadline)
     except KeyboardInterrupt:
         progress.interrupt(len(evaluated), cache)
         _print_finished(values, setting, evaluated)
         return command_line.INTERRUPTED
-    for each in plan.skipped:
-        progress.skip(each)
-    progress.finish(cache)
     chosen = plan.recommended
     if values.output is not None:
         checkpoints.save(
@@ -208,6 +237,7 @@ def main(values: flags.FlagValues) -> int:
         ],
         "infeasible": _fields_with_reasons(plan.infeasible),
         "skipped": _fields_with_reasons(plan.skipped),
+        "separations": None if comparison is None else plan_separations.fields(comparison),
         "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
         "commands": plan_text.commands_of(steps),
@@ -225,8 +255,9 @@ def main(values: flags.FlagValues) -> int:
                 setting.delta, certification=proposals.certification_in(cache)
             )
             fields |= {"report": values.report, **guarantee.attacker()}
-            plan_page.write(plan, guarantee, steps, show_rates, values, cache)
-    command_line.print_result(values, fields, plan_text.text(plan, steps, show_rates))
+            plan_page.write(plan, guarantee, steps, show_rates, values, cache, comparison)
+    text = plan_text.text(plan, steps, show_rates, comparison)
+    command_line.print_result(values, fields, text)
     return command_line.DONE
 
 

@@ -11,13 +11,14 @@ from absl import flags
 
 from mf_aggregators import accounting, figures, printed_guarantees
 from mf_aggregators.catalogue import ErrorName
-from mf_aggregators.commands import pages, plan_text
+from mf_aggregators.commands import pages, plan_separations, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.planning.planner import quantity_of
 from mf_aggregators.planning.proposals import error_name
+from mf_aggregators.planning.robustness import Comparison
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy.guarantees import Guarantee
 
@@ -43,6 +44,7 @@ def write(
     show_rates: bool,
     values: flags.FlagValues,
     cache: pathlib.Path | None,
+    comparison: Comparison | None = None,
 ) -> None:
     """Writes a plan as a page.
 
@@ -53,6 +55,7 @@ def write(
       show_rates: Whether the table has server learning rates.
       values: The parsed flags; ``report`` is the file.
       cache: Where noise multipliers are cached between calls; None for nowhere.
+      comparison: What matrices lose under other separations, if that was asked for.
 
     Raises:
       CommandError: If it cannot be written.
@@ -73,6 +76,8 @@ def write(
         marked=plan.candidates.index(plan.recommended),
         remark=" ".join(plan_text.remark_on_estimates(plan)),
         steps=steps,
+        separations=None if comparison is None else plan_separations.table(comparison),
+        on_separations="" if comparison is None else plan_separations.remark(comparison),
         pictures={"comparison": _comparison(plan, guarantee, cache), "costs": _costs(plan)},
     )
 

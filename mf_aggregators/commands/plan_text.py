@@ -16,6 +16,7 @@ from typing import Any
 
 from mf_aggregators import planning
 from mf_aggregators.catalogue import ErrorName
+from mf_aggregators.commands import plan_separations
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
@@ -23,6 +24,7 @@ from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.planning.proposals import error_name
+from mf_aggregators.planning.robustness import Comparison
 from mf_aggregators.printed_guarantees import pair, rounded_up
 
 DOCSTRINGS = "docstrings"
@@ -466,13 +468,16 @@ def remark_on_estimates(plan: Plan) -> list[str]:
     ]
 
 
-def text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
+def text(
+    plan: Plan, steps: list[Step], show_rates: bool, comparison: Comparison | None = None
+) -> str:
     """Returns what is printed.
 
     Args:
       plan: The plan.
       steps: What a user types to run it.
       show_rates: As :func:`table` takes it.
+      comparison: What matrices lose under other separations, if that was asked for.
     """
     lines = [*setting_lines(plan.setting), "", *_aligned(table(plan, show_rates))]
     remark = remark_on_estimates(plan)
@@ -488,6 +493,10 @@ def text(plan: Plan, steps: list[Step], show_rates: bool) -> str:
     if plan.skipped:
         lines += ["", "Skipped for lack of time (--time_limit=0 computes and caches them):"]
         lines += [f"  {each.mechanism} {each.reason}" for each in plan.skipped]
+    if comparison is not None:
+        lines += ["", *textwrap.wrap(plan_separations.remark(comparison), _LINE_LENGTH), ""]
+        lines += _aligned([("", *row) for row in plan_separations.table(comparison)])
+        lines += [f"  {each.mechanism} {each.reason}" for each in comparison.skipped]
     lines += ["", "To run it:"]
     for step in steps:
         lines += ["", *(f"  {line}" for line in step.lines())]

@@ -320,6 +320,7 @@ class PrivacyStatement:
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
             "adaptive_clip": None if adaptive is None else adaptive.to_dict(),
+            "public_data": " ".join(self.facts.public_data.split()),
             "enforcement": " ".join(self.facts.enforcement.split()),
             "provenance": {
                 **dataclasses.asdict(self.facts.provenance),

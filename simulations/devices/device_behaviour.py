@@ -14,6 +14,14 @@ REJOIN = "rejoin"
 
 _HOUR = 3600.0
 
+# Probabilities with which a round that is tried often enough ends well.
+_BELOW_ONE = (
+    "dropout_probability",
+    "upload_loss_probability",
+    "late_upload_probability",
+    "abandonment_probability",
+)
+
 # The flags of each availability model, and the attributes that they are.
 _MODEL_FLAGS = {
     "always": {},
@@ -62,6 +70,14 @@ class DeviceBehaviour:
       dropout_probability: Probability that a selected device gives up before it uploads: its
         timer is not started.
       upload_loss_probability: Probability that an upload does not arrive: its device's timer runs.
+      late_upload_probability: Probability that an upload that arrives does so after its round was
+        closed. It is summed in no round: its token was for this one. Its device's timer runs.
+      minimum_uploads: With how many uploads in time a round is closed at its end, at least 1.
+        With fewer, the attempt is abandoned. None: with all that are needed. A round is closed
+        before its end once all that are needed are there.
+      abandonment_probability: Probability that the server abandons an attempt at a round whose
+        uploads were made: because it restarts, for example. Nothing of the attempt is summed or
+        released, and the timers of its devices run.
       history_loss_probability: Probability that a device forgets, before a round, when and
         how often it took part. Independent for each device and round.
       after_history_loss: ``"wait"``: a device without history assumes the worst that its
@@ -83,6 +99,9 @@ class DeviceBehaviour:
     over_selection: float = 1.0
     dropout_probability: float = 0.0
     upload_loss_probability: float = 0.0
+    late_upload_probability: float = 0.0
+    minimum_uploads: int | None = None
+    abandonment_probability: float = 0.0
     history_loss_probability: float = 0.0
     after_history_loss: str = WAIT
     round_seconds: float = 300.0
@@ -92,9 +111,11 @@ class DeviceBehaviour:
     def __post_init__(self) -> None:
         if validation.finite_number(self.over_selection, "over_selection") < 1.0:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
-        for name in ("dropout_probability", "upload_loss_probability"):
+        for name in _BELOW_ONE:
             if validation.non_negative_number(getattr(self, name), name) >= 1.0:
                 raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
+        if self.minimum_uploads is not None:
+            validation.positive_integer(self.minimum_uploads, "minimum_uploads")
         name = "history_loss_probability"
         if validation.non_negative_number(self.history_loss_probability, name) > 1.0:
             raise ValueError(f"{name} must be at most 1, found {self.history_loss_probability}.")
@@ -114,10 +135,28 @@ class DeviceBehaviour:
             self.availability.is_always
             and self.timer is None
             and self.over_selection == 1.0
-            and self.dropout_probability == 0.0
-            and self.upload_loss_probability == 0.0
+            and self.minimum_uploads is None
+            and all(getattr(self, name) == 0.0 for name in _BELOW_ONE)
             and self.history_loss_probability == 0.0
         )
+
+    def fewest_uploads(self, clients_per_round: int) -> int:
+        """Returns with how many uploads a round becomes one.
+
+        Args:
+          clients_per_round: How many uploads a round needs, and sums at most.
+
+        Raises:
+          ValueError: If ``minimum_uploads`` is above it.
+        """
+        if self.minimum_uploads is None:
+            return clients_per_round
+        if self.minimum_uploads > clients_per_round:
+            raise ValueError(
+                f"minimum_uploads={self.minimum_uploads} is above the {clients_per_round} clients "
+                "per round, with which a round is closed."
+            )
+        return self.minimum_uploads
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -151,6 +190,23 @@ def define_flags(values: flags.FlagValues) -> None:
         0.0,
     )
     group.number("upload_loss_probability", "The probability that an upload does not arrive.", 0.0)
+    group.number(
+        "late_upload_probability",
+        "The probability that an upload arrives after its round was closed: it is never summed.",
+        0.0,
+    )
+    group.integer(
+        "minimum_uploads",
+        "The number of uploads with which a round is closed at its end. With fewer, it is "
+        "abandoned and started again. The sum is divided by --clients_per_round in any case. "
+        "Default: --clients_per_round.",
+    )
+    group.number(
+        "abandonment_probability",
+        "The probability that the server abandons a round after its uploads were made, and starts "
+        "it again.",
+        0.0,
+    )
     group.number(
         "history_loss_probability",
         "The probability that a device forgets its participations, for each device and round.",
@@ -236,6 +292,9 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
         over_selection=values.over_selection,
         dropout_probability=values.dropout_probability,
         upload_loss_probability=values.upload_loss_probability,
+        late_upload_probability=values.late_upload_probability,
+        minimum_uploads=values.minimum_uploads,
+        abandonment_probability=values.abandonment_probability,
         history_loss_probability=values.history_loss_probability,
         after_history_loss=values.after_history_loss,
         round_seconds=values.round_minutes * 60.0,

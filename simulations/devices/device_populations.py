@@ -5,7 +5,8 @@ more of them than it needs among those whose timers allow it, loses some before 
 and some uploads on the way, and sums the first ones that arrive. A device starts its timer
 when it uploads, because it cannot know what became of the upload; the timer of a device
 whose update was not summed runs as well. (Bonawitz et al. 2019, Towards Federated Learning at
-Scale, Sec. 2 and 3, describe the protocol; the participation timers are those of MF-DP-FTRL.)
+Scale, Sec. 2 and 3, describe the protocol; the participation timers are those of MF-DP-FTRL.) An
+attempt at a round that is abandoned releases nothing, and the timers of its devices run on.
 
 What counts towards a guarantee is a participation whose upload was summed. Timers by rounds
 enforce a schema whatever the devices do. Timers by the wall clock enforce a time, and the
@@ -48,12 +49,13 @@ class TooFewEligibleClientsError(Error, ValueError):
 class DeviceRound:
     """How a round took place.
 
-    ``num_selected`` is the size of the cohort and the three numbers after it together; they are
+    ``num_selected`` is the size of the cohort and the four numbers after it together; they are
     summed over the attempts.
 
     Attributes:
       round_index: The round, from 0.
-      cohort: (clients_per_round,) int64: increasing, the devices whose uploads were summed.
+      cohort: (clients,) int64: increasing, the devices whose uploads were summed. As many as the
+        clients per round, or fewer, down to the fewest uploads that close a round.
       start_seconds: When its last attempt, which succeeded, started; since the first attempt
         of the first round.
       attempts: How often the server started the round.
@@ -64,8 +66,10 @@ class DeviceRound:
       num_selected: Selected devices.
       num_dropped_out: Selected devices that gave up before they uploaded.
       num_uploads_lost: Selected devices whose upload did not arrive.
-      num_discarded: Selected devices whose upload arrived and was not summed, because enough
-        others had arrived before, or in an attempt in which too few arrived.
+      num_uploads_late: Selected devices whose upload arrived after the attempt.
+      num_discarded: Selected devices whose upload arrived in time and was not summed, because
+        enough others had arrived before, or in an attempt that was abandoned.
+      num_abandoned: Attempts that devices were selected for, and of which nothing was released.
     """
 
     round_index: int
@@ -78,7 +82,9 @@ class DeviceRound:
     num_selected: int
     num_dropped_out: int
     num_uploads_lost: int
+    num_uploads_late: int
     num_discarded: int
+    num_abandoned: int
 
 
 class DeviceTimers:
@@ -233,12 +239,13 @@ class DevicePopulation:
           num_devices: The population.
           participation: What timers by rounds enforce. Timers by the wall clock take the most
             participations of a device from it, and nothing else.
-          clients_per_round: How many uploads a round sums.
+          clients_per_round: How many uploads a round needs: it is closed with them.
           behaviour: What the devices do; nothing goes wrong by default.
           seed: Any non-negative integer.
 
         Raises:
-          ValueError: If an argument is out of its range, a schema of exact distances is asked
+          ValueError: If an argument is out of its range, rounds are closed with more uploads than
+            they need, a schema of exact distances is asked
             of timers by the wall clock, or a trace names a device that does not exist.
         """
         behaviour = DeviceBehaviour() if behaviour is None else behaviour
@@ -253,6 +260,7 @@ class DevicePopulation:
             clients_per_round, "clients_per_round"
         )
         self._behaviour = behaviour
+        self._fewest = behaviour.fewest_uploads(self._clients_per_round)
         self._seed = validation.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
@@ -309,20 +317,20 @@ class DevicePopulation:
         self._lose_histories()
         self._timers.advance(self._now(self._seconds))
         self._waiting_before = self._num_devices - self._timers.num_eligible
-        selected, dropped_out, lost, discarded = 0, 0, 0, 0
+        selected, dropped_out, lost, late, discarded, abandoned = 0, 0, 0, 0, 0, 0
         selection = _Selection(np.empty(0, np.int64), 0, True)
         for attempt in range(behaviour.max_attempts):
             seconds = self._seconds + attempt * behaviour.retry_seconds
             self._timers.advance(self._now(seconds))
             num_eligible = self._timers.num_eligible
-            if num_eligible < self._clients_per_round and behaviour.timer is None:
+            if num_eligible < self._fewest and behaviour.timer is None:
                 # No timer runs out within a round.
                 raise TooFewEligibleClientsError(self._too_few(num_eligible))
             generator = random_streams.generator_of(
                 self._seed, Stream.DEVICES, _SELECTION, index, attempt
             )
             selection = self._select(generator, seconds)
-            if len(selection.devices) < self._clients_per_round:
+            if len(selection.devices) < self._fewest:
                 continue
             selected += len(selection.devices)
             uploading = _kept(selection.devices, behaviour.dropout_probability, generator)
@@ -330,12 +338,15 @@ class DevicePopulation:
             self._timers.record(uploading, self._now(seconds + behaviour.round_seconds))
             received = _kept(uploading, behaviour.upload_loss_probability, generator)
             lost += len(uploading) - len(received)
-            if len(received) < self._clients_per_round:
-                discarded += len(received)
+            in_time = _kept(received, behaviour.late_upload_probability, generator)
+            late += len(received) - len(in_time)
+            if len(in_time) < self._fewest or self._is_abandoned(generator):
+                discarded += len(in_time)
+                abandoned += 1
                 continue
-            discarded += len(received) - self._clients_per_round
             # They are in random order: any of those that uploaded may have been the first.
-            cohort = np.sort(received[: self._clients_per_round])
+            cohort = np.sort(in_time[: self._clients_per_round])
+            discarded += len(in_time) - len(cohort)
             self._finish_round(seconds)
             return DeviceRound(
                 round_index=index,
@@ -348,7 +359,9 @@ class DevicePopulation:
                 num_selected=selected,
                 num_dropped_out=dropped_out,
                 num_uploads_lost=lost,
+                num_uploads_late=late,
                 num_discarded=discarded,
+                num_abandoned=abandoned,
             )
         raise TooFewEligibleClientsError(self._no_attempt_succeeded(selection))
 
@@ -371,8 +384,15 @@ class DevicePopulation:
             num_selected=len(cohort),
             num_dropped_out=0,
             num_uploads_lost=0,
+            num_uploads_late=0,
             num_discarded=0,
+            num_abandoned=0,
         )
+
+    def _is_abandoned(self, generator: np.random.Generator) -> bool:
+        """Whether the server abandons an attempt whose uploads have arrived."""
+        probability = self._behaviour.abandonment_probability
+        return probability > 0.0 and generator.random() < probability
 
     def _finish_round(self, start_seconds: float) -> None:
         self._round_index += 1
@@ -412,7 +432,7 @@ class DevicePopulation:
         wanted = math.ceil(self._clients_per_round * behaviour.over_selection)
         always = behaviour.availability.is_always
         possible = behaviour.availability.is_possible(seconds)
-        if num_eligible < self._clients_per_round or not possible:
+        if num_eligible < self._fewest or not possible:
             return _Selection(np.empty(0, np.int64), 0, is_exact=not possible)
         # Devices drawn with replacement, of which those that can join are kept once: the first
         # ones of them are a uniform choice without replacement, however many can join.
@@ -460,7 +480,7 @@ class DevicePopulation:
 
     def _too_few(self, num_eligible: int) -> str:
         return (
-            f"round {self._round_index + 1} needs {self._clients_per_round} clients, and the "
+            f"round {self._round_index + 1} needs {self._fewest} clients, and the "
             f"participation timers allow {num_eligible} of {self._num_devices}.{self._used_up()} "
             "Use fewer clients per round, a smaller separation, more participations per client, "
             "fewer losses of uploads and histories, or fewer rounds."
@@ -480,16 +500,16 @@ class DevicePopulation:
     def _no_attempt_succeeded(self, last: _Selection) -> str:
         behaviour, num_eligible = self._behaviour, self._timers.num_eligible
         beginning = (
-            f"round {self._round_index + 1} found no {self._clients_per_round} uploads in "
+            f"round {self._round_index + 1} found no {self._fewest} uploads in "
             f"{behaviour.max_attempts} attempts"
         )
-        if num_eligible < self._clients_per_round:
+        if num_eligible < self._fewest:
             return (
                 f"{beginning}: the participation timers allowed {num_eligible} of "
                 f"{self._num_devices} clients at the last. Use fewer clients per round, a shorter "
                 "timer, more participations per client, or more or later attempts."
             )
-        if last.num_available < self._clients_per_round:
+        if last.num_available < self._fewest:
             return (
                 f"{beginning}: of {num_eligible} clients whose timers allowed it, "
                 f"{last.num_available} were available at the last.{self._used_up()} Use fewer "
@@ -497,8 +517,9 @@ class DevicePopulation:
                 "often."
             )
         return (
-            f"{beginning}: of the devices selected, too many dropped out or lost their uploads. "
-            "Use a larger over-selection, or fewer clients per round."
+            f"{beginning}: of the devices selected, too many dropped out, lost their uploads or "
+            "were late, or the server abandoned the round. Use a larger over-selection, fewer "
+            "clients per round, or more attempts."
         )
 
 

@@ -49,6 +49,7 @@ def image_task(
         initial_weights=tuple(initial_weights),
         evaluate=functools.partial(_evaluate, evaluation, {HELDOUT: heldout, TEST: test}),
         accuracy=ACCURACY,
+        keras_model=keras_model,
         facts={
             "num_examples": len(train_labels),
             "most_frequent_class": most_frequent,

@@ -44,7 +44,7 @@ from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import TIMERS, RunConfig
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
-from simulations.training import learning_rate_schedules
+from simulations.training import learning_rate_schedules, weights_files
 from simulations.training.federated_task import TaskCommand, TaskData
 from simulations.workers import quiet, worker_addresses
 
@@ -78,6 +78,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     config = run_config.of_flags(values, command)
     behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
+    _check_initial_weights(config)
     workers = None if config.workers is None else worker_addresses.parse(config.workers)
     if config.write_learning_rates is not None:
         _write_learning_rates(values, config, command)
@@ -366,11 +367,22 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
             "--timer, --over_selection, lost uploads and histories and their like, or use "
             f"--sampling={TIMERS}.",
         )
+    behaviour.fewest_uploads(config.cohort)
     command_line.check_choice(
         behaviour.timer is None or config.separation is not None,
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
         "simulate-participation finds what the timers give.",
     )
+
+
+def _check_initial_weights(config: RunConfig) -> None:
+    """Checks that there is a file of weights before anything is written or TensorFlow is loaded."""
+    if config.initial_weights is None:
+        return
+    try:
+        weights_files.find(config.initial_weights)
+    except ValueError as error:
+        raise CommandError(f"--initial_weights: {error}") from None
 
 
 def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:
@@ -466,6 +478,12 @@ def _check_same_run(
             if None not in (old.get(name), new[name]):
                 old[name] = new[name]
     run_directory.check_same_flags(old, new, directory.path)
+    for name, sha256 in _beginning(config).items():
+        if begun.get(name) != sha256:
+            raise CommandError(
+                f"--initial_weights={config.initial_weights} is not what the run in "
+                f"{directory.path} began with: restore it, or start a new run."
+            )
 
 
 def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
@@ -533,9 +551,18 @@ def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
     return {
         **config,
         "seeds_policy": noise_seed + clients,
+        **_beginning(run.config),
         "noise_format": NOISE_FORMAT,
         "versions": run_directory.versions(),
     }
+
+
+def _beginning(config: RunConfig) -> dict[str, str]:
+    """What ``config.json`` has of the weights of a file that training begins with."""
+    if config.initial_weights is None:
+        return {}
+    sha256 = weights_files.sha256(config.initial_weights)
+    return {run_directory.INITIAL_WEIGHTS_SHA256: sha256}
 
 
 def _print_outcome(
@@ -563,7 +590,10 @@ def _print_outcome(
     lines = [
         ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
         ("test accuracy", percent(outcome.test_accuracy)),
-        ("untrained model", percent(outcome.untrained_accuracy)),
+        (
+            "untrained model" if values.initial_weights is None else "initial model",
+            percent(outcome.untrained_accuracy),
+        ),
         *command.outcome_lines(outcome.facts),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),

@@ -29,7 +29,12 @@ from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import PrivacyBudget, RunStatements
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun, Round, StoppedByRuleError
-from simulations.training import learning_rate_schedules, private_aggregation
+from simulations.training import (
+    learning_rate_schedules,
+    model_parts,
+    private_aggregation,
+    weights_files,
+)
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
 from simulations.workers.worker_addresses import WorkerLostError
@@ -67,6 +72,8 @@ _COLUMNS = (
     "clients_per_round",
     "eligible_clients",
     "available_clients",
+    "selected_clients",
+    "attempts",
     "epsilon_spent",
     "epsilon_planned",
     "seconds",
@@ -153,6 +160,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
       OSError: If a state cannot be saved.
     """
     _check_clients(run, task)
+    names = model_parts.weight_names(task.model_fn)
+    task = _begun(run, task)
     _fix_size(run.directory, _num_parameters(task))
     untrained_accuracy = _untrained_accuracy(task)
     federated = _federated_run(run, task)
@@ -166,6 +175,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     try:
         for finished in training_loop.rounds(federated, store, progress, stop):
             last = Progress(finished.state, finished.index + 1, finished.ledger)
+            if abandoned := _abandoned(finished):
+                ProgressBar.write(abandoned, file=sys.stderr)
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
         message, stopped_by_rule = str(error), True
@@ -176,6 +187,9 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     finally:
         outputs.close()
     is_at_its_end = stopped_by_rule or last.num_rounds == run.config.num_rounds
+    if is_at_its_end and not interrupted:
+        weights = process.get_model_weights(last.state).trainable
+        weights_files.save(run.directory.final_model, names, task.all_weights(list(weights)))
     interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(
         ledger=last.ledger,
@@ -195,6 +209,28 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             else None
         ),
     )
+
+
+def _abandoned(finished: Round) -> str:
+    """What is to be said of attempts at a round that were abandoned; nothing if none was."""
+    devices = finished.devices
+    if devices is None or not devices.num_abandoned:
+        return ""
+    number = devices.num_abandoned
+    attempts = "1 attempt was" if number == 1 else f"{number} attempts were"
+    return (
+        f"round {finished.index + 1}: {attempts} abandoned before its sum, with too few uploads or "
+        "by the server. They used no noise, and the timers of their devices run."
+    )
+
+
+def _begun(run: Run, task: FederatedTask) -> FederatedTask:
+    """The task, as the run begins with it: its first weights, and the part that is trained."""
+    config = run.config
+    if config.initial_weights is not None:
+        known = (run.directory.read_config() or {}).get(run_directory.INITIAL_WEIGHTS_SHA256)
+        task = model_parts.beginning_with(task, config.initial_weights, known)
+    return task if config.layers is None else model_parts.training_only(task, config.layers)
 
 
 def _check_clients(run: Run, task: FederatedTask) -> None:
@@ -234,7 +270,9 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     process = learning_process(run, task, storage, canaries)
     if not run.config.secure_aggregation:
         _check_metrics(process, task.accuracy)
-    weights = tff.learning.models.ModelWeights(list(task.initial_weights), [])
+    weights = tff.learning.models.ModelWeights(
+        list(task.initial_weights), list(task.frozen_weights.values())
+    )
     return FederatedRun(
         process=process,
         initial_state=process.set_model_weights(process.initialize(), weights),
@@ -470,6 +508,8 @@ class _Rows:
         }
         if finished.devices is not None:
             row["available_clients"] = finished.devices.num_available
+            row["selected_clients"] = finished.devices.num_selected
+            row["attempts"] = finished.devices.attempts
         row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP if clip})
         row["clients_per_round"] = self._run.config.cohort
         is_measured = not self._run.config.secure_aggregation

@@ -158,6 +158,26 @@ class RunConfig(Mapping[str, Any]):
         default="linear",
         choices=_words("linear", "drop"),
     )
+    initial_weights: str | None = _flag(
+        "Training",
+        "The weights that training begins with: a file that Keras wrote (.keras, .h5) of the same "
+        "model, or the directory of a run that has ended. Its SHA-256 goes into the privacy "
+        "statement. Needs --public_data. Default: random weights.",
+        default=None,
+        is_path=True,
+    )
+    public_data: str | None = _flag(
+        "Privacy",
+        "What was used besides the clients' data, in a few words, as the privacy statement says "
+        "it: what --initial_weights were trained on. Nobody but you knows. Default: none.",
+        default=None,
+    )
+    trainable_layers: str | None = _flag(
+        "Training",
+        "The layers or weights that are trained, by name, with commas between them; the others "
+        "are frozen. Updates, clipping and noise are those of the trained part. Default: all.",
+        default=None,
+    )
     evaluate_every: int = _flag(
         "Training", "The number of rounds between evaluations.", is_positive=True
     )
@@ -424,6 +444,13 @@ class RunConfig(Mapping[str, Any]):
         """The clip norm, or how it adapts."""
         return self.adaptive_clip or float(self.clip_norm)
 
+    @property
+    def layers(self) -> tuple[str, ...] | None:
+        """The names of the layers that are trained; None for all."""
+        if self.trainable_layers is None:
+            return None
+        return tuple(name.strip().strip("/") for name in self.trainable_layers.split(","))
+
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
@@ -543,6 +570,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         "really releases, and one whose clients stand for more has too little noise for it.",
     )
     _check_sampling(options)
+    _check_beginning(options)
     options = _with_noise_multiplier(options, defaults["target_epsilon"])
     _check_audit(options)
     return options
@@ -688,6 +716,26 @@ def _check_audit(options: RunConfig) -> None:
         provable > 1.0 / multiplier,
         f"--audit_canaries={canaries} cannot refute a noise multiplier of {multiplier:.3g}, "
         "whatever they find: use more of them.",
+    )
+
+
+def _check_beginning(options: RunConfig) -> None:
+    """Checks where training begins, and which part of a model it is about."""
+    words = options.public_data
+    check_choice(
+        words is None or (bool(words.strip()) and words.isprintable()),
+        "--public_data takes a few words in one line.",
+    )
+    if options.initial_weights is not None:
+        check_choice(
+            words is not None,
+            "--initial_weights needs --public_data, what they were trained on, in a few words: the "
+            "privacy statement repeats it, and nobody but you knows.",
+        )
+    check_choice(
+        options.layers is None or all(options.layers),
+        "--trainable_layers takes names of layers or weights with commas between them, found "
+        f"{options.trainable_layers!r}.",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from mf_aggregators import __version__, atomic_files, validation
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.errors import Error
+from simulations.training import weights_files
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"
@@ -36,6 +37,8 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
 DATA_FILE = "dataset.json"
 LOCK_FILE = "run.lock"
+# The entry of config.json that has the SHA-256 of the weights that training began with.
+INITIAL_WEIGHTS_SHA256 = "initial_weights_sha256"
 # The entry of config.json that has the horizons before, of a run that was extended.
 EXTENDS = "extends"
 
@@ -51,6 +54,7 @@ _WHOLE_FILES = (
     PRIVACY_FILE,
     STATEMENT_FILE,
     FIGURE_FILE,
+    weights_files.FINAL_MODEL_FILE,
     f"{STATES_DIRECTORY}/{DATA_FILE}",
     f"{STATES_DIRECTORY}/{SAMPLING_SEED_FILE}",
 )
@@ -82,6 +86,8 @@ class RunDirectory:
         """Names the files; nothing is read or written yet."""
         self.path = pathlib.Path(path)
         self.ledger = self.path / LEDGER_FILE
+        # All weights of the model, once the run has ended.
+        self.final_model = self.path / weights_files.FINAL_MODEL_FILE
         # TensorBoard's event files.
         self.tensorboard = self.path / TENSORBOARD_DIRECTORY
         # States that a run goes on from. They are secret, and so is what stands among them: the

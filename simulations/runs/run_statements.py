@@ -31,9 +31,12 @@ from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
+from simulations.training import weights_files
 
 _LOGGER = logging.getLogger(__name__)
 
+# The characters of a line of a statement, without its margin.
+_LINE_LENGTH = 90
 # A curve of about this many points is smooth enough.
 _POINTS = 100
 
@@ -134,7 +137,7 @@ def planned(run: Run) -> PrivacyStatement:
         clients_per_round=run.config.cohort,
         clip_norm=float(config.clip_norm) if clip is None else clip.initial_norm,
         noise_seed_is_fixed=config.seed is not None,
-        public_data="none",
+        public_data=_public_data(run),
         enforcement=_enforcement(run),
         adaptive_clip=_adaptive_clipping(run),
         has_run_directory=True,
@@ -145,6 +148,22 @@ def planned(run: Run) -> PrivacyStatement:
         represented=_represented(run),
         stopping_rule=run.stopping_rule,
     )
+
+
+def _public_data(run: Run) -> str:
+    """What was used besides the clients' data: as whoever runs it says, with a file's hash."""
+    config = run.config
+    words = "none" if config.public_data is None else config.public_data.strip().rstrip(".")
+    if config.initial_weights is None:
+        return words
+    file = weights_files.find(config.initial_weights)
+    text = (
+        f"{words}. Training began with the weights of {file.name} (SHA-256 "
+        f"{weights_files.sha256(file)}); what they were trained on is as whoever ran it says, and "
+        "was not checked"
+    )
+    lines = textwrap.wrap(text, _LINE_LENGTH, break_long_words=False, break_on_hyphens=False)
+    return "\n     ".join(lines)
 
 
 def observed(

@@ -24,11 +24,14 @@ class FederatedTask:
       client_dataset: Takes a client's id and a round, from 0, and returns its
         ``tf.data.Dataset`` of batches in that round; a function of the two alone.
       model_fn: What ``tff.learning`` builds its model from.
-      initial_weights: The trainable weights that training begins with.
-      evaluate: Takes trainable weights and :data:`HELDOUT` or :data:`TEST`, and returns the
-        model's ``loss`` and ``accuracy`` on that split.
+      initial_weights: The weights that are trained, as training begins with them.
+      evaluate: Takes the weights that are trained, and :data:`HELDOUT` or :data:`TEST`, and
+        returns the model's ``loss`` and ``accuracy`` on that split.
       accuracy: The name of the metric of ``model_fn`` that is the accuracy in training.
       facts: What the result of a run says besides, by name: baselines, for example.
+      keras_model: Makes the Keras model whose trainable weights these are, in their order: what
+        reads the files of Keras. None where there is none.
+      frozen_weights: The weights that are not trained, by their places among all of them.
     """
 
     client_ids: tuple[str, ...]
@@ -38,6 +41,21 @@ class FederatedTask:
     evaluate: Callable[[Sequence[np.ndarray], str], Mapping[str, float]]
     accuracy: str
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    keras_model: Callable[[], Any] | None = None
+    frozen_weights: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def all_weights(self, trained: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns all weights in the model's order.
+
+        Args:
+          trained: Those that are trained, in their order.
+        """
+        left = iter(trained)
+        number = len(trained) + len(self.frozen_weights)
+        return [
+            self.frozen_weights[place] if place in self.frozen_weights else next(left)
+            for place in range(number)
+        ]
 
 
 class TaskData(Protocol):

@@ -88,6 +88,9 @@ def test_the_numbers_are_those_of_the_rounds(
         "--over_selection=1.5",
         "--dropout_probability=0.1",
         "--upload_loss_probability=0.05",
+        "--late_upload_probability=0.04",
+        "--minimum_uploads=8",
+        "--abandonment_probability=0.03",
         "--history_loss_probability=0.001",
         "--round_minutes=30",
         "--retry_minutes=45",
@@ -99,6 +102,9 @@ def test_the_numbers_are_those_of_the_rounds(
         over_selection=1.5,
         dropout_probability=0.1,
         upload_loss_probability=0.05,
+        late_upload_probability=0.04,
+        minimum_uploads=8,
+        abandonment_probability=0.03,
         history_loss_probability=0.001,
         round_seconds=1800.0,
         retry_seconds=2700.0,
@@ -114,9 +120,13 @@ def test_the_numbers_are_those_of_the_rounds(
         ("selected", "num_selected"),
         ("dropped_out", "num_dropped_out"),
         ("uploads_lost", "num_uploads_lost"),
+        ("uploads_late", "num_uploads_late"),
         ("discarded", "num_discarded"),
+        ("abandoned_attempts", "num_abandoned"),
     ):
         assert fields[field] == sum(getattr(found, name) for found in device_rounds)
+        assert fields[field] > 0
+    assert fields["summed_min"] == min(len(found.cohort) for found in device_rounds)
     for field in ("eligible", "available"):
         numbers = [getattr(found, f"num_{field}") for found in device_rounds]
         assert fields[f"{field}_min"] == min(numbers)
@@ -266,6 +276,12 @@ def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathl
     [
         (("--separation=2", "--population="), "population"),
         (("--clients_per_round=0", "--separation=2"), "clients_per_round must be at least 1"),
+        (("--separation=2", "--margin=1"), "--margin must be at least 0 and below 1, found 1"),
+        (("--separation=2", "--margin=-0.1"), "--margin must be at least 0 and below 1"),
+        (("--separation=2", "--minimum_uploads=11"), "minimum_uploads=11 is above the 10 clients"),
+        (("--separation=2", "--minimum_uploads=0"), "minimum_uploads must be at least 1"),
+        (("--separation=2", "--late_upload_probability=1"), "must be below 1, found 1.0"),
+        (("--separation=2", "--abandonment_probability=-1"), "abandonment_probability"),
         (("--num_rounds=0", "--separation=2"), "--num_rounds must be at least 1"),
         ((), "--timer=rounds needs --separation"),
         (("--timer=wall_clock",), "--timer_hours belongs to --timer=wall_clock, which needs it"),
@@ -382,25 +398,75 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     assert fields["participation"] is None
     # It is the guarantee of no plan.
     assert fields["planned_epsilon"] is None
-    one_by_one = [
-        _fields(capsys, *timer[:2], f"--seed={seed}", "--seeds=1")["realised_separation"]
-        for seed in range(3, 7)
-    ]
+    alone = [_fields(capsys, *timer[:2], f"--seed={seed}", "--seeds=1") for seed in range(3, 7)]
+    one_by_one = [each["realised_separation"] for each in alone]
     assert fields["separations_of_seeds"] == one_by_one
+    most = [each["most_participations"] for each in alone]
+    assert fields["participations_of_seeds"] == most
+    fitting = MinSeparation(fields["suggested_separation"]).most_participations(40)
+    assert fields["suggested_max_participations"] == min(max(most) + 1, fitting)
     suggested = fields["suggested_separation"]
     assert 1 <= suggested < min(one_by_one)
     assert suggested <= 0.9 * min(one_by_one)
     assert min(one_by_one) - suggested >= max(one_by_one) - min(one_by_one)
-    # A plan for it is kept.
+    # A plan for it is kept, also with a count that devices do not keep.
     planned = _fields(capsys, *timer, f"--separation={suggested}")
+    assert planned["most_participations"] <= fields["suggested_max_participations"]
     assert planned["keeps_plan"] is True
     assert "suggested_separation" not in planned
 
     status, text, _ = _call(capsys, *_SETTING, *timer)
     assert status == 0
     assert "\n\nThere is no plan: " in text
-    assert f"--separation={suggested} for a plan" in text
+    assert f"For a plan: {fields['rule']}" in text
+    assert fields["rule"].startswith(
+        f"--separation={suggested} is the smallest of all seeds ({min(one_by_one)} rounds), less "
+        "10 % of it"
+    )
+    assert f"--max_participations={fields['suggested_max_participations']} is" in fields["rule"]
+    wide = _fields(capsys, *timer, "--margin=0.5")
+    assert wide["suggested_separation"] == min(one_by_one) // 2
+    assert "less 50 % of it" in wide["rule"]
     assert "The plan was kept" not in text
+
+
+@pytest.mark.parametrize(
+    ("separations", "counts", "num_rounds", "margin", "expected"),
+    [
+        ([100, 101], [3, 2], 1000, 0.1, (90, 4)),
+        # They differ by more than the share.
+        ([100, 130], [3, 2], 1000, 0.1, (70, 4)),
+        ([100, 130], [3, 2], 1000, 0.5, (50, 5)),
+        ([100, 100], [3, 3], 1000, 0.0, (100, 3)),
+        # No more than fit: rounds 0, 90 and 180.
+        ([100, 100], [9, 9], 181, 0.1, (90, 3)),
+        ([100, 100], [9, 9], 180, 0.1, (90, 2)),
+        # Something is always suggested.
+        ([1, 9], [1, 1], 20, 0.1, (1, 2)),
+        ([5, 50], [0, 0], 20, 0.0, (1, 1)),
+    ],
+)
+def test_a_suggestion_follows_the_rule(
+    separations: list[int],
+    counts: list[int],
+    num_rounds: int,
+    margin: float,
+    expected: tuple[int, int],
+) -> None:
+    found = simulate_participation.suggested_schema(separations, counts, num_rounds, margin)
+    assert found == expected
+
+
+def test_rounds_that_a_seed_never_reached_are_no_evidence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody returns in the 30 rounds before the devices are used up, of 40 that are asked for."""
+    arguments = ("--timer=wall_clock", "--timer_hours=1000", "--max_attempts=2", "--seeds=2")
+    status, out, _ = _call(capsys, *_SETTING, *arguments, "--format=json")
+    assert status == 2
+    fields = json.loads(out)
+    assert (fields["rounds"], fields["separations_of_seeds"]) == (30, [None, None])
+    assert fields["suggested_separation"] == 27
 
 
 def test_devices_that_never_return_suggest_single_participation(

@@ -18,13 +18,14 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.catalogue.built_in import BandedEntry
-from mf_aggregators.commands import command_line, factorize, plan, plan_text
+from mf_aggregators.commands import command_line, factorize, plan, plan_separations, plan_text
 from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_dict
 from mf_aggregators.privacy import guarantees
 from simulations.runs import planned_runs, run_config
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
+from tests import page_checks
 from tests.simulations.command_processes import CommandServer
 
 _SETTING = (
@@ -428,6 +429,12 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--sampling=poisson", "--separation=4"], "--separation and --max_participations are for"),
         (["--sampling=cyclic"], "sampling"),
         (["--sampling=poisson", "--delta=1e-13"], "at least 1e-12"),
+        (["--separations=2,many"], "--separations takes whole numbers with commas between them"),
+        (["--separations="], "--separations names no separation"),
+        (["--separations=0"], "a number of --separations must be at least 1"),
+        (["--separations=13"], "--separations=13 is more than --num_rounds=12"),
+        (["--separations=5"], "--separations=5: "),
+        (["--separations=2", "--sampling=poisson"], "--separations is for devices with timers"),
         (["--unknown=1"], "unknown"),
         (["something"], "unexpected argument"),
         (["--error=worst"], "--error=worst cannot be read as mean, max or a file of numbers"),
@@ -445,6 +452,61 @@ def test_bad_input_is_one_clear_line(
     assert message in last
     assert last.startswith("mf-plan: ")
     assert all("done" in line for line in progress)
+
+
+def test_regrets_of_further_separations(
+    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+) -> None:
+    page = tmp_path / "plan.html"
+    mechanisms = "--mechanisms=banded,identity"
+    arguments = (cache, mechanisms, "--separation=4", "--max_participations=3")
+    fields = _planned(capsys, *arguments, "--separations=2,3,4", f"--report={page}")
+    found = fields["separations"]
+    assert found["separations"] == [2, 3, 4]
+    # What is best for the first of them, by a plan of its own.
+    alone = _planned(capsys, cache, mechanisms, "--separation=2", "--max_participations=3")
+    assert alone["separations"] is None
+    best = alone["candidates"][0]["effective_rmse"]
+    assert found["best"][0]["effective_error"] == pytest.approx(best, rel=1e-12)
+    planned = {each["mechanism"] for each in fields["candidates"]}
+    assert planned == {each["mechanism"] for each in found["matrices"]}
+    for each in found["matrices"]:
+        for regret, error, best in zip(
+            each["regrets"], each["effective_errors"], found["best"], strict=True
+        ):
+            assert regret == pytest.approx(error / best["effective_error"] - 1.0)
+    status, text, _ = _call(capsys, *_SETTING, *arguments, "--separations=2,3")
+    assert status == 0
+    least = found["matrices"][0]
+    said = f"{least['name']}, made for {least['made_for'][0]}"
+    assert said in " ".join(text.split())
+    assert "If the separation turns out otherwise" in page.read_text()
+    assert page_checks.read(page).faults == []
+    for each in found["matrices"]:
+        row = [f"{100.0 * regret:+.1f} %" for regret in each["regrets"]]
+        lines = [line for line in text.splitlines() if line.split()[:1] == [each["mechanism"]]]
+        assert any(re.split(r"\s{2,}", line)[-3:] == row for line in lines)
+        assert all(one in page.read_text() for one in row)
+
+
+def test_separations_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_separations.time, "monotonic", lambda: 100.0)
+    assert plan_separations.share_of(None, 3) is None
+    assert plan_separations.share_of(130.0, 3) == 10.0
+    assert plan_separations.share_of(130.0, 1) == 30.0
+    # A plan without time would be refused as one.
+    assert plan_separations.share_of(90.0, 2) == 1.0
+
+
+def test_a_separation_without_a_plan_is_left_out() -> None:
+    said: list[str] = []
+
+    def make(setting: planning.Setting, limit: float | None) -> planning.Plan:
+        raise ValueError("no mechanism that fits was computed")
+
+    setting = planning.Setting(12, 120, 10, MinSeparation(3), None, 8.0, 1e-6, 1000)
+    assert plan_separations.plans_of([setting], make, None, said.append) == []
+    assert said[-1].endswith("is left out: no mechanism that fits was computed")
 
 
 @pytest.mark.parametrize("name", [each.split("=")[0] for each in _SETTING if "delta" not in each])

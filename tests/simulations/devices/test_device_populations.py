@@ -75,6 +75,9 @@ def _behaviours(**fixed: Any) -> st.SearchStrategy[DeviceBehaviour]:
         "over_selection": st.floats(1.0, 2.5),
         "dropout_probability": _PROBABILITIES,
         "upload_loss_probability": _PROBABILITIES,
+        "late_upload_probability": _PROBABILITIES,
+        "minimum_uploads": st.none() | st.just(1),
+        "abandonment_probability": _PROBABILITIES,
         "history_loss_probability": _PROBABILITIES,
         "round_seconds": st.sampled_from([600.0, _HOUR, 5 * _HOUR]),
         "retry_seconds": st.sampled_from([600.0, _HOUR]),
@@ -154,19 +157,25 @@ def _check_rounds(
     for index, found in enumerate(device_rounds):
         assert found.round_index == index
         assert found.cohort.dtype == np.int64
-        assert len(found.cohort) == clients_per_round
+        fewest = behaviour.fewest_uploads(clients_per_round)
+        assert fewest <= len(found.cohort) <= clients_per_round
         assert np.all(np.diff(found.cohort) > 0)
         assert 0 <= found.cohort[0] <= found.cohort[-1] < num_devices
         assert found.start_seconds == start + (found.attempts - 1) * behaviour.retry_seconds
         assert 1 <= found.attempts <= behaviour.max_attempts
         start = found.start_seconds + behaviour.round_seconds
-        assert found.num_selected == (
-            clients_per_round + found.num_dropped_out + found.num_uploads_lost + found.num_discarded
+        not_summed = (
+            found.num_dropped_out,
+            found.num_uploads_lost,
+            found.num_uploads_late,
+            found.num_discarded,
         )
-        assert min(found.num_dropped_out, found.num_uploads_lost, found.num_discarded) >= 0
+        assert found.num_selected == len(found.cohort) + sum(not_summed)
+        assert min(not_summed) >= 0
+        assert 0 <= found.num_abandoned < found.attempts
         most_selected = math.ceil(clients_per_round * behaviour.over_selection)
         assert found.num_selected <= found.attempts * most_selected
-        assert clients_per_round <= found.num_available <= found.num_eligible <= num_devices
+        assert fewest <= found.num_available <= found.num_eligible <= num_devices
         model = behaviour.availability
         assert np.all(model.available(found.cohort, found.start_seconds, index, seed))
 
@@ -314,10 +323,17 @@ def test_selection_is_uniform(devices: tuple[int, int, set[bool]], over_selectio
     assert _FALSE_ALARM / 2 < p_value < 1.0 - _FALSE_ALARM / 2
 
 
-def test_devices_that_drop_out_start_no_timer_and_lost_uploads_do() -> None:
-    """The number of devices whose timers run is that of all uploads, summed or not."""
+def test_devices_that_drop_out_start_no_timer_and_all_uploads_do() -> None:
+    """The number of devices whose timers run is that of all uploads, summed or not.
+
+    Among the latter are those that are lost, late, and of attempts that were abandoned.
+    """
     behaviour = DeviceBehaviour(
-        over_selection=1.7, dropout_probability=0.3, upload_loss_probability=0.15
+        over_selection=1.7,
+        dropout_probability=0.3,
+        upload_loss_probability=0.1,
+        late_upload_probability=0.05,
+        abandonment_probability=0.1,
     )
     population = DevicePopulation(5000, MinSeparation(4), 50, behaviour, 7)
     device_rounds = _rounds(population, 30)
@@ -328,6 +344,44 @@ def test_devices_that_drop_out_start_no_timer_and_lost_uploads_do() -> None:
             assert found.num_eligible == 5000 - sum(uploads[max(0, index - 3) : index])
     assert max(found.attempts for found in device_rounds) > 1
     assert sum(found.num_discarded for found in device_rounds) > 0
+    assert sum(found.num_uploads_late for found in device_rounds) > 0
+    # Devices are always there: every attempt but the last of a round was abandoned.
+    for found in device_rounds:
+        assert found.num_abandoned == found.attempts - 1
+
+
+def test_a_round_is_closed_at_its_goal_and_at_its_end_with_enough() -> None:
+    """Of the uploads in time, as many as are needed are summed; fewer are, down to the minimum."""
+    sizes = {}
+    for fewest in (None, 30):
+        behaviour = DeviceBehaviour(
+            over_selection=1.3,
+            upload_loss_probability=0.15,
+            late_upload_probability=0.15,
+            minimum_uploads=fewest,
+        )
+        population = DevicePopulation(20_000, MinSeparation(5), 50, behaviour, 3)
+        device_rounds = _rounds(population, 100)
+        assert len(device_rounds) == 100
+        sizes[fewest] = [len(found.cohort) for found in device_rounds]
+        for found in device_rounds:
+            if len(found.cohort) < 50:
+                assert found.num_discarded == 0
+        attempts = [found.attempts for found in device_rounds]
+        # Of 65 uploads 47 arrive in time on average, and hardly ever fewer than 30.
+        assert (max(attempts) > 2) == (fewest is None)
+    assert set(sizes[None]) == {50}
+    assert min(sizes[30]) < 50 == max(sizes[30])
+
+
+def test_no_round_is_closed_with_more_than_it_needs() -> None:
+    with refuses("minimum_uploads"):
+        DevicePopulation(100, MinSeparation(2), 5, DeviceBehaviour(minimum_uploads=6))
+    with refuses("minimum_uploads"):
+        DeviceBehaviour(minimum_uploads=0)
+    # With a minimum, the rounds go on where timers leave fewer than are needed.
+    population = DevicePopulation(12, MinSeparation(2), 10, DeviceBehaviour(minimum_uploads=2))
+    assert [len(population.next_round().cohort) for _ in range(4)] == [10, 2, 10, 2]
 
 
 @pytest.mark.parametrize("timer", [None, WallClockTimer(5 * 300.0)])
@@ -337,6 +391,7 @@ def test_losses_have_their_probabilities(timer: WallClockTimer | None) -> None:
         over_selection=2.0,
         dropout_probability=0.2,
         upload_loss_probability=0.1,
+        late_upload_probability=0.07,
         history_loss_probability=0.01,
     )
     population = DevicePopulation(20_000, MinSeparation(5), 100, behaviour, 2)
@@ -345,9 +400,12 @@ def test_losses_have_their_probabilities(timer: WallClockTimer | None) -> None:
     assert selected == 200 * 200
     dropped_out = sum(found.num_dropped_out for found in device_rounds)
     lost = sum(found.num_uploads_lost for found in device_rounds)
-    tests = [(dropped_out, selected, 0.2), (lost, selected - dropped_out, 0.1)]
+    late = sum(found.num_uploads_late for found in device_rounds)
+    arrived = selected - dropped_out - lost
+    tests = [(dropped_out, selected, 0.2), (arrived, selected - dropped_out, 0.9)]
+    tests += [(late, arrived, 0.07)]
     for number, of, probability in tests:
-        assert scipy.stats.binomtest(number, of, probability).pvalue > _FALSE_ALARM / 4
+        assert scipy.stats.binomtest(number, of, probability).pvalue > _FALSE_ALARM / 6
     # Whoever uploaded in the last so many rounds is away, and so is whoever lost its history
     # in as many. By the wall clock it is one round more: an upload comes at a round's end.
     rounds_away = 4 if timer is None else 5
@@ -355,6 +413,23 @@ def test_losses_have_their_probabilities(timer: WallClockTimer | None) -> None:
     expected = 20_000 - (20_000 - rounds_away * uploads) * 0.99**rounds_away
     waiting = np.mean([20_000 - found.num_eligible for found in device_rounds[50:]])
     assert abs(waiting - expected) < 0.03 * expected
+
+
+def test_rounds_are_abandoned_with_their_probability() -> None:
+    behaviour = DeviceBehaviour(abandonment_probability=0.3)
+    population = DevicePopulation(20_000, MinSeparation(5), 10, behaviour, 3)
+    device_rounds = _rounds(population, 300)
+    abandoned = sum(found.num_abandoned for found in device_rounds)
+    attempts = sum(found.attempts for found in device_rounds)
+    assert attempts == 300 + abandoned
+    assert scipy.stats.binomtest(abandoned, attempts, 0.3).pvalue > _FALSE_ALARM
+    # All of an attempt's devices uploaded, for nothing, and their timers run.
+    for found in device_rounds:
+        assert found.num_discarded == 10 * found.num_abandoned
+    uploads = [found.num_selected for found in device_rounds]
+    for index, found in enumerate(device_rounds):
+        away = sum(uploads[max(0, index - 4) : index]) + 10 * found.num_abandoned
+        assert found.num_eligible == 20_000 - away
 
 
 def test_a_round_that_loses_its_uploads_is_started_again_with_other_devices() -> None:

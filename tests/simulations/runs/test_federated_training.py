@@ -1,7 +1,11 @@
 """A task that does not do what it says is refused before a round is released."""
 
+import csv
 import dataclasses
+import json
+import math
 import pathlib
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +21,7 @@ from simulations.runs import federated_training, planned_runs, run_config
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
+from simulations.training import weights_files
 from simulations.training.federated_task import FederatedTask
 from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
@@ -86,6 +91,50 @@ def test_the_task_as_it_is_trains(plan: Run, task: FederatedTask, tmp_path: path
     outcome = _train(plan, task, tmp_path)
     assert outcome.num_rounds == 2
     assert (tmp_path / "privacy.json").exists()
+
+
+@pytest.mark.long
+def test_a_part_that_is_trained_from_the_end_of_another_run(
+    plan: Run, task: FederatedTask, tmp_path: pathlib.Path
+) -> None:
+    """Its size, its clipping and its noise are those of the part, and it goes on as it began."""
+    first = tmp_path / "first"
+    first.mkdir()
+    _train(plan, task, first)
+    _, (kernel, bias) = weights_files.load(first / "final_model.npz")
+    assert np.any(kernel)
+    sha256 = weights_files.sha256(first)
+    config = dataclasses.replace(
+        plan.config,
+        initial_weights=str(first),
+        public_data="the other run",
+        trainable_layers="dense/bias",
+    )
+    part = dataclasses.replace(plan, config=config)
+    directory = RunDirectory(tmp_path / "part")
+    directory.create({"flags": {}, "initial_weights_sha256": sha256})
+    _train(part, task, directory.path)
+    names, (frozen, trained) = weights_files.load(directory.final_model)
+    assert names == ("dense/kernel", "dense/bias")
+    np.testing.assert_array_equal(frozen, kernel)
+    assert np.all(trained != bias)
+    # Ten numbers of 650.
+    assert (directory.read_config() or {})["num_parameters"] == trained.size == 10
+    with (directory.path / "metrics.csv").open(newline="") as file:
+        norms = [float(row["noise_norm"]) for row in csv.DictReader(file)]
+    with (first / "metrics.csv").open(newline="") as file:
+        whole = [float(row["noise_norm"]) for row in csv.DictReader(file)]
+    np.testing.assert_allclose(norms, np.array(whole) * math.sqrt(10 / 650))
+    facts = json.loads((directory.path / "privacy.json").read_text())
+    assert "the other run" in facts["public_data"]
+    assert f"final_model.npz (SHA-256 {sha256})" in facts["public_data"]
+    shutil.rmtree(directory.states / "round_2")
+    directory.final_model.unlink()
+    _train(part, task, directory.path)
+    np.testing.assert_array_equal(weights_files.load(directory.final_model)[1][1], trained)
+    weights_files.save(first / "final_model.npz", names, [kernel + 1, bias])
+    with refuses("is not what this run began with"):
+        _train(part, task, directory.path)
 
 
 def test_a_run_goes_on_with_the_storage_that_it_began_with(

@@ -1,5 +1,6 @@
 """The matrix of a run is for the workload that its flags say, and stays that."""
 
+import hashlib
 import json
 import pathlib
 import shlex
@@ -22,7 +23,7 @@ from simulations.runs import federated_runs, planned_runs, run_config, run_direc
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
-from simulations.training import learning_rate_schedules
+from simulations.training import learning_rate_schedules, weights_files
 from tests import console_commands
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
@@ -92,6 +93,36 @@ def _flags_of(mechanism: str) -> tuple[str, ...]:
 
 def _same(one: Factorization, other: Factorization) -> bool:
     return one.strategy_matrix().tobytes() == other.strategy_matrix().tobytes()
+
+
+def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path: pathlib.Path) -> None:
+    weights = tmp_path / "public.npz"
+    weights_files.save(weights, ["dense/kernel"], [np.ones((2, 3))])
+    path = tmp_path / "run"
+    command = ("--mechanism=identity", f"--initial_weights={weights}", "--public_data=books.")
+    begun = _plan(*command, path=path)
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    config = begun.directory.read_config() or {}
+    assert config["initial_weights_sha256"] == sha256
+    said = run_statements.planned(begun).to_dict()["public_data"]
+    assert said.startswith(
+        f"books. Training began with the weights of public.npz (SHA-256 {sha256})"
+    )
+    assert said.endswith("what they were trained on is as whoever ran it says, and was not checked")
+    _plan(*command, path=path)
+    for other in (("--public_data=letters",), ("--trainable_layers=dense/kernel",)):
+        with refuses("other flags"):
+            _plan(*command, *other, path=path)
+    weights_files.save(weights, ["dense/kernel"], [np.zeros((2, 3))])
+    with refuses("is not what the run in", "began with"):
+        _plan(*command, path=path)
+    weights.unlink()
+    with refuses("is no file of weights"):
+        _plan(*command, path=path)
+    # Without a file of weights, what is said is what was given.
+    assert run_statements.planned(_plan("--mechanism=identity")).facts.public_data == "none"
+    tuned = _plan("--mechanism=identity", "--public_data=rates were tuned on letters")
+    assert run_statements.planned(tuned).facts.public_data == "rates were tuned on letters"
 
 
 def test_a_run_says_which_mechanisms_have_its_training_inside() -> None:

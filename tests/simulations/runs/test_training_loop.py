@@ -373,12 +373,15 @@ def test_too_few_clients_end_the_run_and_leave_its_rounds(
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
 
 
-# Three of nine clients are needed.
+# Three of nine clients are needed, and two are enough at the end of a round.
 _DISTURBED = DeviceBehaviour(
     Independent(0.8),
     over_selection=1.4,
     dropout_probability=0.1,
     upload_loss_probability=0.05,
+    late_upload_probability=0.1,
+    minimum_uploads=2,
+    abandonment_probability=0.2,
     history_loss_probability=0.03,
 )
 _BY_CLOCK = DeviceBehaviour(
@@ -396,7 +399,7 @@ def _disturbed_run(sooner_process: Any, **changes: Any) -> FederatedRun:
     arguments: dict[str, Any] = {
         "behaviour": _DISTURBED,
         "participation": MinSeparation(2),
-        "seed": 2,
+        "seed": 4,
     }
     return _run(sooner_process, **{**arguments, **changes})
 
@@ -432,6 +435,30 @@ def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
     np.testing.assert_array_equal(np.array(parts), np.array(models))
     on_disk = ParticipationLedger.load(tmp_path / "parts" / "ledger.npz")
     assert _cohorts(on_disk) == _cohorts(ledger)
+
+
+def test_an_attempt_that_was_abandoned_uses_no_row_of_noise(
+    sooner_process: Any, tmp_path: pathlib.Path
+) -> None:
+    """The models are those of a server that never knew of it, with the same row for each round."""
+    run = _disturbed_run(sooner_process)
+    store = linear_run.store_of(tmp_path)
+    found = list(training_loop.rounds(run, store, training_loop.start(run, store), StopRequest()))
+    assert sum(each.devices.num_abandoned for each in found if each.devices) == 2
+    assert {len(cohort) for cohort in found[-1].ledger.cohorts} == {2, 3}
+    state = run.initial_state
+    for number, each in enumerate(found, 1):
+        data = [
+            run.client_dataset(linear_run.CLIENTS[one], each.index)
+            for one in each.ledger.cohorts[-1]
+        ]
+        state = sooner_process.next(state, data).state
+        expected = linear_run.weights_of(sooner_process, state)
+        np.testing.assert_array_equal(linear_run.weights_of(sooner_process, each.state), expected)
+        of_query = each.metrics["aggregator"]["dp_query_metrics"]
+        assert of_query["rounds_released"] == each.ledger.num_rounds == number
+    summed = guarantees.observed_participation(found[-1].ledger.rounds_of_clients(), _NUM_ROUNDS)
+    assert guarantees.keeps_plan(run.participation, summed)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,45 @@ def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return status, *capture.readouterr()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--initial_weights=none.npz"], "--initial_weights needs --public_data"),
+        (
+            ["--initial_weights=none.npz", "--public_data=x"],
+            "--initial_weights: none.npz is no file of weights and no directory of a run",
+        ),
+        (
+            ["--initial_weights=.", "--public_data=x"],
+            "--initial_weights: . has no final_model.npz",
+        ),
+        (
+            ["--initial_weights=text.txt", "--public_data=x"],
+            "--initial_weights: text.txt is no file of weights by its name",
+        ),
+        (["--public_data= "], "--public_data takes a few words in one line"),
+        (["--public_data=two\nlines"], "--public_data takes a few words in one line"),
+        (["--trainable_layers=dense,,"], "--trainable_layers takes names of layers or weights"),
+        (["--minimum_uploads=11"], "minimum_uploads=11 is above the 10 clients per round"),
+        (["--abandonment_probability=1"], "abandonment_probability must be below 1"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("text.txt").write_text("0.5")
+    status, out, err = _call(capsys, "--output_dir=run", *arguments)
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert message in line
+    assert not pathlib.Path("run").exists()
+
+
 def test_a_directory_of_another_command_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:

@@ -1,0 +1,130 @@
+"""What a matrix loses where the separation is another one than it was made for.
+
+A separation is planned before anybody knows how far apart participations will be. A matrix that
+was made for another one still has a guarantee: its noise is scaled to its sensitivity under the
+separation that holds. What it loses is accuracy, and its regret is how much more error it has than
+the best matrix that was made for that separation, both with the noise of the same target (Dvijotham
+et al. 2024, arXiv 2408.08868, compare mechanisms for user-level privacy so, by separations between
+participations).
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.planning import side_processes
+from mf_aggregators.planning.planner import Candidate, Plan, Skipped
+from mf_aggregators.planning.side_processes import TimeLimitError
+
+# What the sensitivities of one matrix may take after the time limit, in seconds: most take less.
+_SECONDS_OF_A_MATRIX = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Regret:
+    """A matrix under several separations.
+
+    Attributes:
+      candidate: The mechanism, as it was planned for one separation.
+      made_for: The separations whose plans have this very matrix, increasing.
+      errors: Its effective error under each separation of the comparison, with the noise that the
+        target needs there.
+      regrets: Each of them over the least effective error of a plan for that separation, less one.
+        Below zero if no matrix that was made for it is as good.
+    """
+
+    candidate: Candidate
+    made_for: tuple[int, ...]
+    errors: tuple[float, ...]
+    regrets: tuple[float, ...]
+
+    @property
+    def worst(self) -> float:
+        """The largest regret."""
+        return max(self.regrets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Matrices for several separations, under each of these.
+
+    Attributes:
+      separations: The separations, increasing.
+      best: The candidate of least effective error of the plan for each.
+      matrices: All candidates of the plans, by increasing worst regret.
+      skipped: Those that were not compared within the time limit.
+    """
+
+    separations: tuple[int, ...]
+    best: tuple[Candidate, ...]
+    matrices: tuple[Regret, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def compare(plans: Sequence[Plan], deadline: float | None = None) -> Comparison:
+    """Compares the matrices of plans that differ in nothing but the separation.
+
+    Args:
+      plans: Plans for timers, one for each separation.
+      deadline: When nothing is computed any more, as ``time.monotonic`` has it, but for matrices
+        that take a few seconds; None for no limit.
+
+    Returns:
+      The comparison.
+
+    Raises:
+      ValueError: If a plan is not for timers by a least separation, there is none, or two are for
+        the same separation.
+    """
+    by_separation: dict[int, Plan] = {}
+    schemas_of: dict[int, MinSeparation] = {}
+    for plan in plans:
+        schema = plan.setting.participation
+        if not isinstance(schema, MinSeparation) or schema.separation in by_separation:
+            raise ValueError("plans for timers are compared, each with another least separation.")
+        by_separation[schema.separation] = plan
+        schemas_of[schema.separation] = schema
+    if not by_separation:
+        raise ValueError("there is no plan to compare.")
+    separations = tuple(sorted(by_separation))
+    schemas = [schemas_of[each] for each in separations]
+    best = tuple(by_separation[each].candidates[0] for each in separations)
+    found: dict[tuple[str, tuple[float, ...]], Regret] = {}
+    skipped = []
+    for separation in separations:
+        for candidate in by_separation[separation].candidates:
+            if not math.isfinite(candidate.effective_error):
+                continue
+            until = deadline
+            if deadline is not None:
+                until = max(deadline, time.monotonic() + _SECONDS_OF_A_MATRIX)
+            try:
+                with side_processes.until(until):
+                    errors = _errors(candidate, schemas)
+            except TimeLimitError as error:
+                name = f"{candidate.name} for separation {separation}"
+                skipped.append(Skipped(name, str(error)))
+                continue
+            regrets = tuple(
+                error / least.effective_error - 1.0
+                for error, least in zip(errors, best, strict=True)
+            )
+            # What no schema has a say in is the same for all of them.
+            key = candidate.name, tuple(float(f"{error:.12g}") for error in errors)
+            known = found.get(key)
+            made_for = (separation,) if known is None else (*known.made_for, separation)
+            found[key] = Regret(candidate, made_for, errors, regrets)
+    matrices = sorted(found.values(), key=lambda each: each.worst)
+    return Comparison(separations, best, tuple(matrices), tuple(skipped))
+
+
+def _errors(candidate: Candidate, schemas: Sequence[MinSeparation]) -> tuple[float, ...]:
+    """The effective error of a candidate under each schema: it goes as the sensitivity does."""
+    mechanism = candidate.mechanism
+    own = mechanism.factorization.sensitivity(mechanism.schema).value
+    return tuple(
+        candidate.effective_error * (mechanism.factorization.sensitivity(schema).value / own)
+        for schema in schemas
+    )
