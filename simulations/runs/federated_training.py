@@ -168,6 +168,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         interrupted = True
     finally:
         outputs.close()
+    weights = process.get_model_weights(last.state)
+    run.directory.write_model([*weights.trainable, *weights.non_trainable])
     is_at_its_end = stopped_by_rule or last.num_rounds == run.config.num_rounds
     interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(

@@ -4,14 +4,17 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import pathlib
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from mf_aggregators import __version__, atomic_files, validation
 from mf_aggregators.commands.command_line import CommandError
@@ -23,6 +26,10 @@ LEDGER_FILE = "participation.npz"
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 FIGURE_FILE = "training.png"
+# The model after the last round that was released, one array for each of its weights.
+MODEL_FILE = "final_model.npz"
+# The entry of config.json that has the day on which a run began.
+BEGUN = "begun"
 STATES_DIRECTORY = "checkpoints"
 # A state is named after its round.
 STATE_PREFIX = "round_"
@@ -49,6 +56,7 @@ _WHOLE_FILES = (
     PRIVACY_FILE,
     STATEMENT_FILE,
     FIGURE_FILE,
+    MODEL_FILE,
     f"{STATES_DIRECTORY}/{DATA_FILE}",
     f"{STATES_DIRECTORY}/{SAMPLING_SEED_FILE}",
 )
@@ -153,6 +161,13 @@ class RunDirectory:
                 f"the data have changed since the run in {self.path} began, and no run can go on "
                 "with other data under the same noise: start a new one."
             )
+
+    def day_of_beginning(self) -> str | None:
+        """Returns the day on which the run began, if its configuration says it and can be read."""
+        with contextlib.suppress(RunDirectoryError):
+            day = (self.read_config() or {}).get(BEGUN)
+            return day if isinstance(day, str) else None
+        return None
 
     def has_begun(self) -> bool:
         """Returns whether there are results or a statement, which follow the first state."""
@@ -301,6 +316,12 @@ class RunDirectory:
         """Writes a JSON file, whole or not at all."""
         text = json.dumps(contents, indent=2, allow_nan=False) + "\n"
         atomic_files.write_text(self.path / name, text)
+
+    def write_model(self, weights: Sequence[np.ndarray]) -> None:
+        """Writes the weights of the model, whole or not at all."""
+        archive = io.BytesIO()
+        np.savez(archive, *weights)
+        atomic_files.write_bytes(self.path / MODEL_FILE, archive.getbuffer())
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a text file, whole or not at all."""

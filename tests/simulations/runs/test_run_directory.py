@@ -249,6 +249,7 @@ def test_unfinished_files_of_killed_processes_are_removed(tmp_path: pathlib.Path
         "PRIVACY.md",
         "participation.npz",
         "training.png",
+        "final_model.npz",
     }
     secret = {"dataset.json", "sampling_seed.json"}
     directory.states.mkdir()
