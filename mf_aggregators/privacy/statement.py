@@ -128,6 +128,18 @@ class RunFacts:
         given["provenance"] = Provenance.from_dict(given["provenance"])
         return cls(**given)
 
+    def with_provenance(self, **given: Any) -> "RunFacts":
+        """Returns the facts with who stands behind a statement, and what it was made from.
+
+        Args:
+          **given: Attributes of ``provenance.Provenance``: ``responsible``, ``model``, ``period``,
+            ``custody``, ``secure_aggregation``, ``files``, ``date``. Others stay as they are.
+
+        Raises:
+          TypeError: For any other attribute.
+        """
+        return dataclasses.replace(self, provenance=dataclasses.replace(self.provenance, **given))
+
 
 @dataclasses.dataclass(frozen=True)
 class Represented:
@@ -511,7 +523,9 @@ class PrivacyStatement:
     def _formal_text(self, guarantee: Guarantee) -> str:
         """The numbers of what was observed, if they are not those of the plan."""
         found = statement_texts.formal(guarantee)
-        is_planned = self.keeps_plan and found == statement_texts.formal(self.plan)
+        # Noise relative to an equal sensitivity may have another last digit.
+        multipliers = guarantee.noise_multiplier, self.plan.noise_multiplier
+        is_planned = self.keeps_plan and math.isclose(*multipliers, rel_tol=1e-12)
         return "That is as planned." if is_planned else found
 
     def _extended_text(self) -> str:

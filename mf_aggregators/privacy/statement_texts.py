@@ -279,8 +279,8 @@ All rounds together are one Gaussian mechanism, also with updates that depend on
 UNIT_OF_TIMERS = """\
 One client with all its examples, whatever they are and however many. It covers
      well-behaved clients, those that keep to their participation timer; others do not change the
-     guarantee of these. A person who uses m clients has an m-th of the noise multiplier, as long
-     as that is at least 0.2; with two clients, that is what a part of a client has."""
+     guarantee of these. A person who uses two clients is protected as a part of one client is;
+     with m clients, an m-th of the noise multiplier is left, as long as that is at least 0.2."""
 
 VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`

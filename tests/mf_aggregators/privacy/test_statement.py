@@ -15,7 +15,7 @@ from mf_aggregators.participation import MinSeparation, sampling_scheme, samplin
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
-from mf_aggregators.privacy.provenance import OtherRuns, Provenance
+from mf_aggregators.privacy.provenance import OtherRuns
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
@@ -355,8 +355,7 @@ def test_every_kind_of_statement_is_what_the_published_schema_says() -> None:
     facts = dataclasses.replace(
         finished.facts,
         adaptive_clip=clip,
-        provenance=Provenance(secure_aggregation=True, files=(("a", "0" * 64),)),
-    )
+    ).with_provenance(secure_aggregation=True, files=(("a", "0" * 64),))
     kinds = [
         *(finished, running, _statement([0], num_rounds=4), _statement([0, 1, 2])),
         *(_statement([], num_rounds=2), _statement([0], multiplier=0.0), _by_times()),

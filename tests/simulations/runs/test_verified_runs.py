@@ -360,3 +360,42 @@ def test_others_that_are_gone_at_the_end_do_not_take_the_statement_with_them(
     statements.after(ledger)
     assert _together(tmp_path / "run") is None
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["status"] == "interrupted"
+
+
+# What is asked before somebody signs, and the words that answer it.
+_ASKED = {
+    "How well is one client protected?": "-differential privacy** for every client",
+    "On what condition?": "on one condition",
+    "What do epsilon and delta mean?": "the probability of whatever the run may release",
+    "What may it amount to in the whole population?": "of the population is 0.143",
+    "What can an attacker find out?": "is wrong about 1 in 100 clients whose",
+    "What does the attacker know?": "everything of the run but its secrets",
+    "Who is trusted?": "the server that sums the updates and adds the noise is trusted",
+    "What does the server see?": "no: the server saw every client's clipped update.",
+    "How many clients were there?": "12 planned rounds of 5 clients, drawn from 143",
+    "What was public?": "Public data: none.",
+    "What is not protected?": "Not covered: the choice of hyperparameters",
+    "May losses be published?": "statistics of clients without noise, and not to be published",
+    "What was released?": "Every round's noisy average update",
+    "What is one unit?": "One client with all its examples",
+    "And one example, or one of those who share a device?": "is protected less",
+    "And a person with two devices?": "A person who uses two clients is protected as",
+    "What if a device ignores its timer?": "weakens its own guarantee and nobody else's",
+    "How often did a client take part?": "none more than once",
+    "What about other runs?": "Each further run on these clients adds to what can be found out",
+    "How is this verified, and is the program?": "`mf-report --verify=` makes this statement again",
+    "Who is responsible?": "*Responsible.* Jane Doe, privacy team",
+    "Of which model?": "*Model and version.* digits 1.0",
+    "When was the run?": "*Period of the run.* from 20",
+    "Who holds the seed, and when is it destroyed?": "ledger.* The privacy team, for a year.",
+    "Which files is this about?": "`final_model.npz`",
+}
+
+
+def test_what_is_asked_before_somebody_signs_is_answered_once(tmp_path: pathlib.Path) -> None:
+    said = ("--responsible=Jane Doe, privacy team", "--custody=The privacy team, for a year.")
+    _ran(tmp_path / "run", *_TIMERS, *said, "--model=digits 1.0", "--delta=0.001")
+    text = " ".join((tmp_path / "run" / "PRIVACY.md").read_text().split())
+    assert {question: text.count(answer) for question, answer in _ASKED.items()} == dict.fromkeys(
+        _ASKED, 1
+    )
