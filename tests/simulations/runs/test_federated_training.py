@@ -17,7 +17,7 @@ from simulations.runs import federated_training, planned_runs, run_config
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
-from simulations.training.federated_task import FederatedTask
+from simulations.training.federated_task import TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 
@@ -86,6 +86,10 @@ def test_the_task_as_it_is_trains(plan: Run, task: FederatedTask, tmp_path: path
     outcome = _train(plan, task, tmp_path)
     assert outcome.num_rounds == 2
     assert (tmp_path / "privacy.json").exists()
+    with np.load(tmp_path / "final_model.npz") as file:
+        model = [file[name] for name in file.files]
+    assert task.evaluate(model, TEST)["accuracy"] == outcome.test_accuracy
+    assert not np.array_equal(model[0], task.initial_weights[0])
 
 
 def test_a_run_goes_on_with_the_storage_that_it_began_with(
