@@ -11,7 +11,7 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators.commands import command_line, report
+from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.privacy.statement import PrivacyStatement
 from simulations.devices import device_behaviour
 from simulations.examples.digit_classification.run_digits import COMMAND
@@ -189,6 +189,41 @@ def test_data_that_do_not_follow_from_the_files_are_found(
     shutil.copytree(finished, tmp_path / "run")
     _edited(tmp_path / "run" / "privacy.json", old, new)
     assert any(found in each for each in _verified(capsys, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("num_clients", 1430),
+        ("clients_per_round", 50),
+        ("clip_norm", 0.01),
+        ("noise_seed_is_fixed", True),
+        ("planned.noise_multiplier", 2.0),
+        ("planned.delta", 1e-9),
+        ("planned.participation.separation", 5),
+    ],
+)
+def test_a_forged_statement_that_agrees_with_itself_is_not_that_of_the_run(
+    finished: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    value: Any,
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    contents = json.loads((run / "privacy.json").read_text())
+    *outer, name = place.split(".")
+    changed = contents
+    for each in outer:
+        changed = changed[each]
+    changed[name] = value
+    forged = stated_runs.made_again(run, contents)
+    (run / "privacy.json").write_text(json.dumps(forged.to_dict()))
+    (run / "PRIVACY.md").write_text(forged.to_markdown())
+    named = "participation" if "participation" in place else name
+    (found,) = _verified(capsys, run)
+    assert found.startswith(f"{named} is")
 
 
 @pytest.mark.parametrize(
