@@ -11,10 +11,12 @@ import pytest
 from mf_aggregators import accounting, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization, banded, identity
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme, sampling_schemes
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
+from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.provenance import OtherRuns
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import (
@@ -436,6 +438,15 @@ def test_a_run_that_broke_its_plan_counts_as_its_worst_case_with_others() -> Non
     assert found is not None
     sigma = (statement.worst_case.noise_multiplier**-2 + 1.0) ** -0.5
     assert found.epsilon == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
+
+
+def test_what_was_composed_of_a_plan_is_not_stated_of_a_run_that_ended() -> None:
+    mechanism = Mechanism(identity(10), MinSeparation(3, 3), 1.0)
+    running = mechanism.statement(_statement(None).facts, 1e-4)
+    running = dataclasses.replace(running, other_runs=OtherRuns(("a",), 4.0, 1e-4))
+    ended = mechanism.observed(Ledger(("ada",), (np.array([0, 1, 2]),), 10)).completed(running)
+    assert ended.keeps_plan is False
+    assert ended.other_runs is None
 
 
 def _by_times() -> PrivacyStatement:
