@@ -690,7 +690,8 @@ class Observed:
           statement: What :meth:`Mechanism.statement` returned.
 
         Returns:
-          The statement, as :meth:`statement` returns it, without proving the plan again.
+          The statement, as :meth:`statement` returns it, without proving the plan again. What it
+          says of other runs is left out: a plan that was broken counts otherwise there.
         """
         plan, factorization = statement.plan, self.mechanism.factorization
         is_drawn, is_broken = self.mechanism.sampling is not None, self.keeps_participation is False
@@ -709,6 +710,7 @@ class Observed:
                 if is_drawn or self.ledger is None
                 else guarantees.worst_client(plan, factorization, self.ledger)
             ),
+            other_runs=None,
         )
 
     def _unamplified(self, delta: float) -> Guarantee:

@@ -469,7 +469,8 @@ def _run_document(name: str, text: str, is_long_test: bool) -> None:
                 code = workers.named_in(block.text if is_long_test else block.small_text)
                 exec(compile(code, block.where, "exec"), module.__dict__)
             elif block.language in ("", "text"):
-                if "a message" not in block.marks:
+                is_of_long_test = "long" in block.marks and not is_long_test
+                if "a message" not in block.marks and not is_of_long_test:
                     shown.append((block, len(ran)))
             else:
                 assert block.language in _FILES, f"{block.where}: no test knows {block.language}"

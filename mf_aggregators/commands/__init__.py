@@ -6,7 +6,9 @@ statuses of the same kind.
 
 __all__ = [
     "command_line",
+    "evidence",
     "flag_groups",
     "mechanism_flags",
     "output_paths",
+    "stated_runs",
 ]

@@ -205,8 +205,9 @@ def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
 
     Returns:
       Rows of a name, rho, its delta0, a delta and the epsilon, none printed better than it is.
+      Guarantees that are printed alike share their rows.
     """
-    rows: list[tuple[str, ...]] = []
+    names: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for name, guarantee in stated.items():
         rho = "-"
         if math.isfinite(guarantee.zcdp_rho):
@@ -218,17 +219,17 @@ def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
                 for delta in _DELTAS
                 if delta != guarantee.delta
             }
-        rows += [
+        rows = tuple(
             (
-                name,
                 rho,
                 f"{guarantee.zcdp_delta:.2g}",
                 f"{delta:g}",
                 readable("epsilon", found[delta]) if math.isfinite(found[delta]) else "-",
             )
             for delta in sorted(found, reverse=True)
-        ]
-    return rows
+        )
+        names.setdefault(rows, []).append(name)
+    return [("; ".join(alike), *row) for rows, alike in names.items() for row in rows]
 
 
 def read(values: flags.FlagValues) -> Subject:

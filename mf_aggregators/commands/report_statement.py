@@ -16,11 +16,12 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import atomic_files, validation
-from mf_aggregators.commands import output_paths
+from mf_aggregators.commands import evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
-from mf_aggregators.privacy.statement import PrivacyStatement, Provenance, RunFacts
+from mf_aggregators.privacy.provenance import Provenance
+from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 
 # Of the JSON file. A change that older programs cannot read raises it.
 FORMAT = 1
@@ -33,18 +34,18 @@ _PATHS = (
     *("learning_rates", "first_column"),
 )
 _REPEATED = "evidence"
+# Directories with commas between them.
+_OTHER_RUNS = "other_runs"
 # What is in a statement alone.
 _FACTS = (
     *("public_data", "enforcement", "population", "clip_norm", "responsible", "model"),
-    *("period", "custody", "secure_aggregation", _REPEATED),
+    *("period", "custody", "secure_aggregation", _REPEATED, _OTHER_RUNS),
 )
 # The flags that have no part in it.
 _OF_OUTPUT = frozenset(
     {"statement", "verify", "figure", "report", "overwrite", "format", "name_clients", "flagfile"}
 )
 _YES, _NO = "yes", "no"
-# A file of many gigabytes is read in pieces.
-_BYTES_AT_ONCE = 1 << 20
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -86,10 +87,12 @@ def define_flags(values: flags.FlagValues) -> None:
         _REPEATED,
         "A further file whose SHA-256 the statement lists, as a configuration or the final model.",
     )
+    group.string(_OTHER_RUNS, stated_runs.MEANING_OF_OTHER_RUNS)
     group.path(
         "verify",
-        "A statement that --statement wrote, with its .json file beside it: every hash and every "
-        "number is made again from the files and compared. Exit status 1 if anything differs.",
+        "A statement that --statement wrote, with its .json file beside it, or the PRIVACY.md of a "
+        "training run in its directory: every hash and every number is made again from the files "
+        "and compared. Exit status 1 if anything differs.",
     )
 
 
@@ -129,6 +132,8 @@ def check_flags(values: flags.FlagValues) -> None:
         output_paths.check_file(path, "statement", values.overwrite)
     for path in values[_REPEATED].value:
         check_choice(os.path.isfile(path), f"--{_REPEATED}={path} is no file.")
+    for path in stated_runs.other_runs(values[_OTHER_RUNS].value):
+        stated_runs.event_of(path, values.delta)
 
 
 def write(values: flags.FlagValues, found: LedgerReport, factorization: str) -> dict[str, Any]:
@@ -145,7 +150,9 @@ def write(values: flags.FlagValues, found: LedgerReport, factorization: str) -> 
     Raises:
       OSError: If a file cannot be read or written.
     """
-    statement = _statement(values, found, factorization, pathlib.Path(values.statement).parent)
+    statement = _statement(
+        values, found, factorization, pathlib.Path(values.statement).parent, evidence.today()
+    )
     markdown = statement.to_markdown()
     data = {
         "format": FORMAT,
@@ -175,41 +182,95 @@ def verify(
       CommandError: If the statement cannot be read.
     """
     folder = pathlib.Path(path).parent
+    if _is_of_run_directory(path):
+        return _differences_of_run(path)
     data = _read(path)
-    stated = data["statement"]["provenance"]["files"]
-    differing = []
-    for name, digest in stated.items():
-        file = folder / name
-        if not file.is_file():
-            differing.append(f"{name} is not there.")
-        elif _sha256(file) != digest:
-            differing.append(f"{name} is another file: its SHA-256 is not the one that is stated.")
+    stated = _provenance(data["statement"], _data_file(path))
+    differing = evidence.differences(stated, folder)
     if hashlib.sha256(_text(path).encode()).hexdigest() != data["markdown_sha256"]:
         differing.append(f"{path} is not the text that was written.")
     if differing:
         return differing
     values, found, factorization = made_again(_arguments(data["flags"], folder))
-    statement = _statement(values, found, factorization, folder)
-    again = validation.parsed_json(json.dumps(statement.to_dict()))
-    if again["library_version"] != data["statement"]["library_version"]:
+    statement = _statement(values, found, factorization, folder, stated.date)
+    return _differing_statements(path, data["statement"], statement)
+
+
+def _is_of_run_directory(path: str) -> bool:
+    """Whether a training run wrote a statement, whose data has another name."""
+    beside = pathlib.Path(path).parent / stated_runs.PRIVACY_FILE
+    return not _data_file(path).exists() and beside.exists()
+
+
+def _differences_of_run(path: str) -> list[str]:
+    """What differs between the statement of a run directory and what its files give."""
+    folder = pathlib.Path(path).parent
+    file = folder / stated_runs.PRIVACY_FILE
+    contents = _parsed(file)
+    try:
+        differing = evidence.differences(_provenance(contents, file), folder)
+        if differing:
+            return differing
+        statement = stated_runs.made_again(folder, contents)
+        differing = stated_runs.contradictions(folder, statement)
+    except (KeyError, TypeError) as error:
+        raise CommandError(f"{file} is not what a training run of this version writes.") from error
+    # Which client was protected least is named if its run was asked to.
+    worst = contents["worst_client"]
+    has_name = worst is not None and "client_id" in worst
+    return differing + _differing_statements(path, contents, statement, name_clients=has_name)
+
+
+def _differing_statements(
+    path: str, before: Mapping[str, Any], statement: PrivacyStatement, *, name_clients: bool = False
+) -> list[str]:
+    """What differs between the data and the text of a statement and one that was made again."""
+    again = validation.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
+    differing = []
+    if again["library_version"] != before["library_version"]:
         differing.append(
-            f"it was made by version {data['statement']['library_version']}, and this is "
+            f"it was made by version {before['library_version']}, and this is "
             f"{again['library_version']}."
         )
     differing += [
-        f"{name} is {before!r} in the statement, and {now!r} by its files."
-        for name, before, now in _differences(data["statement"], again)
+        f"{name} is {earlier!r} in the statement, and {now!r} by its files."
+        for name, earlier, now in _differences(dict(before), again)
         if name != "library_version"
     ]
-    if not differing and statement.to_markdown() != _text(path):
+    # Data have texts without their line ends.
+    if not differing and statement.to_markdown().split() != _text(path).split():
         differing.append(f"{path} is not the text that its numbers give.")
     return differing
 
 
+def _provenance(contents: Mapping[str, Any], file: pathlib.Path) -> Provenance:
+    """What a statement says of its files, or a line about what is none."""
+    try:
+        return Provenance.from_dict(contents["provenance"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{file} is not what this version of mf-report --statement or a run writes."
+        ) from error
+
+
 def _statement(
-    values: flags.FlagValues, found: LedgerReport, factorization: str, folder: pathlib.Path
+    values: flags.FlagValues,
+    found: LedgerReport,
+    factorization: str,
+    folder: pathlib.Path,
+    date: str,
 ) -> PrivacyStatement:
     secure = values.secure_aggregation
+    ledger = found.observed.ledger
+    others = stated_runs.other_runs(values[_OTHER_RUNS].value)
+    files = evidence.hashes(_files(values), folder)
+    secret: tuple[tuple[str, str], ...] = ()
+    if ledger is not None and ledger.sampling is not None:
+        # Who was drawn is a secret, and so is what would confirm a guess of it.
+        of_ledger, seed = (pathlib.Path(each) for each in (values.ledger, values.sampling_seed))
+        secret = evidence.hashes([of_ledger], folder, seed)
+        hidden = {os.path.relpath(each, folder) for each in (of_ledger, seed)}
+        files = tuple(each for each in files if each[0] not in hidden)
     facts = RunFacts(
         mechanism=f"{factorization.capitalize()} matrix factorization for "
         f"{found.plan.num_rounds} rounds",
@@ -226,16 +287,22 @@ def _statement(
             period=values.period or "",
             custody=values.custody or "",
             secure_aggregation=None if secure is None else secure == _YES,
-            files=tuple(_hashes(values, folder)),
+            files=(
+                *files,
+                *secret,
+                *(
+                    each
+                    for other in others
+                    for each in evidence.hashes(stated_runs.files_of(other), folder)
+                ),
+            ),
+            date=date,
+            secret_files=tuple(name for name, _ in secret),
+            key_file=os.path.relpath(values.sampling_seed, folder) if secret else "",
         ),
     )
-    return found.observed.completed(PrivacyStatement(facts, found.plan))
-
-
-def _hashes(values: flags.FlagValues, folder: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """The names of all files, from the statement's folder, and their hashes."""
-    for path in _files(values):
-        yield os.path.relpath(path, folder), _sha256(path)
+    statement = found.observed.completed(PrivacyStatement(facts, found.plan))
+    return stated_runs.with_other_runs(statement, others, folder)
 
 
 def _files(values: flags.FlagValues) -> Iterator[pathlib.Path]:
@@ -258,6 +325,10 @@ def _flags_of(values: flags.FlagValues, folder: pathlib.Path) -> dict[str, Any]:
             continue
         if name == _REPEATED:
             found[name] = [os.path.relpath(each, folder) for each in flag.value]
+        elif name == _OTHER_RUNS:
+            found[name] = [
+                os.path.relpath(each, folder) for each in stated_runs.other_runs(flag.value)
+            ]
         elif name in _PATHS:
             found[name] = os.path.relpath(flag.value, folder)
         else:
@@ -273,6 +344,8 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
             raise CommandError(f"the flags of a statement cannot have --{name}.")
         if name == _REPEATED:
             words += [f"--{name}={folder / each}" for each in value]
+        elif name == _OTHER_RUNS:
+            words.append(f"--{name}={','.join(str(folder / each) for each in value)}")
         elif name in _PATHS:
             words.append(f"--{name}={folder / value}")
         elif isinstance(value, list):
@@ -285,18 +358,25 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
 
 def _read(path: str) -> dict[str, Any]:
     file = _data_file(path)
+    data = _parsed(file)
     try:
-        data: dict[str, Any] = validation.parsed_json(file.read_text(encoding="utf-8"))
-        fields = (data["format"], data["flags"], data["markdown_sha256"])
-        files = data["statement"]["provenance"]["files"]
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError) as error:
+        fields = (data["format"], data["flags"], data["markdown_sha256"], data["statement"])
+    except (KeyError, TypeError) as error:
         raise CommandError(f"{file} is not what mf-report --statement writes.") from error
     check_choice(
-        fields[0] == FORMAT and all(isinstance(each, dict) for each in (fields[1], files)),
+        fields[0] == FORMAT and all(isinstance(each, dict) for each in (fields[1], fields[3])),
         f"{file} has another format than {FORMAT}: verify it by the version that wrote it.",
     )
+    return data
+
+
+def _parsed(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = validation.parsed_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise CommandError(f"{file} holds no statement: {error}.") from error
     return data
 
 
@@ -309,14 +389,6 @@ def _text(path: str) -> str:
 
 def _data_file(path: str) -> pathlib.Path:
     return pathlib.Path(path).with_suffix(".json")
-
-
-def _sha256(path: pathlib.Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_BYTES_AT_ONCE):
-            found.update(piece)
-    return found.hexdigest()
 
 
 def _differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

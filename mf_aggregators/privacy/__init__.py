@@ -4,6 +4,7 @@ __all__ = [
     "client_names",
     "guarantees",
     "ledgers",
+    "provenance",
     "round_times",
     "statement",
     "stopping_rules",

@@ -5,21 +5,27 @@ setting, data accesses covered, released output, unit of privacy, adjacency, typ
 accounting and its assumptions, and the formal statement.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import printed_guarantees, version
+from dp_accounting import dp_event
+
+from mf_aggregators import accounting, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
 from mf_aggregators.printed_guarantees import rounded_up
-from mf_aggregators.privacy import client_names, statement_texts
+from mf_aggregators.privacy import client_names, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     ObservedParticipation,
     WorstClient,
     keeps_plan,
 )
+from mf_aggregators.privacy.provenance import OtherRuns, Provenance
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 
 # Says that timers enforce the schema.
@@ -54,27 +60,19 @@ class AdaptiveClipping:
             "count_stddev": self.clipped_count_stddev,
         }
 
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> "AdaptiveClipping":
+        """Returns what :meth:`to_dict` described.
 
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """Who stands behind a statement, and what it was made from; nothing is checked but files.
-
-    Attributes:
-      responsible: Who answers for the run; empty where nobody said.
-      model: The model and its version; empty where nobody said.
-      period: The first and the last day of the run; empty where nobody said.
-      custody: Who holds the noise seed, the state and the ledger, and when they are destroyed, as a
-        sentence; empty where nobody said.
-      secure_aggregation: Whether the server saw sums alone; None where nobody said.
-      files: Names of files and their SHA-256 in hexadecimal, in the order in which they are listed.
-    """
-
-    responsible: str = ""
-    model: str = ""
-    period: str = ""
-    custody: str = ""
-    secure_aggregation: bool | None = None
-    files: tuple[tuple[str, str], ...] = ()
+        Args:
+          contents: The mapping.
+        """
+        clip = dict(contents["clip"])
+        clip["target_unclipped_quantile"] = clip.pop("target_quantile")
+        clip["clipped_count_stddev"] = clip.pop("count_stddev")
+        return cls(
+            AdaptiveClip(**clip), contents["update_noise_multiplier"], contents["count_stddev"]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +108,37 @@ class RunFacts:
     adaptive_clip: AdaptiveClipping | None = None
     has_run_directory: bool = False
     num_alike_names: int = 0
-    provenance: Provenance = Provenance()
+    provenance: Provenance = dataclasses.field(default_factory=Provenance)
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> "RunFacts":
+        """Returns the facts in what :meth:`PrivacyStatement.to_dict` returned.
+
+        Args:
+          contents: The mapping, with all else that a statement has.
+
+        Raises:
+          KeyError: If a fact is missing.
+          TypeError: If it is none of a run.
+          ValueError: If a number is out of its range.
+        """
+        given = {field.name: contents[field.name] for field in dataclasses.fields(cls)}
+        if given["adaptive_clip"] is not None:
+            given["adaptive_clip"] = AdaptiveClipping.from_dict(given["adaptive_clip"])
+        given["provenance"] = Provenance.from_dict(given["provenance"])
+        return cls(**given)
+
+    def with_provenance(self, **given: Any) -> "RunFacts":
+        """Returns the facts with who stands behind a statement, and what it was made from.
+
+        Args:
+          **given: Attributes of ``provenance.Provenance``: ``responsible``, ``model``, ``period``,
+            ``custody``, ``secure_aggregation``, ``files``, ``date``. Others stay as they are.
+
+        Raises:
+          TypeError: For any other attribute.
+        """
+        return dataclasses.replace(self, provenance=dataclasses.replace(self.provenance, **given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +180,8 @@ class PrivacyStatement:
       stopped_by_rule: Whether that rule has ended the run.
       earlier_plans: The planned guarantees of the plans that were extended to this run, the first
         one first; empty for a run that was not extended.
+      other_runs: What holds of this run and others together (:meth:`with_other_runs`); None where
+        nobody said which there are.
 
     Raises:
       ValueError: If a run that broke its plan has no worst-case guarantee, a plan of a run that was
@@ -169,6 +199,7 @@ class PrivacyStatement:
     stopping_rule: StoppingRule | None = None
     stopped_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
+    other_runs: OtherRuns | None = None
 
     def __post_init__(self) -> None:
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
@@ -249,6 +280,29 @@ class PrivacyStatement:
             return self.plan
         return min(self.plan, self.observed_guarantee, key=lambda guarantee: guarantee.epsilon)
 
+    def with_other_runs(self, events: Mapping[str, dp_event.DpEvent]) -> "PrivacyStatement":
+        """Returns the statement with what holds of this run and others together.
+
+        It is for clients that were in all of them: of any others, fewer runs are composed. This run
+        counts as it was planned, or as its worst case if it broke its plan.
+
+        Args:
+          events: What ``Mechanism.event`` returned of each other run, by a name for readers.
+
+        Raises:
+          ValueError: If no other run is named, or they cannot be composed at this delta
+            (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
+        """
+        if not events:
+            raise ValueError("with_other_runs needs at least one run: without any, leave it out.")
+        own = self.plan if self.worst_case is None else self.worst_case
+        epsilon = math.inf
+        if math.isfinite(own.epsilon) and not self.facts.noise_seed_is_fixed:
+            with contextlib.suppress(accounting.TailError):
+                epsilon = _composed_epsilon((own.event(), *events.values()), self.plan.delta)
+        runs = OtherRuns(tuple(events), epsilon, self.plan.delta)
+        return dataclasses.replace(self, other_runs=runs)
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know first."""
@@ -322,10 +376,8 @@ class PrivacyStatement:
             "adaptive_clip": None if adaptive is None else adaptive.to_dict(),
             "public_data": " ".join(self.facts.public_data.split()),
             "enforcement": " ".join(self.facts.enforcement.split()),
-            "provenance": {
-                **dataclasses.asdict(self.facts.provenance),
-                "files": dict(self.facts.provenance.files),
-            },
+            "provenance": self.facts.provenance.to_dict(),
+            "other_runs": None if self.other_runs is None else self.other_runs.to_dict(),
             "represents": (
                 None
                 if self.represented is None
@@ -366,6 +418,9 @@ class PrivacyStatement:
             if sampling.is_amplified
             else (texts.DRAWS_VERIFIED_BY_FILES, texts.DRAWS_VERIFIED_BY_ROUNDS)
         )
+        observed = self.observed_participation
+        if observed is not None and observed.conditions is not None:
+            by_rounds = texts.VERIFIED_BY_TIMES
         has_random_sizes = sampling is not None and sampling.has_random_sizes
         unit = texts.UNIT_OF_TIMERS if sampling is None else texts.UNIT_OF_SAMPLING
         return texts.MARKDOWN.format(
@@ -385,7 +440,7 @@ class PrivacyStatement:
             but_for="" if adaptive is None else texts.BUT_FOR,
             left_out=texts.LEFT_OUT if adaptive is None else texts.LEFT_OUT_WITH_INDICATORS,
             mechanism=facts.mechanism,
-            public_data=facts.public_data,
+            public_data=facts.public_data.rstrip("."),
             metrics=(
                 "in\n     `metrics.csv`, in TensorBoard and in what the command prints"
                 if has_files
@@ -395,14 +450,17 @@ class PrivacyStatement:
             together=texts.TOGETHER if sampling is None else sampling.together_words(),
             unit=f"{unit}\n     {texts.part_of_client(self.stated)}",
             accounting=texts.accounting(self.plan),
-            assumption=texts.assumption(self.plan, facts.enforcement),
-            verification=by_files if has_files else by_rounds,
+            bits=texts.BITS if has_files else texts.BITS_ELSEWHERE,
+            assumption=texts.assumption(self.plan, facts.enforcement, has_run_directory=has_files),
+            verification=(by_files if has_files else by_rounds)
+            + (texts.VERIFIED_AGAIN if facts.provenance.files else ""),
             planned=texts.formal(self.plan),
             extended=self._extended_text(),
             observed=self._observed_text(),
             rule=self._rule_text(),
             version=version.__version__,
-            provenance=self._provenance_text(),
+            other_runs=provenance.in_words(self.other_runs),
+            provenance=facts.provenance.to_markdown(),
         )
 
     def _summary(self) -> str:
@@ -417,69 +475,59 @@ class PrivacyStatement:
         }[self.status]
         return (
             f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
-            f"privacy** for every client, {statement_texts.condition(guarantee)}.\n\n"
+            f"privacy** for every client, {self._condition()}.\n\n"
             f"{statement_texts.meaning(guarantee, self.facts.num_clients)}\n\n"
             f"{statement_texts.attacker(guarantee)}"
         )
 
-    def _provenance_text(self) -> str:
-        given, unknown = self.facts.provenance, statement_texts.NOT_STATED
-        secure = {
-            None: unknown,
-            True: "yes: the server saw sums of updates, and no client's own.",
-            False: "no: the server saw every client's clipped update.",
-        }
-        lines = [
-            f"*Responsible.* {given.responsible or unknown}",
-            f"*Model and version.* {given.model or unknown}",
-            f"*Period.* {given.period or unknown}",
-            f"*Custody and destruction of the noise seed, the state and the ledger.* "
-            f"{given.custody or unknown}",
-            f"*Secure aggregation.* {secure[given.secure_aggregation]}",
-        ]
-        if given.files:
-            lines.append("*Made from these files*, by SHA-256:")
-            lines += [f"  `{name}` {digest}" for name, digest in given.files]
-        return "".join(
-            f"   {'' if line.startswith(' ') else '- '}{'  - ' if line.startswith(' ') else ''}"
-            f"{line.strip()}\n"
-            for line in lines
-        )
+    def _condition(self) -> str:
+        observed = self.observed_participation
+        by_times = observed is not None and observed.conditions is not None
+        return statement_texts.condition(self.stated, self.plan, by_times=by_times)
 
     def _observed_text(self) -> str:
         observed, guarantee = self.observed_participation, self.observed_guarantee
         if observed is None or guarantee is None:
-            return "not known yet: the run is under way."
+            return "Not known yet: the run is under way."
         if observed.keeps_sampling:
             return (
-                "the batches of all "
+                "By the ledger and the sampler's seed: the batches of all "
                 f"{statement_texts.count(observed.num_rounds, 'released round')} are those "
-                f"that the sampling scheme draws. {statement_texts.formal(guarantee)}"
+                f"that the sampling scheme draws. {self._formal_text(guarantee)}"
             )
         if observed.separation is None:
-            apart = "no client took part twice"
+            apart = ""
         elif observed.separation == observed.largest_separation:
             apart = (
-                "adjacent participations of one client were exactly "
+                ", and adjacent participations of one client were exactly "
                 f"{statement_texts.count(observed.separation, 'round')} apart"
             )
         else:
             apart = (
-                "two participations of one client were at least "
+                ", and two participations of one client were at least "
                 f"{statement_texts.count(observed.separation, 'round')} apart"
             )
+        most = observed.max_participations
+        often = "once" if most == 1 else f"{most} times"
         if observed.conditions is not None:
             return (
-                f"by the times of {statement_texts.count(observed.num_rounds, 'released round')}, "
-                f"no client took part more than {observed.max_participations} times, and {apart}. "
-                f"{observed.conditions} {statement_texts.formal(guarantee)}"
+                f"By the times of {statement_texts.count(observed.num_rounds, 'released round')}: "
+                f"no client took part more than {often}{apart}. "
+                f"{observed.conditions} {self._formal_text(guarantee)}"
             )
         return (
-            f"in {observed.num_rounds} released rounds, {observed.num_clients} of "
-            f"{self.facts.num_clients} clients took part, none more than "
-            f"{observed.max_participations} times, and {apart}. "
-            f"{statement_texts.formal(guarantee)}{self._worst_text()}"
+            f"By the ledger: in {statement_texts.count(observed.num_rounds, 'released round')}, "
+            f"{observed.num_clients} of {self.facts.num_clients} clients took part, none more than "
+            f"{often}{apart}. {self._formal_text(guarantee)}{self._worst_text()}"
         )
+
+    def _formal_text(self, guarantee: Guarantee) -> str:
+        """The numbers of what was observed, if they are not those of the plan."""
+        found = statement_texts.formal(guarantee)
+        # Noise relative to an equal sensitivity may have another last digit.
+        multipliers = guarantee.noise_multiplier, self.plan.noise_multiplier
+        is_planned = self.keeps_plan and math.isclose(*multipliers, rel_tol=1e-12)
+        return "That is as planned." if is_planned else found
 
     def _extended_text(self) -> str:
         if not self.earlier_plans:
@@ -524,3 +572,9 @@ class PrivacyStatement:
             f"sensitivity is {rounded_up(worst.sensitivity, '.6g')} and epsilon "
             f"{rounded_up(worst.epsilon, '.6g')}, without amplification."
         )
+
+
+# A run asks as it begins and as it ends.
+@functools.lru_cache(maxsize=16)
+def _composed_epsilon(events: tuple[dp_event.DpEvent, ...], delta: float) -> float:
+    return accounting.composed_epsilon(events, delta)

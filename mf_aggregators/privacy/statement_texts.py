@@ -75,11 +75,13 @@ def accounting(plan: Guarantee) -> str:
     )
 
 
-def condition(guarantee: Guarantee) -> str:
+def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
     """Returns on what condition a guarantee is stated, as the end of a sentence.
 
     Args:
       guarantee: The one that is stated.
+      plan: The one that was planned.
+      by_times: Whether the times of rounds, and no ledger, show what was observed.
     """
     if guarantee.is_amplified:
         return (
@@ -88,6 +90,13 @@ def condition(guarantee: Guarantee) -> str:
         )
     if guarantee.sampling is not None:
         return "if clients are drawn as the assumption below says"
+    if guarantee.participation != plan.participation:
+        found = (
+            "timers and uploads were as the observed statement below says"
+            if by_times
+            else "the ledger of who took part is right"
+        )
+        return f"on one condition: {found}, so that every client had {guarantee.participation}"
     return f"on one condition, which the assumption below explains: {guarantee.participation}"
 
 
@@ -119,12 +128,14 @@ def pair(guarantee: Guarantee) -> str:
     return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
 
 
-def assumption(plan: Guarantee, enforcement: str) -> str:
+def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) -> str:
     """Returns what the guarantee assumes of who takes part.
 
     Args:
       plan: The planned guarantee.
       enforcement: What makes clients keep their timers, as a sentence.
+      has_run_directory: Whether a training command wrote the statement, whose sampling schemes say
+        what it enforces.
     """
     scheme = plan.sampling
     if scheme is None:
@@ -132,7 +143,7 @@ def assumption(plan: Guarantee, enforcement: str) -> str:
             f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
             f"     |i - j| apart. {enforcement}"
         )
-    return scheme.assumption_words()
+    return f"{scheme.assumption_words()}{'' if has_run_directory else f' {enforcement}'}"
 
 
 def formal(guarantee: Guarantee) -> str:
@@ -231,13 +242,11 @@ def attacker(guarantee: Guarantee) -> str:
             )
     secrets = "its noise and who was drawn" if guarantee.is_amplified else "its noise"
     return (
-        f"An attacker knows everything of the run but its secrets ({secrets}), and guesses which "
-        f"clients' updates were used. If it {'; if it '.join(cases)}. Blind guesses recognise 1."
+        f"An attacker who knows everything of the run but its secrets ({secrets}), and whatever "
+        "else, now or later, guesses which clients' updates were used. "
+        f"If it {'; if it '.join(cases)}. Blind guesses recognise 1."
     )
 
-
-# Where a statement has no word on a point.
-NOT_STATED = "not stated."
 
 UNIT_OF_SAMPLING = """\
 One client of the population with all its data, whatever they are; where every example
@@ -270,12 +279,21 @@ All rounds together are one Gaussian mechanism, also with updates that depend on
 UNIT_OF_TIMERS = """\
 One client with all its examples, whatever they are and however many. It covers
      well-behaved clients, those that keep to their participation timer; others do not change the
-     guarantee of these. One person who uses m clients has an m-th of the noise multiplier, as long
-     as that is at least 0.2."""
+     guarantee of these. A person who uses two clients is protected as a part of one client is;
+     with m clients, an m-th of the noise multiplier is left, as long as that is at least 0.2."""
 
 VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
    recomputes sensitivity and guarantee from the matrix and the rounds."""
+
+VERIFIED_BY_TIMES = """\
+Whoever has the matrix as a checkpoint and the times of the rounds recomputes sensitivity and
+   guarantee, with `mf-report --checkpoint= --round_times= --timer_hours=`."""
+
+# Of statements that list the files that they were made from.
+VERIFIED_AGAIN = """
+   `mf-report --verify=` makes this statement again from the files that are listed below, and says
+   what differs."""
 
 VERIFIED_BY_ROUNDS = """\
 Whoever has the matrix as a checkpoint and every client's rounds as a ledger recomputes sensitivity
@@ -287,9 +305,17 @@ SECRET_FILES = """\
      tell which data were used."""
 
 SECRET_STATE = """\
-The state of the run holds the noise seed, and its noise directory noise rows and
-     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
-     tell which data were used."""
+The noise seed is secret, and so are rows of noise and sums without noise: whoever
+     has one of them can remove the noise, or tell which data were used."""
+
+BITS = """\
+It holds for released numbers as computers hold them: sums and noise are integers, and more
+     noise makes up for what rounding takes."""
+
+BITS_ELSEWHERE = """\
+It holds for real numbers; and for released numbers as computers hold them, if sums and
+     noise are the integers of this program's aggregator, whose noise makes up for what rounding
+     takes."""
 
 RELEASED = """\
 Every round's noisy average update, and with it every intermediate and
@@ -319,14 +345,15 @@ MARKDOWN = """\
 {warnings}{summary}
 
 1. **DP setting.** Central differential privacy: the server that sums the updates and adds the
-   noise is trusted to do so, and to keep the noise seed secret.
+   noise is trusted to do so, and to keep the noise seed secret. Towards the server itself, the
+   noise protects nobody.
 2. **What the definition is applied to.**
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
      clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
      hyperparameters and of the checkpoint to use; what was made of the data before or beside the
      rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, {metrics}
-     (losses, accuracies, norms and fractions are statistics of clients without noise, for
-     the simulation's own use{but_for}).
+     (losses, accuracies, norms and fractions are statistics of clients without noise, and not to
+     be published{but_for}).
      {secrets}
    - *Released output.* {released}
    - *Unit of privacy.* {unit}
@@ -334,11 +361,13 @@ MARKDOWN = """\
 3. **Accounting.**
    - *Mechanism.* {mechanism}. {clipping} {together}
    - *Type of accounting.* {accounting}
-     It holds for released numbers as computers hold them: sums and noise are integers, and more
-     noise makes up for what rounding takes.
+     {bits}
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}{extended}
-   - *Formal statement, observed.* By the ledger: {observed}{rule}
-4. **Verifiability.** {verification} Made by mf_aggregators {version}.
+   - *Formal statement, observed.* {observed}{rule}
+   - *With other runs.* {other_runs}
+4. **Verifiability.** {verification}
+   It rests on the program, mf_aggregators {version}: its proofs, and the tests that attack them,
+   are in `docs/privacy-proofs.md` of its source. A review of the program by others is not stated.
 5. **Responsibility.**
 {provenance}"""

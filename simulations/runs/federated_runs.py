@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
-from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
@@ -91,6 +91,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
         values.output_dir or f"runs/{datetime.datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}"
     )
     output_paths.check_name(directory.path, "output_dir")
+    _check_other_runs(config, directory)
     max_bands = command.defaults(values)["max_bands"]
     with directory.locked():
         begun = directory.read_config()
@@ -385,6 +386,16 @@ def _check_initial_weights(config: RunConfig) -> None:
         raise CommandError(f"--initial_weights: {error}") from None
 
 
+def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
+    """Checks that runs can be composed before hours of training."""
+    for other in stated_runs.other_runs(config.other_runs):
+        command_line.check_choice(
+            other.resolve() != directory.path.resolve(),
+            f"--other_runs={other} is the run itself: name the others alone.",
+        )
+        stated_runs.event_of(other, config.delta)
+
+
 def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:
     data = command.open_data(config)
     behaviour.availability.check_population(data.num_clients)
@@ -536,6 +547,7 @@ def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
     config: dict[str, Any] = {
         "command": command.name,
         "flags": kept,
+        run_directory.BEGUN: evidence.today(),
         "cohort_seed": run.seed,
     }
     if run.mechanism.sampling is not None:

@@ -186,10 +186,9 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         interrupted = True
     finally:
         outputs.close()
+    weights = process.get_model_weights(last.state).trainable
+    weights_files.save(run.directory.final_model, names, task.all_weights(list(weights)))
     is_at_its_end = stopped_by_rule or last.num_rounds == run.config.num_rounds
-    if is_at_its_end and not interrupted:
-        weights = process.get_model_weights(last.state).trainable
-        weights_files.save(run.directory.final_model, names, task.all_weights(list(weights)))
     interrupted = interrupted or (stop.is_set and not is_at_its_end)
     return Outcome(
         ledger=last.ledger,

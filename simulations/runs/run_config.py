@@ -10,7 +10,7 @@ from absl import flags
 from mf_aggregators import accounting, catalogue, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands import mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
@@ -379,6 +379,22 @@ class RunConfig(Mapping[str, Any]):
         default=None,
         is_positive=True,
     )
+    responsible: str | None = _flag(
+        "Statement", "Who answers for the run.", default=None, is_of_the_run=False
+    )
+    model: str | None = _flag(
+        "Statement", "The model and its version.", default=None, is_of_the_run=False
+    )
+    custody: str | None = _flag(
+        "Statement",
+        "Who holds the noise seed, the state of the run and the ledger, and when they are "
+        "destroyed, as a sentence.",
+        default=None,
+        is_of_the_run=False,
+    )
+    other_runs: str | None = _flag(
+        "Statement", stated_runs.MEANING_OF_OTHER_RUNS, default=None, is_of_the_run=False
+    )
     output_dir: str | None = _flag(
         "Output",
         "The run's directory. Default: runs/<time>.",
@@ -525,7 +541,7 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     subjects = ["Data", "Training", "Mechanism", "Privacy", "Participation"]
     _define(values, subjects, texts)
     device_behaviour.define_flags(values)
-    _define(values, ["Noise", "Output"], texts)
+    _define(values, ["Noise", "Statement", "Output"], texts)
     mechanism_flags.define_options(values, for_runs=True)
 
 

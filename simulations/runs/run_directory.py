@@ -24,6 +24,9 @@ LEDGER_FILE = "participation.npz"
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 FIGURE_FILE = "training.png"
+# The model after the last round that was released, one array for each of its weights.
+# The entry of config.json that has the day on which a run began.
+BEGUN = "begun"
 STATES_DIRECTORY = "checkpoints"
 # A state is named after its round.
 STATE_PREFIX = "round_"
@@ -162,6 +165,13 @@ class RunDirectory:
                 f"the data have changed since the run in {self.path} began, and no run can go on "
                 "with other data under the same noise: start a new one."
             )
+
+    def day_of_beginning(self) -> str | None:
+        """Returns the day on which the run began, if its configuration says it and can be read."""
+        with contextlib.suppress(RunDirectoryError):
+            day = (self.read_config() or {}).get(BEGUN)
+            return day if isinstance(day, str) else None
+        return None
 
     def has_begun(self) -> bool:
         """Returns whether there are results or a statement, which follow the first state."""

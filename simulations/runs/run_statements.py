@@ -10,16 +10,23 @@ what was released had a part in the decision to stop.
 
 import contextlib
 import dataclasses
+import datetime
 import logging
 import math
+import os
+import pathlib
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import Mechanism, accounting, participation, printed_guarantees, validation
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import RunAudit
+from mf_aggregators.commands import evidence, stated_runs
+from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
+from mf_aggregators.privacy.provenance import Provenance
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
     AdaptiveClipping,
@@ -31,6 +38,7 @@ from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
 from simulations.training import weights_files
 
 _LOGGER = logging.getLogger(__name__)
@@ -77,7 +85,7 @@ class RunStatements:
         if ledger.num_rounds:
             self.after(ledger)
         else:
-            write(self._run, self._planned)
+            write(self._run, _with_provenance(self._run, self._planned))
 
     def after_round(self, ledger: ParticipationLedger) -> PrivacyStatement | None:
         """Returns the statement of a run whose plan is broken, written if it changed, or None."""
@@ -102,9 +110,12 @@ class RunStatements:
         audit: RunAudit | None = None,
     ) -> PrivacyStatement:
         """Writes and returns the statement of a run that ended, with its ledger and its audit."""
-        statement = dataclasses.replace(
-            observed(self._run, self._planned, ledger),
-            stopped_by_rule=stopped_by_rule,
+        statement = _with_provenance(
+            self._run,
+            dataclasses.replace(
+                observed(self._run, self._planned, ledger),
+                stopped_by_rule=stopped_by_rule,
+            ),
         )
         write(self._run, statement, audit)
         return statement
@@ -226,6 +237,63 @@ def _audit_text(canaries: int, audit: RunAudit | None) -> str:
             "coordinates for independent. One below the claim is no proof of it."
         )
     return textwrap.fill(f"6. **Audit.** {text}", 100, subsequent_indent="   ") + "\n"
+
+
+def _with_provenance(run: Run, statement: PrivacyStatement) -> PrivacyStatement:
+    """The statement with its day, other runs and, of a run that released something, its files."""
+    config, directory = run.config, run.directory
+    others = stated_runs.other_runs(config.other_runs)
+    begun = directory.day_of_beginning()
+    given = Provenance(
+        responsible=config.responsible or "",
+        model=config.model or "",
+        period="" if begun is None else f"from {begun}",
+        custody=config.custody or "",
+        secure_aggregation=config.secure_aggregation,
+        date=evidence.today(),
+    )
+    if statement.observed_participation is not None and directory.ledger.exists():
+        # Every round writes the ledger.
+        last = datetime.datetime.fromtimestamp(
+            directory.ledger.stat().st_mtime, datetime.timezone.utc
+        )
+        given = dataclasses.replace(
+            given,
+            period=given.period and f"{given.period} to {last.date().isoformat()}",
+            **_files(directory, others, is_secret=run.sampler is not None),
+        )
+    facts = dataclasses.replace(statement.facts, provenance=given)
+    statement = dataclasses.replace(statement, facts=facts)
+    try:
+        return stated_runs.with_other_runs(statement, others, directory.path)
+    except CommandError as error:
+        # They could be read when the run began. Its own statement must not be lost with them.
+        _LOGGER.warning("the statement leaves other runs out: %s", error)
+        return statement
+
+
+def _files(
+    directory: RunDirectory, others: Sequence[pathlib.Path], *, is_secret: bool
+) -> dict[str, Any]:
+    """The hashes of what a statement follows from; of who was drawn, one that confirms no guess."""
+    folder = directory.path
+    own = [
+        folder / run_directory.CONFIG_FILE,
+        *sorted(directory.factorization.glob("*")),
+        folder / weights_files.FINAL_MODEL_FILE,
+        *([] if is_secret else [directory.ledger]),
+        *(file for other in others for file in stated_runs.files_of(other)),
+    ]
+    files = evidence.hashes((file for file in own if file.is_file()), folder)
+    # A run with a fixed seed has no file of it, and no guarantee.
+    if not is_secret or not directory.sampling_seed.exists():
+        return {"files": files}
+    secret = evidence.hashes([directory.ledger], folder, directory.sampling_seed)
+    return {
+        "files": (*files, *secret),
+        "secret_files": tuple(name for name, _ in secret),
+        "key_file": os.path.relpath(directory.sampling_seed, folder),
+    }
 
 
 def _represented(run: Run) -> Represented | None:

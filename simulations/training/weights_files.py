@@ -40,7 +40,7 @@ def find(path: str | os.PathLike[str]) -> pathlib.Path:
         file = file / FINAL_MODEL_FILE
         if not file.is_file():
             raise ValueError(
-                f"{path} has no {FINAL_MODEL_FILE}, which a run writes after its last round: name "
+                f"{path} has no {FINAL_MODEL_FILE}, which a run writes when it ends: name "
                 "the directory of a run that has ended, or a file of weights."
             )
     if not file.is_file():

@@ -42,6 +42,7 @@ from simulations.runs.run_config import RunConfig
 from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import federated_text, run_stackoverflow
 from stackoverflow_nwp.federated_text import Example
+from tests import statement_schemas
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandServer
 
@@ -170,6 +171,7 @@ def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
     assert (output / "PRIVACY.md").read_text().startswith("# Privacy statement")
     privacy: dict[str, object] = json.loads((output / "privacy.json").read_text())
     assert privacy["adjacency"] == "zero-out"
+    statement_schemas.check(privacy)
     return privacy
 
 

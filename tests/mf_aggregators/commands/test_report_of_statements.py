@@ -1,5 +1,7 @@
 """mf-report --statement and --verify: a statement for a run that was trained anywhere."""
 
+import dataclasses
+import datetime
 import hashlib
 import json
 import pathlib
@@ -9,10 +11,12 @@ import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
 from mf_aggregators.commands import command_line, report
-from mf_aggregators.factorizations import banded
-from mf_aggregators.participation import MinSeparation, PoissonSampling
+from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
 from mf_aggregators.privacy.statement import RunFacts
 from simulations.runs.round_records import ParticipationLedger
+from tests import statement_schemas
 
 _FACTS = (
     "--public_data=none",
@@ -71,7 +75,9 @@ def test_a_statement_has_what_was_said_and_what_follows(
     )
     text = " ".join((folder / "PRIVACY.md").read_text().split())
     # Once the text has a condition where it states a guarantee.
-    assert "on one condition, which the assumption below explains: at most 2 participations" in text
+    assert (
+        "on one condition: the ledger of who took part is right, so that every client had at most 2"
+    ) in text
     for said in ("Jane Doe", "Kept in a vault.", "Each device keeps a timer of 4 rounds."):
         assert said in text
     assert "*Model and version.* not stated." in text
@@ -79,7 +85,12 @@ def test_a_statement_has_what_was_said_and_what_follows(
     digest = hashlib.sha256(b"the final model").hexdigest()
     assert f"`model.bin` {digest}" in text
     assert "clients of the population is 4e-05" in text
-    data = json.loads((folder / "PRIVACY.json").read_text())["statement"]
+    whole = json.loads((folder / "PRIVACY.json").read_text())
+    statement_schemas.check(whole)
+    data = whole["statement"]
+    day = datetime.datetime.now(datetime.timezone.utc).date()
+    days = (day, day - datetime.timedelta(days=1))
+    assert data["provenance"]["date"] in [each.isoformat() for each in days]
     assert data["planned"]["epsilon"] == accounting.epsilon(1.0, 1e-6)
     assert data["status"] == "finished"
     assert data["realised_participation"]["separation"] == 5
@@ -197,6 +208,10 @@ def test_facts_of_a_run_assert_nothing_by_default() -> None:
         (("--statement=PRIVACY.md", *_FACTS, "--population=9"), "--clients_per_round"),
         (("--statement=PRIVACY.md", *_FACTS, "--clip_norm=nan"), "--clip_norm"),
         (("--statement=PRIVACY.md", *_FACTS, "--evidence=nowhere"), "--evidence"),
+        (("--statement=PRIVACY.md", *_FACTS, "--other_runs=nowhere"), "--other_runs"),
+        (("--statement=PRIVACY.md", *_FACTS, "--other_runs=banded,banded"), "twice"),
+        (("--statement=PRIVACY.md", *_FACTS, "--other_runs="), "--other_runs"),
+        (("--other_runs=banded",), "--other_runs needs --statement"),
         (("--public_data=none",), "--public_data needs --statement"),
         (("--secure_aggregation=yes",), "--secure_aggregation needs --statement"),
         (("--verify=PRIVACY.md",), "leave out"),
@@ -254,9 +269,29 @@ def test_a_statement_of_times_names_nobody_and_says_what_it_rests_on(
     data = json.loads((folder / "PRIVACY.json").read_text())["statement"]
     assert data["realised_participation"]["num_clients"] is None
     assert "times.csv" in data["provenance"]["files"]
+    assert "By the times of 12 released rounds: no client" in text
     assert _verified(capsys, "PRIVACY.md") == []
     (folder / "times.csv").write_text((folder / "times.csv").read_text().replace("11,", "011,"))
     assert any("times.csv" in each for each in _verified(capsys, "PRIVACY.md"))
+
+
+def test_a_statement_counts_other_runs_and_is_verified_with_them(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    once = Mechanism(identity(3), SingleParticipation(), 0.5)
+    once.save(folder / "other")
+    _write(capsys, "--other_runs=other")
+    data = json.loads((folder / "PRIVACY.json").read_text())["statement"]
+    # rho 0.5 and 2: squares of 1 / sigma add up.
+    expected = accounting.epsilon(5.0**-0.5, 1e-6)
+    assert data["other_runs"]["names"] == ["other"]
+    assert data["other_runs"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert "other/mechanism.json" in data["provenance"]["files"]
+    assert _verified(capsys, "PRIVACY.md") == []
+    less = dataclasses.replace(once, noise_multiplier=0.4)
+    less.save(folder / "other")
+    found = _verified(capsys, "PRIVACY.md")
+    assert any("other/mechanism.json is another file" in each for each in found)
 
 
 def test_batches_of_a_sampler_need_its_seed(
@@ -284,3 +319,11 @@ def test_batches_of_a_sampler_need_its_seed(
         in (folder / "PRIVACY.md").read_text().partition("1. **DP setting.**")[0]
     )
     assert _verified(capsys, "PRIVACY.md") == []
+    # What was said of enforcement is there, and nothing confirms a guess of who was drawn.
+    texts = [(folder / name).read_text() for name in ("PRIVACY.md", "PRIVACY.json")]
+    assert "Each device keeps a timer of 4 rounds." in texts[0]
+    for secret in ("participation.npz", "sampling_seed.json"):
+        digest = hashlib.sha256((folder / secret).read_bytes()).hexdigest()
+        assert not any(digest in text for text in texts)
+    random_streams.save_seed(2, folder / "sampling_seed.json")
+    assert any("participation.npz is another" in each for each in _verified(capsys, "PRIVACY.md"))

@@ -2,18 +2,32 @@
 
 import dataclasses
 import json
+import math
 import re
 
+import numpy as np
 import pytest
 
-from mf_aggregators import workloads
+from mf_aggregators import accounting, workloads
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization, banded, identity
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme, sampling_schemes
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
-from mf_aggregators.privacy.statement import TIMERS_BY_ROUNDS, PrivacyStatement, RunFacts
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.provenance import OtherRuns
+from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.statement import (
+    TIMERS_BY_ROUNDS,
+    AdaptiveClipping,
+    PrivacyStatement,
+    Represented,
+    RunFacts,
+)
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from tests import statement_schemas
 from tests.refusals import refuses
 
 
@@ -61,7 +75,7 @@ def test_a_statement_names_the_files_of_runs_that_have_them_alone() -> None:
     files = {"`participation.npz`", "`config.json`", "`metrics.csv`", "`checkpoints/`", "`noise/`"}
     without = statement.to_markdown()
     assert not any(file in without for file in files)
-    assert "The state of the run holds the noise seed" in without
+    assert "The noise seed is secret, and so are rows of noise" in without
     assert "wherever\n     they are kept\n" in without
     assert "`mf-report --checkpoint= --ledger=`" in without
     facts = dataclasses.replace(statement.facts, has_run_directory=True)
@@ -333,6 +347,144 @@ def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     assert interrupted.stated.epsilon <= rule.epsilon
     assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
     assert dataclasses.replace(left, stopping_rule=rule).stated == left.stated
+
+
+def test_every_kind_of_statement_is_what_the_published_schema_says() -> None:
+    """And the check that says so knows all of its keywords, and finds what is wrong."""
+    assert statement_schemas.unknown_keywords(statement_schemas.schema()) == set()
+    finished, running = _statement([0, 3, 6]), _statement(None)
+    clip = AdaptiveClipping(AdaptiveClip(smallest_norm=0.01, largest_norm=10.0), 1.1, 4.0)
+    facts = dataclasses.replace(
+        finished.facts,
+        adaptive_clip=clip,
+    ).with_provenance(secure_aggregation=True, files=(("a", "0" * 64),))
+    kinds = [
+        *(finished, running, _statement([0], num_rounds=4), _statement([0, 1, 2])),
+        *(_statement([], num_rounds=2), _statement([0], multiplier=0.0), _by_times()),
+        *(_under_a_rule([0], 3, stopped_by_rule=True), _sampled(True), _sampled(False)),
+        *(_sampled(True, "min_separation"), _sampled(None, "fixed_size")),
+        dataclasses.replace(finished, facts=facts),
+        dataclasses.replace(finished, worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)),
+        dataclasses.replace(finished, represented=Represented(8, 40, finished.plan)),
+        dataclasses.replace(finished, other_runs=OtherRuns(("a",), math.inf, 1e-4)),
+        dataclasses.replace(
+            running,
+            earlier_plans=(guarantees.planned(identity(4), MinSeparation(3, 2), 1.0, 1e-4),),
+        ),
+    ]
+    for statement in kinds:
+        for name_clients in (False, True):
+            statement_schemas.check(statement.to_dict(name_clients=name_clients))
+    contents = finished.to_dict()
+    for name in contents:
+        with pytest.raises(AssertionError):
+            statement_schemas.check({key: contents[key] for key in contents if key != name})
+    for name, value in {
+        "unknown": 1,
+        "num_clients": 2.5,
+        "clip_norm": 0,
+        "status": "ended",
+        "is_private": 1,
+        "keeps_plan": "yes",
+        "planned": {**contents["planned"], "delta": 1.0},
+        "provenance": {**contents["provenance"], "files": {"a": "0" * 63}},
+        "other_runs": {"names": [], "epsilon": 1.0, "delta": 1e-4},
+        "warnings": [1],
+    }.items():
+        with pytest.raises(AssertionError):
+            statement_schemas.check({**contents, name: value})
+
+
+def test_facts_are_read_from_a_statement_as_they_were_written() -> None:
+    for statement in (_statement([0, 3, 6]), _sampled(True)):
+        read = RunFacts.from_dict(json.loads(json.dumps(statement.to_dict())))
+        # The data have texts without their line ends.
+        enforcement = " ".join(statement.facts.enforcement.split())
+        assert read == dataclasses.replace(statement.facts, enforcement=enforcement)
+
+
+def test_a_statement_says_what_holds_with_other_runs_or_that_nobody_said() -> None:
+    statement = _statement([0, 3, 6])
+    assert "*With other runs.* Not stated." in statement.to_markdown()
+    together = statement.with_other_runs({"a": accounting.event(1.0), "b": accounting.event(0.5)})
+    assert together.other_runs is not None
+    # Squares of 1 / sigma add up.
+    expected = accounting.epsilon(6.0**-0.5, 1e-4)
+    assert together.other_runs.epsilon == pytest.approx(expected, rel=1e-3)
+    assert together.stated == statement.stated
+    text = " ".join(together.to_markdown().split())
+    pair = f"({rounded_up(together.other_runs.epsilon)}, 0.0001)-DP"
+    assert f"in this run and in `a`, `b`, what they released together satisfies {pair}" in text
+    with refuses("at least one run"):
+        statement.with_other_runs({})
+
+
+def test_a_run_without_a_guarantee_has_none_together_with_others() -> None:
+    others = {"a": accounting.event(1.0)}
+    for statement in (_statement([0], multiplier=0.0), _statement([0], fixed_seed=True)):
+        together = statement.with_other_runs(others)
+        assert together.to_dict()["other_runs"]["epsilon"] is None
+        assert "guarantee for all of them together" in together.to_markdown()
+    found = _statement([0]).with_other_runs({"a": accounting.event(0.0)}).other_runs
+    assert found is not None
+    assert found.epsilon == math.inf
+
+
+def test_a_run_that_broke_its_plan_counts_as_its_worst_case_with_others() -> None:
+    statement = _statement([0, 1, 2, 3])
+    assert statement.worst_case is not None
+    assert statement.worst_case.noise_multiplier < 0.99 * statement.plan.noise_multiplier
+    found = statement.with_other_runs({"a": accounting.event(1.0)}).other_runs
+    assert found is not None
+    sigma = (statement.worst_case.noise_multiplier**-2 + 1.0) ** -0.5
+    assert found.epsilon == pytest.approx(accounting.epsilon(sigma, 1e-4), rel=1e-3)
+
+
+def test_what_was_composed_of_a_plan_is_not_stated_of_a_run_that_ended() -> None:
+    mechanism = Mechanism(identity(10), MinSeparation(3, 3), 1.0)
+    running = mechanism.statement(_statement(None).facts, 1e-4)
+    running = dataclasses.replace(running, other_runs=OtherRuns(("a",), 4.0, 1e-4))
+    ended = mechanism.observed(Ledger(("ada",), (np.array([0, 1, 2]),), 10)).completed(running)
+    assert ended.keeps_plan is False
+    assert ended.other_runs is None
+
+
+def _by_times() -> PrivacyStatement:
+    """The statement of a run of which nobody knows who took part."""
+    statement = _statement(None)
+    starts = np.array([0.0, 9.0])
+    times = RoundTimes(starts, starts + 9.0, timer_hours=0.004, clock_margin_minutes=0.0)
+    return _ended(statement.facts, statement.plan, identity(10), times.participation())
+
+
+def test_a_headline_names_the_condition_that_its_guarantee_rests_on() -> None:
+    assumption = "which the assumption below explains: at most 3 participations at least 3 rounds"
+    assert assumption in _statement(None).to_markdown()
+    ledger = "the ledger of who took part is right, so that every client had at most 3"
+    for rounds in ([0, 1, 2], [0, 3, 6]):
+        text = _statement(rounds).to_markdown()
+        assert (assumption in text) != (ledger in text)
+    by_times = _by_times().to_markdown()
+    assert "timers and uploads were as the observed statement below says, so that" in by_times
+    assert "By the times of 2 released rounds: no client took part more than" in by_times
+    assert "with `mf-report --checkpoint= --round_times= --timer_hours=`" in by_times
+
+
+def test_what_was_observed_is_not_said_twice() -> None:
+    text = _statement([0, 3, 6]).to_markdown()
+    assert text.count("The sensitivity of C is exactly") == 1
+    assert "exactly 3 rounds apart. That is as planned." in text
+    for other in ([0], [0, 1, 2]):
+        assert _statement(other).to_markdown().count("The sensitivity of C is exactly") == 2
+    assert "none more than once. The" in _statement([0]).to_markdown()
+
+
+def test_released_bits_are_vouched_for_where_this_library_released_them() -> None:
+    statement = _statement([0, 3, 6])
+    assert "if sums and\n     noise are the integers" in statement.to_markdown()
+    facts = dataclasses.replace(statement.facts, has_run_directory=True)
+    text = dataclasses.replace(statement, facts=facts).to_markdown()
+    assert "It holds for released numbers as computers hold them: sums" in text
 
 
 def test_a_statement_says_what_protects_a_part_of_a_client() -> None:

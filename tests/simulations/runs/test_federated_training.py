@@ -22,7 +22,7 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 from simulations.training import weights_files
-from simulations.training.federated_task import FederatedTask
+from simulations.training.federated_task import TEST, FederatedTask
 from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 
@@ -91,6 +91,9 @@ def test_the_task_as_it_is_trains(plan: Run, task: FederatedTask, tmp_path: path
     outcome = _train(plan, task, tmp_path)
     assert outcome.num_rounds == 2
     assert (tmp_path / "privacy.json").exists()
+    _, model = weights_files.load(tmp_path / "final_model.npz")
+    assert task.evaluate(model, TEST)["accuracy"] == outcome.test_accuracy
+    assert not np.array_equal(model[0], task.initial_weights[0])
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import pytest
 from absl import flags
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, report
 from simulations.examples.digit_classification import data, run_digits
 from simulations.examples.labelled_images import concatenated
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
@@ -100,7 +100,8 @@ def test_a_whole_run(
     assert 0.0 <= result["test_accuracy"] <= 1.0
     assert result["privacy"]["planned"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
     assert result["privacy"]["status"] == "finished"
-    assert (output / "PRIVACY.md").exists()
+    words = ["mf-report", f"--verify={output / 'PRIVACY.md'}"]
+    assert command_line.run("", report.define_flags, report.main, words) == command_line.DONE
 
 
 @pytest.mark.long

@@ -1,0 +1,257 @@
+"""Runs on disk that a statement rests on: the run of a directory, and others on its clients.
+
+A run directory is what the commands that train write. Its statement follows from its matrix, its
+ledger and the noise multiplier in its ``privacy.json``, and here it is made again from them.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dp_accounting import dp_event
+
+from mf_aggregators import checkpoints, mechanism, random_streams, validation
+from mf_aggregators.commands import flag_groups
+from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.mechanism import Mechanism, Observed
+from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy.statement import PrivacyStatement, Represented, RunFacts
+from mf_aggregators.privacy.stopping_rules import StoppingRule
+
+# The help of a flag that names other runs.
+MEANING_OF_OTHER_RUNS = (
+    "Other runs on the same clients, as directories with commas between them: those of training "
+    "runs, or what Mechanism.save wrote. The statement has the guarantee of all together."
+)
+# Files of a run directory, by what they are.
+PRIVACY_FILE = "privacy.json"
+_CONFIG_FILE = "config.json"
+_MATRIX = "factorization"
+_LEDGER_FILE = "participation.npz"
+_SEED_FILE = "checkpoints/sampling_seed.json"
+
+
+def other_runs(text: str | None) -> list[pathlib.Path]:
+    """Returns the directories that a flag names, with commas between them.
+
+    Args:
+      text: The value of the flag; None if it was not given.
+
+    Raises:
+      CommandError: If one is named twice, or not at all.
+    """
+    if text is None:
+        return []
+    try:
+        found = [pathlib.Path(flag_groups.resolved_path(each.strip())) for each in text.split(",")]
+    except ValueError as error:
+        raise CommandError(f"--other_runs={text}: {error}") from error
+    places = [path.resolve() for path in found]
+    twice = [path for path, place in zip(found, places, strict=True) if places.count(place) > 1]
+    check_choice(not twice, f"--other_runs names {twice[0] if twice else ''} twice: once each.")
+    return found
+
+
+def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that show what another run released, without secret ones."""
+    matrix = directory / _MATRIX if (directory / _MATRIX).is_dir() else directory
+    beside = [directory / name for name in (PRIVACY_FILE, _CONFIG_FILE)]
+    return [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
+
+
+def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
+    """Returns a run on disk as an event, to be composed with others.
+
+    Args:
+      directory: What ``Mechanism.save`` wrote, or a run directory. One that kept its plan, or is
+        under way, counts as planned; any other one as its worst case.
+      delta: For which the worst case is found.
+
+    Raises:
+      CommandError: If it is neither, or cannot be read.
+    """
+    try:
+        if (directory / checkpoints.MECHANISM_FILE).exists():
+            return mechanism.load(directory).event()
+        if (directory / PRIVACY_FILE).exists():
+            return _event_of_run(directory, delta)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise CommandError(f"--other_runs={directory} cannot be read: {error}") from error
+    raise CommandError(
+        f"--other_runs={directory} is neither the directory of a run, with its {PRIVACY_FILE}, nor "
+        "what Mechanism.save writes."
+    )
+
+
+def with_other_runs(
+    statement: PrivacyStatement, directories: Sequence[pathlib.Path], folder: pathlib.Path
+) -> PrivacyStatement:
+    """Returns a statement with what holds of its run and others together.
+
+    Args:
+      statement: The statement of a run.
+      directories: Where the others are; if there are none, the statement stays as it is.
+      folder: From which they are named in the statement.
+
+    Raises:
+      CommandError: If one cannot be read, or they cannot be composed.
+    """
+    if not directories:
+        return statement
+    events = {
+        os.path.relpath(each, folder): event_of(each, statement.plan.delta) for each in directories
+    }
+    try:
+        return statement.with_other_runs(events)
+    except ValueError as error:
+        raise CommandError(f"--other_runs cannot be composed: {error}") from error
+
+
+def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStatement:
+    """Returns the statement of a run directory, made from its files.
+
+    Args:
+      folder: The directory.
+      contents: What ``privacy.json`` holds: facts, and which noise there was.
+
+    Raises:
+      KeyError: If something is missing in them.
+      TypeError: If something in them is of another type.
+      ValueError: If a file cannot be read, or they do not fit together.
+    """
+    of_run = _mechanism_of(folder, contents)
+    planned, represents = contents["planned"], contents["represents"]
+    delta, rule = planned["delta"], contents["stopping_rule"]
+    certification = guarantees.default_certification(show_progress=True)
+    statement = of_run.statement(RunFacts.from_dict(contents), delta, certification=certification)
+    if represents is not None:
+        represents = Represented(
+            represents["clients_per_round"],
+            represents["num_clients"],
+            guarantees.planned(
+                of_run.factorization,
+                of_run.schema,
+                represents["planned"]["noise_multiplier"],
+                delta,
+            ),
+        )
+    if rule is not None:
+        rule = StoppingRule(statement.plan, of_run.factorization, rule["stop_at_epsilon"])
+    statement = dataclasses.replace(statement, represented=represents, stopping_rule=rule)
+    if contents["realised_participation"] is not None:
+        observed = _observed(folder, of_run)
+        facts = dataclasses.replace(statement.facts, num_alike_names=observed.num_alike_names)
+        statement = dataclasses.replace(
+            observed.completed(dataclasses.replace(statement, facts=facts)),
+            stopped_by_rule=rule is not None and contents["stopping_rule"]["ended_the_run"],
+        )
+    others = contents["other_runs"]
+    names = [] if others is None else others["names"]
+    return with_other_runs(statement, [folder / name for name in names], folder)
+
+
+def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[str]:
+    """Returns in which facts a statement is not that of the configuration beside it.
+
+    Args:
+      folder: The run directory.
+      statement: Its statement.
+
+    Raises:
+      KeyError: If the configuration lacks what every run has.
+      ValueError: If it cannot be read.
+    """
+    flags = _json_of(folder / _CONFIG_FILE)["flags"]
+    matrix, described = checkpoints.load_with_description(folder / _MATRIX)
+    facts = statement.facts
+    cohort = flags["simulated_clients"] or flags["clients_per_round"]
+    said: dict[str, tuple[Any, Any]] = {
+        "clients_per_round": (facts.clients_per_round, cohort),
+        "delta": (statement.plan.delta, flags["delta"]),
+        "noise_seed_is_fixed": (facts.noise_seed_is_fixed, flags["seed"] is not None),
+        "stop_at_epsilon": (
+            None if statement.stopping_rule is None else statement.stopping_rule.epsilon,
+            flags["stop_at_epsilon"],
+        ),
+    }
+    if facts.adaptive_clip is None:
+        said["clip_norm"] = (facts.clip_norm, flags["clip_norm"])
+    if statement.plan.sampling is None:
+        schema = statement.plan.participation.to_dict()
+        said["participation"] = (schema, described["errors"]["participation"])
+    asked = flags["noise_multiplier"]
+    if asked is not None and statement.plan.sampling is None and not statement.earlier_plans:
+        share = cohort / flags["clients_per_round"]
+        said["noise_multiplier"] = (statement.plan.noise_multiplier, asked * share)
+    broken = []
+    if statement.observed_participation is not None:
+        population = len(ledgers.load_archive(folder / _LEDGER_FILE).client_ids)
+        said["num_clients"] = (facts.num_clients, population)
+    elif (folder / _LEDGER_FILE).exists():
+        # A run that is under way, or was killed.
+        of_run = Mechanism(
+            matrix,
+            statement.plan.sampling or statement.plan.participation,
+            statement.plan.noise_multiplier,
+        )
+        if _observed(folder, of_run).keeps_participation is False:
+            broken.append(f"{_LEDGER_FILE} breaks the plan, and the statement does not say so.")
+    return broken + [
+        f"{name} is {stated!r} in the statement, and {found!r} in the files of the run."
+        for name, (stated, found) in said.items()
+        if stated != found
+    ]
+
+
+def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
+    contents = _json_of(directory / PRIVACY_FILE)
+    check_choice(
+        contents["noise_seed_is_fixed"] is False,
+        f"--other_runs={directory} is a run whose noise came from a fixed seed: it has no "
+        "guarantee to be composed.",
+    )
+    of_run = _mechanism_of(directory, contents)
+    if not (directory / _LEDGER_FILE).exists():
+        return of_run.event()
+    observed = _observed(directory, of_run)
+    if observed.keeps_participation:
+        return of_run.event()
+    return observed.worst_case(delta).event()
+
+
+def _mechanism_of(folder: pathlib.Path, contents: Mapping[str, Any]) -> Mechanism:
+    """The mechanism of a run directory, whose sensitivity is computed from its matrix."""
+    plans = [*contents["earlier_plans"], contents["planned"]]
+    description = {
+        "horizons": [
+            {
+                "num_rounds": plan["num_rounds"],
+                "participation": plan["sampling"] or plan["participation"],
+                "noise_multiplier": plan["noise_multiplier"],
+            }
+            for plan in plans
+        ]
+    }
+    return Mechanism.from_dict(description, checkpoints.load(folder / _MATRIX))
+
+
+def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
+    """What the ledger of a run directory shows; of a sampled one, with its seed if that is kept."""
+    ledger = ledgers.load_archive(folder / _LEDGER_FILE)
+    seed = None
+    if of_run.sampling is not None:
+        # That of a run for tests is in its configuration.
+        seed = _json_of(folder / _CONFIG_FILE)["flags"]["seed"]
+        if (folder / _SEED_FILE).exists():
+            seed = random_streams.load_seed(folder / _SEED_FILE)
+    return of_run.observed(ledger, sampling_seed=seed)
+
+
+def _json_of(path: pathlib.Path) -> dict[str, Any]:
+    contents = validation.parsed_json(path.read_text(encoding="utf-8"))
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} holds {json.dumps(contents)[:40]}, which is no object.")
+    return contents

@@ -1,0 +1,437 @@
+"""mf-report --verify of the directories of runs, and what they state of other runs."""
+
+import hashlib
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from absl import flags
+
+import mf_aggregators as mfa
+from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.privacy.statement import PrivacyStatement
+from simulations.devices import device_behaviour
+from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.runs import federated_runs, run_config
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_statements import RunStatements
+from simulations.training import weights_files
+from tests import statement_schemas
+from tests.refusals import refuses
+
+_CLIENTS = 143
+_BANDED = ("--mechanism=banded", "--num_bands=3")
+_TIMERS = (*_BANDED, "--clients_per_round=5", "--separation=4", "--target_epsilon=4")
+_BY_THE_CLOCK = (*_TIMERS, "--timer=wall_clock", "--timer_hours=1")
+_DRAWN = (*_BANDED, "--clients_per_round=9", "--sampling=poisson")
+
+
+def _values(*arguments: str) -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_config.define_flags(values, COMMAND)
+    values(["run-digits", "--num_rounds=12", *arguments])
+    return values
+
+
+def _begun(path: pathlib.Path, *arguments: str) -> Any:
+    values = _values(*arguments)
+    config = run_config.of_flags(values, COMMAND)
+    behaviour = device_behaviour.of_flags(values)
+    federated_runs._check_other_runs(config, RunDirectory(path))
+    begun = RunDirectory(path).read_config()
+    if begun is None:
+        return federated_runs.begin(config, COMMAND, RunDirectory(path), behaviour, 64)
+    return federated_runs.resume(begun, config, COMMAND, RunDirectory(path), behaviour, 64)
+
+
+def _ran(
+    path: pathlib.Path,
+    *arguments: str,
+    cohorts: list[list[int]] | None = None,
+    rounds: int = 12,
+    stopped_by_rule: bool = False,
+) -> PrivacyStatement:
+    """A run directory as a run leaves it, but for its states."""
+    run = _begun(path, *arguments)
+    names = tuple(f"writer {index}" for index in range(_CLIENTS))
+    ledger = ParticipationLedger(names, sampling=run.mechanism.sampling)
+    statements = RunStatements(run)
+    ledger.save(run.directory.ledger)
+    config = run.directory.read_config() or {}
+    run.directory.write_json("config.json", {**config, "num_parameters": 6})
+    statements.before(ledger)
+    for index in range(rounds):
+        if run.sampler is not None:
+            cohort = run.sampler.draw(index)
+        else:
+            cohort = np.array(
+                cohorts[index] if cohorts else [(5 * index + i) % _CLIENTS for i in range(5)]
+            )
+        ledger = ledger.with_round(cohort)
+    ledger.save(run.directory.ledger)
+    weights_files.save(run.directory.final_model, ["w"], [np.arange(6.0, dtype=np.float32)])
+    return statements.after(ledger, stopped_by_rule)
+
+
+def _verified(capsys: pytest.CaptureFixture[str], path: pathlib.Path) -> list[str]:
+    words = ["mf-report", f"--verify={path / 'PRIVACY.md'}", "--format=json"]
+    status = command_line.run(report.__doc__ or "", report.define_flags, report.main, words)
+    captured = capsys.readouterr()
+    assert status in (0, 1), captured.err
+    found: list[str] = json.loads(captured.out)["differences"]
+    assert (status == 0) == (not found)
+    return found
+
+
+_BROKEN = [[0, 1, 2, 3, 4]] * 2 + [[5 * index + i for i in range(5)] for index in range(2, 12)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        (_TIMERS, {}),
+        ((*_TIMERS, "--responsible=Ada", "--model=m 2", "--custody=In a vault."), {"rounds": 5}),
+        ((*_TIMERS, "--clip_norm=adaptive", "--clip_count_stddev=4"), {}),
+        ((*_BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"), {}),
+        ((*_TIMERS, "--stop_at_epsilon=3"), {"rounds": 6, "stopped_by_rule": True}),
+        (
+            (*_TIMERS, "--timer=wall_clock", "--timer_hours=1", "--name_clients"),
+            {"cohorts": _BROKEN},
+        ),
+        ((*_TIMERS, "--seed=3", "--secure_aggregation"), {}),
+        ((*_DRAWN, "--noise_multiplier=0.7"), {}),
+        ((*_DRAWN, "--target_rho=2", "--seed=3"), {}),
+        (("--mechanism=none", "--clients_per_round=5"), {}),
+    ],
+)
+def test_the_statement_of_a_run_follows_from_its_files(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    more: dict[str, Any],
+) -> None:
+    _ran(tmp_path / "run", *arguments, **more)
+    statement_schemas.check(json.loads((tmp_path / "run" / "privacy.json").read_text()))
+    assert _verified(capsys, tmp_path / "run") == []
+    # Wherever it goes.
+    shutil.move(tmp_path / "run", tmp_path / "archive")
+    assert _verified(capsys, tmp_path / "archive") == []
+
+
+def test_an_extended_run_is_verified_with_all_its_horizons(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--mechanism=identity", "--clients_per_round=5", "--noise_multiplier=1")
+    _ran(tmp_path / "run", *arguments, "--separation=4")
+    statement = _ran(tmp_path / "run", *arguments, "--separation=4", "--num_rounds=16", rounds=16)
+    assert [plan.num_rounds for plan in statement.earlier_plans] == [12]
+    assert _verified(capsys, tmp_path / "run") == []
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The directory of a run that ended; each test works on a copy."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    _ran(path, *_TIMERS)
+    return path
+
+
+def test_a_run_states_when_it_was_and_what_it_left(finished: pathlib.Path) -> None:
+    provenance = json.loads((finished / "privacy.json").read_text())["provenance"]
+    day = provenance["date"]
+    assert provenance["period"] == f"from {day} to {day}"
+    assert set(provenance["files"]) == {
+        *("config.json", "participation.npz", "final_model.npz"),
+        *("factorization/arrays.npz", "factorization/factorization.json"),
+    }
+    for name, digest in provenance["files"].items():
+        assert hashlib.sha256((finished / name).read_bytes()).hexdigest() == digest
+    assert provenance["secure_aggregation"] is False
+    text = (finished / "PRIVACY.md").read_text()
+    for unsaid in ("*Responsible.*", "*Model and version.*", "ledger.*", "*With other runs.*"):
+        assert text.partition(unsaid)[2].strip().lower().startswith("not stated.")
+    (model,) = weights_files.load(finished / "final_model.npz")[1]
+    assert model.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def _edited(path: pathlib.Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('"num_clients": 143', '"num_clients": 1430', "num_clients"),
+        ('"clients_per_round": 5', '"clients_per_round": 50', "clients_per_round"),
+        ('"clip_norm": ', '"clip_norm": 1', "clip_norm"),
+        ('"noise_multiplier": ', '"noise_multiplier": 1', "noise_multiplier"),
+        ('"delta": 0.0001', '"delta": 0.0002', "delta"),
+        ('"status": "finished"', '"status": "running"', "status"),
+        ('"responsible": ""', '"responsible": "Bo"', "text"),
+        ('"separation": 4', '"separation": 5', "separation"),
+        ('"worst_client": {', '"worst_client": {"other": 0.5, ', "worst_client"),
+    ],
+)
+def test_data_that_do_not_follow_from_the_files_are_found(
+    finished: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    found: str,
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    _edited(tmp_path / "run" / "privacy.json", old, new)
+    assert any(found in each for each in _verified(capsys, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("num_clients", 1430),
+        ("clients_per_round", 50),
+        ("clip_norm", 0.01),
+        ("noise_seed_is_fixed", True),
+        ("planned.noise_multiplier", 2.0),
+        ("planned.delta", 1e-9),
+        ("planned.participation.separation", 5),
+    ],
+)
+def test_a_forged_statement_that_agrees_with_itself_is_not_that_of_the_run(
+    finished: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    value: Any,
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    contents = json.loads((run / "privacy.json").read_text())
+    *outer, name = place.split(".")
+    changed = contents
+    for each in outer:
+        changed = changed[each]
+    changed[name] = value
+    forged = stated_runs.made_again(run, contents)
+    (run / "privacy.json").write_text(json.dumps(forged.to_dict()))
+    (run / "PRIVACY.md").write_text(forged.to_markdown())
+    named = "participation" if "participation" in place else name
+    (found,) = _verified(capsys, run)
+    assert found.startswith(f"{named} is")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "participation.npz", "final_model.npz", "factorization/arrays.npz"],
+)
+def test_a_file_that_was_changed_or_is_gone_is_named(
+    finished: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    with (run / name).open("ab") as file:
+        file.write(b" ")
+    assert [f"{name} is another file" in each for each in _verified(capsys, run)] == [True]
+    (run / name).unlink()
+    assert _verified(capsys, run) == [f"{name} is not there."]
+
+
+def test_a_text_that_was_changed_is_found(
+    finished: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    _edited(tmp_path / "run" / "PRIVACY.md", "drawn from 143", "drawn from 1430")
+    (found,) = _verified(capsys, tmp_path / "run")
+    assert "is not the text that its numbers give" in found
+
+
+def test_a_ledger_that_breaks_the_plan_of_a_run_under_way_is_found(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _begun(tmp_path / "run", *_TIMERS)
+    ledger = ParticipationLedger(tuple(map(str, range(_CLIENTS))))
+    RunStatements(run).before(ledger)
+    for client in (0, 1):
+        ledger = ledger.with_round(np.array([client]))
+    ledger.save(run.directory.ledger)
+    assert _verified(capsys, tmp_path / "run") == []
+    ledger.with_round(np.array([0])).save(run.directory.ledger)
+    (found,) = _verified(capsys, tmp_path / "run")
+    assert "breaks the plan" in found
+
+
+def test_no_statement_confirms_a_guess_of_who_was_drawn(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    _ran(run, *_DRAWN, "--noise_multiplier=0.7")
+    texts = [(run / name).read_text() for name in ("privacy.json", "PRIVACY.md")]
+    secrets = [run / "participation.npz", run / "checkpoints" / "sampling_seed.json"]
+    for secret in secrets:
+        digest = hashlib.sha256(secret.read_bytes()).hexdigest()
+        assert not any(digest in text for text in texts)
+    assert json.loads(texts[0])["provenance"]["secret_files"] == ["participation.npz"]
+    # Another ledger, or another seed, is found all the same.
+    kept = secrets[1].read_text()
+    secrets[1].write_text(kept.replace("0x", "0x1"))
+    assert any("participation.npz is another file" in each for each in _verified(capsys, run))
+    secrets[1].unlink()
+    (found,) = _verified(capsys, run)
+    assert "sampling_seed.json is not there" in found
+
+
+def _together(path: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "privacy.json").read_text())["other_runs"]
+    return found
+
+
+def test_a_run_states_what_holds_of_it_and_others_together(
+    finished: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(finished, tmp_path / name)
+    matrix = mfa.factorizations.identity(5)
+    mechanism = mfa.Mechanism(matrix, mfa.participation.SingleParticipation(), 2.0)
+    mechanism.save(tmp_path / "saved")
+    others = ",".join(str(tmp_path / name) for name in ("first", "second", "saved"))
+    run = tmp_path / "run"
+    statement = _ran(run, *_TIMERS, f"--other_runs={others}")
+    found = _together(run)
+    assert found["names"] == ["../first", "../second", "../saved"]
+    # Gaussian mechanisms compose to one: squares of 1 / sigma add up.
+    plan = statement.plan
+    sigma = (3 * plan.noise_multiplier**-2 + 2.0**-2) ** -0.5
+    assert found["epsilon"] == pytest.approx(mfa.accounting.epsilon(sigma, plan.delta), rel=1e-3)
+    assert found["epsilon"] > 1.5 * plan.epsilon
+    text = " ".join((run / "PRIVACY.md").read_text().split())
+    assert "in this run and in `../first`, `../second`, `../saved`, what they released" in text
+    assert "not named here are not counted" in text
+    assert _verified(capsys, run) == []
+    files = json.loads((run / "privacy.json").read_text())["provenance"]["files"]
+    assert {"../saved/mechanism.json", "../first/privacy.json"} <= set(files)
+    (tmp_path / "second" / "privacy.json").write_text("{}")
+    assert any("../second/privacy.json" in each for each in _verified(capsys, run))
+
+
+def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
+    tmp_path: pathlib.Path,
+) -> None:
+    broken = _ran(tmp_path / "broken", *_BY_THE_CLOCK, cohorts=_BROKEN)
+    kept = _ran(tmp_path / "kept", *_TIMERS)
+    assert broken.worst_case is not None
+    _ran(tmp_path / "run", *_TIMERS, f"--other_runs={tmp_path / 'broken'}")
+    # In both directions: the run that broke its plan states the same of the other one.
+    _ran(tmp_path / "again", *_BY_THE_CLOCK, f"--other_runs={tmp_path / 'kept'}", cohorts=_BROKEN)
+    multipliers = (kept.plan.noise_multiplier, broken.worst_case.noise_multiplier)
+    sigma = sum(each**-2 for each in multipliers) ** -0.5
+    expected = mfa.accounting.epsilon(sigma, kept.plan.delta)
+    for name in ("run", "again"):
+        assert _together(tmp_path / name)["epsilon"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.long
+def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pathlib.Path) -> None:
+    drawn = _ran(tmp_path / "drawn", *_DRAWN, "--noise_multiplier=0.7")
+    other = f"--other_runs={tmp_path / 'drawn'}"
+    plan = _ran(tmp_path / "run", *_TIMERS, other).plan
+    amplified = _together(tmp_path / "run")["epsilon"]
+    expected = mfa.accounting.composed_epsilon([plan.event(), drawn.plan.event()], plan.delta)
+    assert amplified == pytest.approx(expected, rel=1e-9)
+    (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
+    _ran(tmp_path / "later", *_TIMERS, other)
+    assert _together(tmp_path / "later")["epsilon"] > 1.2 * amplified
+
+
+def test_without_a_guarantee_of_one_there_is_none_of_all(tmp_path: pathlib.Path) -> None:
+    _ran(tmp_path / "silent", "--mechanism=none", "--clients_per_round=5")
+    _ran(tmp_path / "run", *_TIMERS, f"--other_runs={tmp_path / 'silent'}")
+    assert _together(tmp_path / "run")["epsilon"] is None
+    text = " ".join((tmp_path / "run" / "PRIVACY.md").read_text().split())
+    assert "there is no guarantee for all of them together" in text
+
+
+def test_other_runs_that_cannot_be_read_are_one_line(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "seeded")
+    _edited(tmp_path / "seeded" / "privacy.json", '_is_fixed": false', '_is_fixed": true')
+    shutil.copytree(finished, tmp_path / "damaged")
+    (tmp_path / "damaged" / "participation.npz").write_bytes(b"")
+    for value, named in (
+        ("nowhere", "nowhere"),
+        (f"{finished},{finished}", "twice"),
+        (f"{finished},", "--other_runs"),
+        (str(tmp_path), "neither"),
+        (str(tmp_path / "seeded"), "fixed seed"),
+        (str(tmp_path / "damaged"), "damaged"),
+        (str(tmp_path / "run"), "itself"),
+    ):
+        with refuses(named, error=command_line.CommandError):
+            _begun(tmp_path / "run", *_TIMERS, f"--other_runs={value}")
+        assert not (tmp_path / "run").exists()
+
+
+def test_others_that_are_gone_at_the_end_do_not_take_the_statement_with_them(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "other")
+    run = _begun(tmp_path / "run", *_TIMERS, f"--other_runs={tmp_path / 'other'}")
+    statements = RunStatements(run)
+    ledger = ParticipationLedger(tuple(map(str, range(_CLIENTS))))
+    statements.before(ledger)
+    assert _together(tmp_path / "run")["names"] == ["../other"]
+    shutil.rmtree(tmp_path / "other")
+    ledger = ledger.with_round(np.array([0]))
+    ledger.save(run.directory.ledger)
+    statements.after(ledger)
+    assert _together(tmp_path / "run") is None
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["status"] == "interrupted"
+
+
+# What is asked before somebody signs, and the words that answer it.
+_ASKED = {
+    "How well is one client protected?": "-differential privacy** for every client",
+    "On what condition?": "on one condition",
+    "What do epsilon and delta mean?": "the probability of whatever the run may release",
+    "What may it amount to in the whole population?": "of the population is 0.143",
+    "What can an attacker find out?": "is wrong about 1 in 100 clients whose",
+    "What does the attacker know?": "everything of the run but its secrets",
+    "Who is trusted?": "the server that sums the updates and adds the noise is trusted",
+    "What does the server see?": "no: the server saw every client's clipped update.",
+    "How many clients were there?": "12 planned rounds of 5 clients, drawn from 143",
+    "What was public?": "Public data: none.",
+    "What is not protected?": "Not covered: the choice of hyperparameters",
+    "May losses be published?": "statistics of clients without noise, and not to be published",
+    "What was released?": "Every round's noisy average update",
+    "What is one unit?": "One client with all its examples",
+    "And one example, or one of those who share a device?": "is protected less",
+    "And a person with two devices?": "A person who uses two clients is protected as",
+    "What if a device ignores its timer?": "weakens its own guarantee and nobody else's",
+    "How often did a client take part?": "none more than once",
+    "What about other runs?": "Each further run on these clients adds to what can be found out",
+    "How is this verified, and is the program?": "`mf-report --verify=` makes this statement again",
+    "Who is responsible?": "*Responsible.* Jane Doe, privacy team",
+    "Of which model?": "*Model and version.* digits 1.0",
+    "When was the run?": "*Period of the run.* from 20",
+    "Who holds the seed, and when is it destroyed?": "ledger.* The privacy team, for a year.",
+    "Which files is this about?": "`final_model.npz`",
+}
+
+
+def test_what_is_asked_before_somebody_signs_is_answered_once(tmp_path: pathlib.Path) -> None:
+    said = ("--responsible=Jane Doe, privacy team", "--custody=The privacy team, for a year.")
+    _ran(tmp_path / "run", *_TIMERS, *said, "--model=digits 1.0", "--delta=0.001")
+    text = " ".join((tmp_path / "run" / "PRIVACY.md").read_text().split())
+    assert {question: text.count(answer) for question, answer in _ASKED.items()} == dict.fromkeys(
+        _ASKED, 1
+    )
