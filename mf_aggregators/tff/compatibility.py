@@ -34,6 +34,14 @@ def _named(path: str, package: ModuleType = tff) -> Any:
 
 computation_pb2: Any = importlib.import_module("tensorflow_federated.proto.v0.computation_pb2")
 
+# Local training, with what each client measures: no public name of TFF has both.
+build_model_delta_update_with_tff_optimizer: Any = _named(
+    "build_model_delta_update_with_tff_optimizer",
+    importlib.import_module(
+        "tensorflow_federated.python.learning.templates.model_delta_client_work"
+    ),
+)
+
 AsyncExecutionContext: Any = _named("framework.AsyncExecutionContext")
 ConcreteComputation: Any = _named("framework.ConcreteComputation")
 SyncContext: Any = _named("framework.SyncContext")
@@ -58,6 +66,8 @@ StructType: Any = _named("StructType")
 TensorType: Any = _named("TensorType")
 to_type: Any = _named("to_type")
 type_to_tf_tensor_specs: Any = _named("types.type_to_tf_tensor_specs")
+SequenceType: Any = _named("SequenceType")
+tensorflow_to_type: Any = _named("types.tensorflow_to_type")
 structure: Any = _named("structure")
 
 federated_aggregate: Any = _named("federated_aggregate")

@@ -552,7 +552,7 @@ def _print_outcome(
         ("rounds", f"{rounds} of {statement.plan.num_rounds}"),
         ("test accuracy", percent(outcome.test_accuracy)),
         ("untrained model", percent(outcome.untrained_accuracy)),
-        *command.outcome_lines(outcome.facts),
+        *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),
         *(

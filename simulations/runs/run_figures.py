@@ -75,6 +75,7 @@ def draw(
     planned_epsilon: float | None = None,
     delta: float | None = None,
     clients_per_round: int | None = None,
+    has_private_metrics: bool = False,
 ) -> matplotlib.figure.Figure:
     """Draws the figure of a run and writes it, whole or not at all.
 
@@ -99,6 +100,7 @@ def draw(
         for none.
       delta: The delta of both the planned and the spent epsilon, for the label.
       clients_per_round: Drawn as a level beside the clients who might have joined.
+      has_private_metrics: Whether what is drawn of clients that train was released with noise.
 
     Returns:
       The figure.
@@ -109,16 +111,18 @@ def draw(
     """
     quantile = target_unclipped_quantile
     target = None if quantile is None else 100.0 * quantile
+    training = "training (a private release)" if has_private_metrics else "training"
+    clipped = "clipped (a private release)" if has_private_metrics else "clipped"
     at_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
     panels = (
         _Panel(
             "accuracy, %",
             (
-                _Line("train_accuracy", "training", 100.0),
+                _Line("train_accuracy", training, 100.0),
                 _Line("heldout_accuracy", "held out", 100.0),
             ),
         ),
-        _Panel("loss", (_Line("train_loss", "training"), _Line("heldout_loss", "held out"))),
+        _Panel("loss", (_Line("train_loss", training), _Line("heldout_loss", "held out"))),
         _Panel(
             "L2 norm of updates",
             (
@@ -132,7 +136,7 @@ def draw(
         _Panel(
             "of the updates, %",
             (
-                _Line("clipped_fraction", "clipped", 100.0),
+                _Line("clipped_fraction", clipped, 100.0),
                 _Line("zeroed_fraction", "zeroed", 100.0),
             ),
         ),
