@@ -14,7 +14,7 @@ expected, are what is released of them.
 the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors of a
 few more coordinates, which clips them once more, in integers, to the norm R that its noise is
 scaled to. So whatever the two steps did, what is released is a function of a mechanism with the
-noise multiplier z (``docs/privacy-proofs.md``, sections 8 and 11).
+noise multiplier z (``docs/privacy-proofs.md``, section 8).
 """
 
 import collections

@@ -55,6 +55,8 @@ _OF_PRIVATE_METRICS = types.MappingProxyType(
     }
 )
 _STDDEV = "_stddev"
+# In a figure, released metrics are means of this share of all rounds.
+_WINDOWS_OF_A_RUN = 20
 _RELEASED = "Released with noise, inside the guarantee. "
 _DESCRIPTIONS = {
     "clip_norm": "The clip norm of the round. A private release, which the guarantee covers.",
@@ -427,7 +429,11 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
         planned_epsilon=planned_epsilon,
         delta=run.config.delta,
         clients_per_round=run.config.cohort,
-        has_private_metrics=run.config.private_metrics,
+        released_window=(
+            max(1, run.config.num_rounds // _WINDOWS_OF_A_RUN)
+            if run.config.private_metrics
+            else None
+        ),
     )
 
 

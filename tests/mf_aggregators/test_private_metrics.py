@@ -1,14 +1,18 @@
 """What private metrics take of the noise."""
 
 import math
+import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import adaptive_clip, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.factorizations import Factorization, blt, identity, toeplitz
+from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from tests.examples import examples
 from tests.refusals import refuses
@@ -89,6 +93,32 @@ def test_an_extended_horizon_has_the_same_noise_over_another_sensitivity() -> No
     assert further.clipped_count_stddev == 1.5
     assert further.metric_stddev == 0.5 * split.metric_stddev
     assert further.vector_norm == split.vector_norm
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mechanism", ["`identity`", "`blt`, 4 buffers", "`toeplitz`, 64 bands"])
+def test_the_table_of_the_documents(mechanism: str) -> None:
+    """Standard deviations of rounds and of means of rounds, from dense rows of noise."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "noise.md").read_text()
+    lines = text.split("| private metrics with noise of |")[1].split("\n\n")[0].splitlines()
+    (printed,) = (line.strip("|").split("|")[1:] for line in lines if mechanism in line)
+    num_rounds, schema = 2052, MinSeparation(342, 6)
+    factorization: Factorization = {
+        "`identity`": lambda: identity(num_rounds),
+        "`blt`, 4 buffers": lambda: blt(num_rounds, 4, participation=schema),
+        "`toeplitz`, 64 bands": lambda: toeplitz(num_rounds, 64, participation=schema),
+    }[mechanism]()
+    # Of four metrics, one of them the indicator, at noise multiplier 1.
+    stddev = math.sqrt(1.0 / (1.0 - 1.01**-2)) / 1000.0
+    assert f"{1000.0 * stddev:.2f} z ranges" in text
+    rows = factorization.noise_rows(np.eye(num_rounds))
+    rows *= stddev * factorization.sensitivity(schema).value
+    found = []
+    for window in (1, 10, 50, 100):
+        sums = np.cumsum(rows, axis=0)
+        sums[window:] -= np.cumsum(rows, axis=0)[:-window]
+        found.append(np.max(np.linalg.norm(sums[window - 1 :], axis=1)) / window)
+    assert [float(cell) for cell in printed] == [pytest.approx(each, abs=6e-5) for each in found]
 
 
 @pytest.mark.parametrize("ends", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), (math.nan, 1.0)])

@@ -128,7 +128,7 @@ def test_no_vector_is_longer_than_the_noise_is_for(
         known = 0.0
         if np.isfinite(value):
             bounded = np.clip(np.float32(value), metric.smallest, metric.largest)
-            known = (bounded - metric.smallest) / metric.range - 0.5
+            known = float((bounded - metric.smallest) / metric.range - 0.5)
         assert int(number) * unit == pytest.approx(known * split.metric_weight, abs=1e-6)
 
 
