@@ -34,14 +34,6 @@ def _named(path: str, package: ModuleType = tff) -> Any:
 
 computation_pb2: Any = importlib.import_module("tensorflow_federated.proto.v0.computation_pb2")
 
-# Local training, with what each client measures: no public name of TFF has both.
-build_model_delta_update_with_tff_optimizer: Any = _named(
-    "build_model_delta_update_with_tff_optimizer",
-    importlib.import_module(
-        "tensorflow_federated.python.learning.templates.model_delta_client_work"
-    ),
-)
-
 AsyncExecutionContext: Any = _named("framework.AsyncExecutionContext")
 ConcreteComputation: Any = _named("framework.ConcreteComputation")
 SyncContext: Any = _named("framework.SyncContext")
@@ -79,3 +71,11 @@ federated_secure_sum_bitwidth: Any = _named("federated_secure_sum_bitwidth")
 federated_sum: Any = _named("federated_sum")
 federated_value: Any = _named("federated_value")
 federated_zip: Any = _named("federated_zip")
+
+# Local training, with what each client measures: no public name of TFF has both.
+build_model_delta_update_with_tff_optimizer: Any = _named(
+    "build_model_delta_update_with_tff_optimizer",
+    importlib.import_module(
+        "tensorflow_federated.python.learning.templates.model_delta_client_work"
+    ),
+)
