@@ -184,7 +184,7 @@ class AdaptiveClip:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseSplit:
-    """How the noise of a mechanism is split between updates and clipped-count indicators.
+    """How the noise of a mechanism is split between updates, indicators and private metrics.
 
     Attributes:
       update_noise_multiplier: z_delta: the standard deviation of the noise in a sum of updates
@@ -192,13 +192,33 @@ class NoiseSplit:
       clipped_count_stddev: sigma_b, over the sensitivity of C.
       indicator_weight: w: what an indicator is multiplied by to have the noise of an update.
       vector_norm: R: a bound on the norm of an update over its clip norm with its weighted
-        indicator.
+        indicator and its weighted metrics.
+      metric_stddev: sigma_m: the standard deviation of the noise in the sum of a private metric
+        (``private_metrics``), over the sensitivity of C and over the metric's range; 0 without
+        metrics.
+      metric_weight: What a metric over its range is multiplied by to have the noise of an update;
+        0 without metrics.
     """
 
     update_noise_multiplier: float
     clipped_count_stddev: float
     indicator_weight: float
     vector_norm: float
+    metric_stddev: float = 0.0
+    metric_weight: float = 0.0
+
+    def of_horizon(self, ratio: float) -> "NoiseSplit":
+        """Returns the same noise relative to another sensitivity: that of an extended horizon.
+
+        Args:
+          ratio: The sensitivity before over the one now.
+        """
+        return dataclasses.replace(
+            self,
+            update_noise_multiplier=self.update_noise_multiplier * ratio,
+            clipped_count_stddev=self.clipped_count_stddev * ratio,
+            metric_stddev=self.metric_stddev * ratio,
+        )
 
 
 def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSplit:

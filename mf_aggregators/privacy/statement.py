@@ -27,6 +27,7 @@ from mf_aggregators.privacy.guarantees import (
 )
 from mf_aggregators.privacy.provenance import OtherRuns, Provenance
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.private_metrics import ReleasedMetrics
 
 # Says that timers enforce the schema.
 TIMERS_BY_ROUNDS = (
@@ -95,6 +96,8 @@ class RunFacts:
       num_alike_names: How many clients have a name that looks like another client's
         (``client_names.num_alike``).
       provenance: Who stands behind the statement, and what it was made from.
+      private_metrics: The metrics of training that are released with noise; None where metrics have
+        none.
     """
 
     mechanism: str
@@ -109,6 +112,7 @@ class RunFacts:
     has_run_directory: bool = False
     num_alike_names: int = 0
     provenance: Provenance = dataclasses.field(default_factory=Provenance)
+    private_metrics: ReleasedMetrics | None = None
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "RunFacts":
@@ -126,6 +130,8 @@ class RunFacts:
         if given["adaptive_clip"] is not None:
             given["adaptive_clip"] = AdaptiveClipping.from_dict(given["adaptive_clip"])
         given["provenance"] = Provenance.from_dict(given["provenance"])
+        if given["private_metrics"] is not None:
+            given["private_metrics"] = ReleasedMetrics.from_dict(given["private_metrics"])
         return cls(**given)
 
     def with_provenance(self, **given: Any) -> "RunFacts":
@@ -411,10 +417,16 @@ class PrivacyStatement:
         """Returns the contents of ``PRIVACY.md``."""
         facts, sampling, texts = self.facts, self.plan.sampling, statement_texts
         adaptive, has_files = facts.adaptive_clip, facts.has_run_directory
+        metrics, are_released = facts.private_metrics, facts.private_metrics is not None
         by_files, by_rounds = (
             (texts.VERIFIED_BY_FILES, texts.VERIFIED_BY_ROUNDS)
             if sampling is None
-            else (texts.SAMPLING_VERIFIED_BY_FILES, texts.SAMPLING_VERIFIED_BY_ROUNDS)
+            else (
+                texts.SAMPLING_VERIFIED_BY_FILES.format(
+                    sizes="" if are_released else texts.SIZES_IN_FRACTIONS
+                ),
+                texts.SAMPLING_VERIFIED_BY_ROUNDS,
+            )
             if sampling.is_amplified
             else (texts.DRAWS_VERIFIED_BY_FILES, texts.DRAWS_VERIFIED_BY_ROUNDS)
         )
@@ -430,21 +442,31 @@ class PrivacyStatement:
             clients=facts.num_clients,
             cohort=f"{facts.clients_per_round}{' expected' if has_random_sizes else ''}",
             clipping=(
-                texts.clipping(facts.clip_norm)
-                if adaptive is None
-                else texts.adaptive_clipping(
-                    adaptive.clip, adaptive.update_noise_multiplier, adaptive.clipped_count_stddev
+                (
+                    texts.clipping(facts.clip_norm)
+                    if adaptive is None
+                    else texts.adaptive_clipping(
+                        adaptive.clip,
+                        adaptive.update_noise_multiplier,
+                        adaptive.clipped_count_stddev,
+                    )
                 )
+                + ("" if metrics is None else texts.with_metrics(metrics, adaptive is not None))
             ),
-            released=texts.RELEASED if adaptive is None else texts.RELEASED_WITH_NORMS,
-            but_for="" if adaptive is None else texts.BUT_FOR,
-            left_out=texts.LEFT_OUT if adaptive is None else texts.LEFT_OUT_WITH_INDICATORS,
+            released=(
+                (texts.RELEASED if adaptive is None else texts.RELEASED_WITH_NORMS)
+                + (f"\n     {texts.RELEASED_METRICS}" if are_released else "")
+            ),
+            publishable=texts.publishable(are_released=are_released, has_files=has_files),
+            left_out=texts.left_out(is_adaptive=adaptive is not None, has_metrics=are_released),
             mechanism=facts.mechanism,
             public_data=facts.public_data.rstrip("."),
-            metrics=(
+            metrics=texts.not_covered_metrics(
                 "in\n     `metrics.csv`, in TensorBoard and in what the command prints"
                 if has_files
-                else "wherever\n     they are kept"
+                else "wherever\n     they are kept",
+                adaptive is not None,
+                are_released=are_released,
             ),
             secrets=texts.SECRET_FILES if has_files else texts.SECRET_STATE,
             together=texts.TOGETHER if sampling is None else sampling.together_words(),

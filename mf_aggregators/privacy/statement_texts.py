@@ -6,6 +6,7 @@ from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.private_metrics import ReleasedMetrics
 
 
 def count(number: int, noun: str) -> str:
@@ -54,6 +55,92 @@ def adaptive_clipping(
         f"     C^-1 Z, with Gaussian Z: {update_noise_multiplier:.6g} and "
         f"{clipped_count_stddev:.6g} times the sensitivity\n"
         "     of C. Both together have the noise multiplier that is stated below.\n    "
+    )
+
+
+def with_metrics(released: ReleasedMetrics, is_adaptive: bool) -> str:
+    """Returns which metrics are released with the updates, and their noise.
+
+    Args:
+      released: The metrics, and the noise of all of it.
+      is_adaptive: Whether the clip norm adapts: the fraction within it is then said elsewhere.
+    """
+    ranges = ", ".join(
+        f"{each.name} within {each.smallest:g} and {each.largest:g}"
+        for each in released.metrics.metrics
+    )
+    fraction = "" if is_adaptive else ", and whether its update was clipped (one half either way)"
+    return (
+        "\n     Beside its update, a client reports metrics, each clipped to its range, from the\n"
+        f"     middle of it and over it: {ranges}{fraction}.\n"
+        "     Sums of metrics get the round's row of C^-1 Z as the sum of updates does. Over the\n"
+        "     sensitivity of C, the noise of updates is "
+        f"{released.update_noise_multiplier:.6g} clip norms,\n     and that of a metric "
+        f"{released.metric_stddev:.6g} ranges. All of it together has the noise\n     multiplier "
+        "that is stated below.\n    "
+    )
+
+
+def not_covered_metrics(place: str, is_adaptive: bool, *, are_released: bool) -> str:
+    """Returns which metrics the guarantee does not cover, as the end of a list.
+
+    Args:
+      place: Where metrics are kept.
+      is_adaptive: Whether the clip norm adapts.
+      are_released: Whether those of training are released with noise.
+    """
+    if are_released:
+        return (
+            "and\n     evaluations of held-out and of test data, which no round trains on "
+            "(metrics of\n     training are covered: they were released with noise)."
+        )
+    return (
+        f"and all metrics, {place}\n"
+        "     (losses, accuracies, norms and fractions are statistics of clients without noise, "
+        f"for\n     the simulation's own use{BUT_FOR if is_adaptive else ''})."
+    )
+
+
+def left_out(*, is_adaptive: bool, has_metrics: bool) -> str:
+    """Returns what is replaced by zero of the client in which neighbouring data sets differ.
+
+    Args:
+      is_adaptive: Whether the clip norm adapts.
+      has_metrics: Whether metrics of training are released with noise.
+    """
+    if has_metrics:
+        return LEFT_OUT_WITH.format(what="whose updates,\n     indicators and metrics")
+    return (
+        LEFT_OUT_WITH.format(what="whose updates\n     and indicators") if is_adaptive else LEFT_OUT
+    )
+
+
+def publishable(*, are_released: bool, has_files: bool) -> str:
+    """Returns what may be published of a run, in a sentence or two.
+
+    Args:
+      are_released: Whether metrics of training are released with noise.
+      has_files: Whether there is a run directory with metrics and figures.
+    """
+    if not are_released:
+        return (
+            "The released output and this statement; not `metrics.csv`, TensorBoard's\n"
+            "     files, the figure or what the command prints: metrics of training have no noise."
+            if has_files
+            else "The released output and this statement; no metrics of training,\n"
+            "     unless they were released with noise by another mechanism."
+        )
+    where = (
+        "`metrics.csv`, the figure\n     and what the command prints, in which all that is said of "
+        "clients that train was\n     released with noise"
+        if has_files
+        else "and the released\n     metrics of training"
+    )
+    return (
+        f"The released output, this statement, {where}.\n"
+        "     Evaluations of held-out and of test data are not covered: publish them if these\n"
+        "     data may be. Nor are times, as TensorBoard's files and progress bars have them: how\n"
+        "     long a round took may tell how much data its clients had."
     )
 
 
@@ -254,10 +341,13 @@ One client of the population with all its data, whatever they are; where every e
 
 SAMPLING_VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
-   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of batches, which
-   the fractions in `metrics.csv` and TensorBoard give away: towards whoever knows who took part
+   Both are secret here, and so are `checkpoints/sampling_seed.json` and the sizes of
+   batches{sizes}: towards whoever knows who took part
    nothing is amplified. Whoever has these files checks every draw, with
    `mf-report --ledger=participation.npz --sampling_seed=checkpoints/sampling_seed.json`."""
+
+SIZES_IN_FRACTIONS = """, which
+   the fractions in `metrics.csv` and TensorBoard give away"""
 
 SAMPLING_VERIFIED_BY_ROUNDS = """\
 Every client's rounds are secret here, and so are the sampler's seed and the sizes of batches:
@@ -321,6 +411,9 @@ RELEASED = """\
 Every round's noisy average update, and with it every intermediate and
      the final model."""
 
+RELEASED_METRICS = """\
+Every round's metrics of training, with noise, are as well."""
+
 RELEASED_WITH_NORMS = """\
 Every round's noisy average update, its clip norm and the noisy fraction of
      clients within that, and with them every intermediate and the final model."""
@@ -334,9 +427,8 @@ whose updates are
      replaced by zero in every round that it takes part in. A special form of adding or removing
      a client."""
 
-LEFT_OUT_WITH_INDICATORS = """\
-whose updates
-     and indicators are replaced by zero in every round that it takes part in: as if it were not
+LEFT_OUT_WITH = """\
+{what} are replaced by zero in every round that it takes part in: as if it were not
      there. A special form of adding or removing a client."""
 
 MARKDOWN = """\
@@ -351,11 +443,10 @@ MARKDOWN = """\
    - *Data accesses covered.* One training run: {rounds} planned rounds of {cohort}
      clients, drawn from {clients}. Public data: {public_data}. Not covered: the choice of
      hyperparameters and of the checkpoint to use; what was made of the data before or beside the
-     rounds, as a vocabulary or counts; other runs on the same clients; and all metrics, {metrics}
-     (losses, accuracies, norms and fractions are statistics of clients without noise, and not to
-     be published{but_for}).
+     rounds, as a vocabulary or counts; other runs on the same clients; {metrics}
      {secrets}
    - *Released output.* {released}
+   - *What may be published.* {publishable}
    - *Unit of privacy.* {unit}
    - *Adjacency.* Zero-out: neighbouring data sets differ in one client, {left_out}
 3. **Accounting.**

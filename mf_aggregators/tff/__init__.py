@@ -2,6 +2,7 @@
 
 # Modules by name: most of them import TensorFlow, which not every user of the library has.
 __all__ = [
+    "averaging_with_metrics",
     "client_sums",
     "compatibility",
     "declared_participation",

@@ -1,4 +1,4 @@
-"""A DPQuery whose clip norm follows the norms of the records, inside one matrix mechanism.
+"""A DPQuery that releases a clip norm, and metrics, with the records, inside one matrix mechanism.
 
 It adds two steps to ``dp_query``, and no noise of its own. Before the sum, each client turns its
 record into a vector: the record over the round's clip norm, clipped to norm 1, and a weighted
@@ -6,9 +6,13 @@ clipped-count indicator, which tells whether it had to be (``adaptive_clip``). A
 sum of records is multiplied by the clip norm, and the noisy sum of indicators moves the clip norm
 of later rounds.
 
+With private metrics, a record has metrics beside its tensors, and the vector has one more
+coordinate for each of them (``private_metrics``). Their noisy sums, over the clients that are
+expected, are what is released of them.
+
 *Why it is private.* The first step is a function of one record and of what was released before;
-the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors with
-one coordinate more, which clips them once more, in integers, to the norm R that its noise is
+the second is one of what is released. Between them is MatrixFactorizationSumQuery on vectors of a
+few more coordinates, which clips them once more, in integers, to the norm R that its noise is
 scaled to. So whatever the two steps did, what is released is a function of a mechanism with the
 noise multiplier z (``docs/privacy-proofs.md``, section 8).
 """
@@ -24,9 +28,13 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
 from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import compatibility, dp_query, grid, tensor_streams
 from mf_aggregators.tff.dp_query import GlobalState, MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.tensor_streams import NoiseParts
+
+# The two parts of a record with private metrics.
+_UPDATE, _METRICS = "update", "metrics"
 
 
 class AdaptiveState(NamedTuple):
@@ -35,10 +43,13 @@ class AdaptiveState(NamedTuple):
     Attributes:
       clip: The clip norm.
       mechanism: The state of the mechanism.
+      released_metrics: (k,) float64: the private metrics that the last round released, NaN before
+        the first one; an empty tuple without metrics.
     """
 
     clip: ClipState
     mechanism: GlobalState
+    released_metrics: Any
 
 
 class AdaptiveParams(NamedTuple):
@@ -74,6 +85,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         noise: NoiseParts | None = None,
         participation: Participation | None = None,
         sums: IntegerSums | None = None,
+        metrics: PrivateMetrics | None = None,
     ) -> None:
         """Creates the query.
 
@@ -82,12 +94,14 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
             shapes.
           clip: How the clip norm adapts.
-          noise_multiplier: z, of records and indicators together; zero adds no noise.
+          noise_multiplier: z, of all that is released together; zero adds no noise.
           clients_per_round: What the sum of indicators is divided by: fixed in advance.
           seed: As of MatrixFactorizationSumQuery.
           noise: As there, for the tensors of :func:`vector_specs`.
           participation: As there.
           sums: As there: the grid is that of vectors, multiples of their norm.
+          metrics: The metrics that are released as well; None for none. With metrics, records have
+            the structure of :func:`record_of`.
 
         Raises:
           TypeError: If a tensor is not floating point.
@@ -96,14 +110,18 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
         self._clip = clip
         self._clients = validation.positive_number(clients_per_round, "clients_per_round")
-        self._split = adaptive_clip.split_noise(
-            multiplier, clip.clipped_count_stddev_for(multiplier, self._clients)
-        )
+        self._metrics = metrics
+        if metrics is None:
+            self._split = adaptive_clip.split_noise(
+                multiplier, clip.clipped_count_stddev_for(multiplier, self._clients)
+            )
+        else:
+            self._split = metrics.split_noise(multiplier, clip, self._clients)
         adaptive_clip.check_float32(clip, self._split)
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
         self._mechanism = MatrixFactorizationSumQuery(
             recursion,
-            vector_specs(specs),
+            vector_specs(specs, metrics),
             l2_norm_clip=self._split.vector_norm,
             noise_stddev=multiplier * self._split.vector_norm,
             seed=seed,
@@ -124,6 +142,9 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
                 num_fractions=tf.zeros([], tf.int64),
             ),
             self._mechanism.initial_global_state(),
+            ()
+            if self._metrics is None
+            else tf.fill([len(self._metrics.metrics)], tf.constant(float("nan"), tf.float64)),
         )
 
     def derive_sample_params(self, global_state: AdaptiveState) -> AdaptiveParams:
@@ -133,14 +154,27 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
 
     def initial_sample_state(self, template: Any = None) -> SampleState:
         """Returns the sum of no vectors; see MatrixFactorizationSumQuery."""
-        template = self._structure if template is None else template
-        return self._mechanism.initial_sample_state((template, tf.TensorSpec([], tf.float64)))
+        if template is None:
+            template = self._structure
+        elif self._metrics is not None:
+            template = template[_UPDATE]
+        return self._mechanism.initial_sample_state(
+            (template, *vector_specs(self._structure, self._metrics)[1:])
+        )
 
     def preprocess_record(self, params: AdaptiveParams, record: Any) -> SampleState:
-        """Returns a client's vector, in steps: its clipped record and its weighted indicator."""
-        tensors = dp_query.tensors_of(record, self._specs)
+        """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
+        update = record if self._metrics is None else record[_UPDATE]
+        tensors = dp_query.tensors_of(update, self._specs)
         clipped, indicator = grid.clip_with_indicator(tensors, params.clip_norm)
-        vector = (clipped, indicator * self._split.indicator_weight)
+        vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
+        if self._metrics is not None:
+            # Of an update that is not finite nothing counts, as of a client that is not there.
+            is_there = tf.cast(tf.not_equal(indicator, 0.0), tf.float64)
+            bounded = [
+                _bounded(record[_METRICS][each.name], each) for each in self._metrics.metrics
+            ]
+            vector = (*vector, tf.stack(bounded) * is_there * self._split.metric_weight)
         return self._mechanism.preprocess_record(params.vector_norm, vector)
 
     def get_noised_result(
@@ -152,17 +186,31 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         """
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
+        scales = [norm for _ in self._specs]
+        scales += [tf.ones_like(norm)] * (1 if self._metrics is None else 2)
         released, mechanism, event = self._mechanism.scaled_result(
-            sample_state, global_state.mechanism, [*(norm for _ in self._specs), tf.ones_like(norm)]
+            sample_state, global_state.mechanism, scales
         )
-        *records, indicators = tf.nest.flatten(released)
+        records, indicators, *metrics = released
         narrowed = [
             tf.cast(record, tensor_streams.noise_dtype(spec.dtype))
-            for record, spec in zip(records, self._specs, strict=True)
+            for record, spec in zip(tf.nest.flatten(records), self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], narrowed)
         fraction = adaptive_clip.HALF + indicators / (self._split.indicator_weight * self._clients)
-        return result, AdaptiveState(self._next(global_state.clip, fraction), mechanism), event
+        state = AdaptiveState(
+            self._next(global_state.clip, fraction),
+            mechanism,
+            self._means(metrics[0]) if metrics else global_state.released_metrics,
+        )
+        return result, state, event
+
+    def _means(self, sums: tf.Tensor) -> tf.Tensor:
+        """The released metrics, (k,), of the noisy sums of what clients counted with."""
+        assert self._metrics is not None
+        middles = [metric.middle for metric in self._metrics.metrics]
+        ranges = [metric.range for metric in self._metrics.metrics]
+        return middles + sums * ranges / (self._split.metric_weight * self._clients)
 
     def _next(self, clip: ClipState, fraction: tf.Tensor) -> ClipState:
         """The norm after a round; ``AdaptiveClip.next_norm`` in a graph."""
@@ -184,20 +232,52 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         )
 
     def derive_metrics(self, global_state: AdaptiveState) -> collections.OrderedDict[str, Any]:
-        """Returns what the last round released: its norm and fraction, and the next norm."""
-        return collections.OrderedDict(
+        """Returns what the last round released: norm, fraction, next norm, and private metrics."""
+        found = collections.OrderedDict(
             **self._mechanism.derive_metrics(global_state.mechanism),
             clip_norm=global_state.clip.released_norm,
             unclipped_fraction=global_state.clip.released_fraction,
             next_clip_norm=global_state.clip.norm,
         )
+        if self._metrics is not None:
+            found["private_metrics"] = collections.OrderedDict(
+                (metric.name, global_state.released_metrics[position])
+                for position, metric in enumerate(self._metrics.metrics)
+            )
+        return found
 
 
-def vector_specs(specs: Any) -> tuple[Any, tf.TensorSpec]:
-    """Returns the tensors of vectors: those of records in float64, and a scalar.
+def record_of(update: Any, metrics: Any) -> collections.OrderedDict[str, Any]:
+    """Returns the record of a query with private metrics.
+
+    Args:
+      update: The client's update: a structure of floating-point tensors.
+      metrics: The client's metrics by name, one number each; what is not finite counts as the
+        middle of its range.
+    """
+    return collections.OrderedDict([(_UPDATE, update), (_METRICS, metrics)])
+
+
+def update_of(record: Any) -> Any:
+    """Returns the update of a record that :func:`record_of` made, or its type."""
+    return record[_UPDATE]
+
+
+def _bounded(value: Any, metric: BoundedMetric) -> tf.Tensor:
+    """A metric over its range, from the middle of it: float64 in [-1/2, 1/2]."""
+    wide = tf.cast(value, tf.float64)
+    clipped = tf.clip_by_value(wide, metric.smallest, metric.largest)
+    return tf.where(
+        tf.math.is_finite(wide), (clipped - metric.middle) / metric.range, tf.zeros_like(wide)
+    )
+
+
+def vector_specs(specs: Any, metrics: PrivateMetrics | None = None) -> tuple[Any, ...]:
+    """Returns the tensors of vectors: those of records in float64, a scalar, and metrics.
 
     Args:
       specs: A structure of tf.TensorSpec, of known shapes.
+      metrics: The private metrics, which are a vector; None for none.
 
     Raises:
       TypeError: If a tensor is not floating point.
@@ -205,4 +285,7 @@ def vector_specs(specs: Any) -> tuple[Any, tf.TensorSpec]:
     """
     dp_query.checked_specs(specs)
     wide = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, tf.float64), specs)
-    return wide, tf.TensorSpec([], tf.float64)
+    of_vector = (wide, tf.TensorSpec([], tf.float64))
+    if metrics is None:
+        return of_vector
+    return (*of_vector, tf.TensorSpec([len(metrics.metrics)], tf.float64))

@@ -8,7 +8,7 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import checkpoints, integer_sums, validation
+from mf_aggregators import checkpoints, integer_sums, private_metrics, validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.catalogue.third_party import CheckedFactorization
@@ -18,6 +18,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE
 from mf_aggregators.participation import Participation, check
+from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
     adaptive_query,
     compatibility,
@@ -47,6 +48,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         noise: NoiseOptions,
         sums: IntegerSums,
         allow_no_noise: bool = False,
+        metrics: PrivateMetrics | None = None,
     ) -> None:
         self.mechanism = mechanism
         if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
@@ -64,6 +66,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self._seed = seed
         self._noise = noise
         self._sums = sums
+        self._metrics = metrics
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
         """Returns the process for updates of a type; see the base class.
@@ -77,6 +80,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             together, which is what guarantees are stated for.
         """
         specs = grid.specs_of(value_type)
+        if self._metrics is not None:
+            specs = adaptive_query.update_of(specs)
         mean = _MeanQuery(self.query(specs), self._clients_per_round, specs, self._sums.is_secure)
         # The integers of clients are added up in 64 bits, or modulo a power of two.
         record_aggregation = (
@@ -90,7 +95,12 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         state_type = process.initialize.type_signature.result.member
         return tff.templates.AggregationProcess(
             _initialize(mean, state_type),
-            _counting(process.next, self._clients_per_round, self._sums.is_secure),
+            _counting(
+                process.next,
+                self._clients_per_round,
+                self._sums.is_secure,
+                counts=self._metrics is None,
+            ),
         )
 
     def query(self, specs: Any) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
@@ -102,7 +112,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         it, and refuses other data in the first round: use the aggregator itself then.
 
         Args:
-          specs: A structure of tf.TensorSpec: the tensors of an update.
+          specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
 
         Raises:
           TypeError: As :meth:`create` does.
@@ -110,25 +120,30 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         # What the query's checks refuse is raised where TFF runs it, by this context as a rule.
         processes.raise_refusals(compatibility.get_context_stack().current)
-        if isinstance(self._clip_norm, AdaptiveClip):
-            recursion, multiplier, noise = self._noise_of(adaptive_query.vector_specs(specs))
+        clip, metrics = self._clip_norm, self._metrics
+        if metrics is not None and not isinstance(clip, AdaptiveClip):
+            clip = private_metrics.constant_clip(clip)
+        if isinstance(clip, AdaptiveClip):
+            vectors = adaptive_query.vector_specs(specs, metrics)
+            recursion, multiplier, noise = self._noise_of(vectors)
             return AdaptiveClipSumQuery(
                 recursion,
                 specs,
-                clip=self._clip_norm,
+                clip=clip,
                 noise_multiplier=multiplier,
                 clients_per_round=self._clients_per_round,
                 seed=self._seed,
                 noise=noise,
                 participation=self.mechanism.schema,
                 sums=self._sums,
+                metrics=metrics,
             )
         recursion, multiplier, noise = self._noise_of(specs)
         return MatrixFactorizationSumQuery(
             recursion,
             specs,
-            l2_norm_clip=self._clip_norm,
-            noise_stddev=multiplier * self._clip_norm,
+            l2_norm_clip=clip,
+            noise_stddev=multiplier * clip,
             seed=self._seed,
             noise=noise,
             participation=self.mechanism.schema,
@@ -209,16 +224,26 @@ def _initialize(query: compatibility.SumAggregationDPQuery, state_type: Any) -> 
     return initialize
 
 
-def _counting(next_fn: Any, clients_per_round: float, is_secure: bool) -> Any:
-    """Returns ``next`` with the number of clients, and the expected one, in its measurements."""
+def _counting(next_fn: Any, clients_per_round: float, is_secure: bool, counts: bool) -> Any:
+    """Returns ``next`` with the number of clients, and the expected one, in its measurements.
+
+    Without ``counts``, no exact number of clients is measured.
+    """
     state_type, value_type = next_fn.type_signature.parameter
+    measurements_type = next_fn.type_signature.result.measurements.member
 
     @tff.tensorflow.computation(value_type.member)
     def one(update: Any) -> Any:
         del update
         return tf.constant(1, tf.int64)
 
-    @tff.tensorflow.computation(next_fn.type_signature.result.measurements.member, tf.int64)
+    @tff.tensorflow.computation(measurements_type)
+    def with_divisor(measurements: Any) -> Any:
+        return collections.OrderedDict(
+            **measurements, clients_per_round=tf.constant(clients_per_round, tf.float64)
+        )
+
+    @tff.tensorflow.computation(measurements_type, tf.int64)
     def with_numbers(measurements: Any, num_clients: Any) -> Any:
         return collections.OrderedDict(
             **measurements,
@@ -229,6 +254,12 @@ def _counting(next_fn: Any, clients_per_round: float, is_secure: bool) -> Any:
     @compatibility.federated_computation(state_type, value_type)
     def counting(state: Any, value: Any) -> Any:
         output = next_fn(state, value)
+        if not counts:
+            return tff.templates.MeasuredProcessOutput(
+                output.state,
+                output.result,
+                compatibility.federated_map(with_divisor, output.measurements),
+            )
         ones = compatibility.federated_map(one, value)
         if is_secure:
             num_clients = compatibility.federated_secure_sum_bitwidth(ones, 1)
@@ -254,6 +285,7 @@ def mf_dp_aggregator(
     secure_aggregation_bits: int | None = None,
     largest_cohort: int | None = None,
     allow_no_noise: bool = False,
+    metrics: PrivateMetrics | None = None,
 ) -> MatrixFactorizationFactory:
     """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
 
@@ -330,6 +362,10 @@ def mf_dp_aggregator(
         of ``clients_per_round``; with a factorization, give such a number.
       allow_no_noise: Whether ``noise_multiplier`` may be zero: such an aggregator only clips and
         averages, and gives no privacy.
+      metrics: Metrics of clients that are released inside the same guarantee
+        (``mf_aggregators.private_metrics``). What clients send then has two parts, ``update`` and
+        ``metrics``, a number for each metric by its name; the measurements have the released means
+        below ``dp_query_metrics``, and no exact number of clients. None for none.
 
     Returns:
       A ``tff.aggregators.UnweightedAggregationFactory``.
@@ -371,4 +407,5 @@ def mf_dp_aggregator(
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
         integer_sums.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
         allow_no_noise,
+        metrics,
     )

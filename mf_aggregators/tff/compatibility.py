@@ -59,6 +59,8 @@ StructType: Any = _named("StructType")
 TensorType: Any = _named("TensorType")
 to_type: Any = _named("to_type")
 type_to_tf_tensor_specs: Any = _named("types.type_to_tf_tensor_specs")
+SequenceType: Any = _named("SequenceType")
+tensorflow_to_type: Any = _named("types.tensorflow_to_type")
 structure: Any = _named("structure")
 
 federated_aggregate: Any = _named("federated_aggregate")
@@ -70,3 +72,11 @@ federated_secure_sum_bitwidth: Any = _named("federated_secure_sum_bitwidth")
 federated_sum: Any = _named("federated_sum")
 federated_value: Any = _named("federated_value")
 federated_zip: Any = _named("federated_zip")
+
+# Local training, with what each client measures: no public name of TFF has both.
+build_model_delta_update_with_tff_optimizer: Any = _named(
+    "build_model_delta_update_with_tff_optimizer",
+    importlib.import_module(
+        "tensorflow_federated.python.learning.templates.model_delta_client_work"
+    ),
+)

@@ -606,7 +606,7 @@ def _print_outcome(
             "untrained model" if values.initial_weights is None else "initial model",
             percent(outcome.untrained_accuracy),
         ),
-        *command.outcome_lines(outcome.facts),
+        *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee)),
         *(

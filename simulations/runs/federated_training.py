@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import sys
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +15,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from mf_aggregators import private_metrics
 from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.factorizations import clip_drift
 from mf_aggregators.noise import NoiseStorage, costs
 from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.progress_bars import ProgressBar
-from mf_aggregators.tff import compatibility
+from mf_aggregators.tff import averaging_with_metrics, compatibility
 from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import canary_clients, run_directory, run_figures, training_loop
 from simulations.runs.canary_clients import CanaryClients
@@ -53,12 +55,33 @@ _MEASURED = (
 )
 # What the mechanism releases of a clip norm that adapts; empty for a constant one.
 _OF_ADAPTIVE_CLIP = ("clip_norm", "unclipped_fraction")
+# The columns of metrics that are released with noise, and their names as clients measure them.
+_OF_PRIVATE_METRICS = types.MappingProxyType(
+    {
+        "train_loss": private_metrics.LOSS,
+        "train_accuracy": private_metrics.ACCURACY,
+        "examples_per_client": private_metrics.EXAMPLES,
+        "num_updates": private_metrics.COUNT,
+    }
+)
+_STDDEV = "_stddev"
+# In a figure, released metrics are means of this share of all rounds.
+_WINDOWS_OF_A_RUN = 20
+_RELEASED = "Released with noise, inside the guarantee. "
 _DESCRIPTIONS = {
     "clip_norm": "The clip norm of the round. A private release, which the guarantee covers.",
     "unclipped_fraction": (
         "The fraction of clients whose updates were within the clip norm, with noise. A private "
         "release, which the guarantee covers."
     ),
+}
+# Of a run with private metrics.
+_DESCRIPTIONS_OF_RELEASED = {
+    "train_loss": f"{_RELEASED}The mean over clients of each one's mean loss.",
+    "train_accuracy": f"{_RELEASED}The mean over clients of each one's accuracy.",
+    "examples_per_client": f"{_RELEASED}The mean over clients of their examples.",
+    "num_updates": f"{_RELEASED}The number of clients.",
+    "clipped_fraction": f"{_RELEASED}The fraction of clients whose updates were clipped.",
 }
 _COLUMNS = (
     "train_loss",
@@ -78,6 +101,17 @@ _COLUMNS = (
     "epsilon_planned",
     "seconds",
 )
+# Nothing that follows from the data of clients that train, but what was released with noise. The
+# seconds of a round tell of them as well.
+_COLUMNS_OF_PRIVATE_METRICS = (
+    *("train_loss", f"train_loss{_STDDEV}", "train_accuracy", f"train_accuracy{_STDDEV}"),
+    *("heldout_loss", "heldout_accuracy"),
+    *("clipped_fraction", f"clipped_fraction{_STDDEV}"),
+    *("examples_per_client", f"examples_per_client{_STDDEV}"),
+    *("released_norm", "noise_norm", *_OF_ADAPTIVE_CLIP, f"unclipped_fraction{_STDDEV}"),
+    *("num_updates", f"num_updates{_STDDEV}", "clients_per_round"),
+    *("eligible_clients", "available_clients", "epsilon_spent", "epsilon_planned"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +128,7 @@ class Outcome:
       test_accuracy: The accuracy of the final model on test clients; None if interrupted.
       untrained_accuracy: The accuracy of the initial model on test clients.
       num_parameters: The number of parameters of the model.
-      facts: What the task says besides.
+      facts: What the task says besides; nothing with private metrics.
       audit: What the canaries found; None without any, or before the run's end.
     """
 
@@ -113,8 +147,12 @@ class Outcome:
 class _MetricsOutputs:
     """Where the metrics of rounds go: ``metrics.csv``, TensorBoard's files and a progress bar."""
 
-    def __init__(self, directory: RunDirectory, num_rounds: int, finished: int) -> None:
-        self._log = MetricsLog(directory, _COLUMNS, finished)
+    def __init__(
+        self, directory: RunDirectory, num_rounds: int, finished: int, *, is_private: bool
+    ) -> None:
+        columns = _COLUMNS_OF_PRIVATE_METRICS if is_private else _COLUMNS
+        self._descriptions = _DESCRIPTIONS | (_DESCRIPTIONS_OF_RELEASED if is_private else {})
+        self._log = MetricsLog(directory, columns, finished)
         self._writer = tf.summary.create_file_writer(os.fspath(directory.tensorboard))
         self._bar = ProgressBar(
             total=num_rounds, initial=finished, desc="training", unit="round", file=sys.stderr
@@ -129,7 +167,7 @@ class _MetricsOutputs:
         with self._writer.as_default(step=number):
             for name, value in row.items():
                 if math.isfinite(value):
-                    tf.summary.scalar(name, value, description=_DESCRIPTIONS.get(name))
+                    tf.summary.scalar(name, value, description=self._descriptions.get(name))
         self._bar.update()
 
     def close(self) -> None:
@@ -170,7 +208,12 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     progress = training_loop.start(federated, store)
     statements.before(progress.ledger)
     rows = _Rows(run, task, process, statements)
-    outputs = _MetricsOutputs(run.directory, run.config.num_rounds, progress.num_rounds)
+    outputs = _MetricsOutputs(
+        run.directory,
+        run.config.num_rounds,
+        progress.num_rounds,
+        is_private=run.config.private_metrics,
+    )
     last, message, interrupted, stopped_by_rule = progress, "", False, False
     try:
         for finished in training_loop.rounds(federated, store, progress, stop):
@@ -201,7 +244,8 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
         ),
         untrained_accuracy=untrained_accuracy,
         num_parameters=_num_parameters(task),
-        facts=task.facts,
+        # Counts of the clients' data, and baselines that follow from them.
+        facts={} if run.config.private_metrics else task.facts,
         audit=(
             federated.canaries.audit(last.num_rounds)
             if federated.canaries is not None and is_at_its_end
@@ -267,7 +311,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
     if run.config.audit_canaries is not None:
         canaries = CanaryClients(run, task.initial_weights)
     process = learning_process(run, task, storage, canaries)
-    if not run.config.secure_aggregation:
+    if not run.config.secure_aggregation and not run.config.private_metrics:
         _check_metrics(process, task.accuracy)
     weights = tff.learning.models.ModelWeights(
         list(task.initial_weights), list(task.frozen_weights.values())
@@ -355,7 +399,7 @@ def learning_process(
     Raises:
       ValueError: If the noise's state is too large for where it is to be kept.
     """
-    options = run.config
+    options, released = run.config, run.private_metrics
     build_client: Any = {
         "adam": tff.learning.optimizers.build_adam,
         "sgd": tff.learning.optimizers.build_sgdm,
@@ -364,8 +408,9 @@ def learning_process(
         run.mechanism,
         clip_norm=run.config.clip,
         clients_per_round=run.config.cohort,
-        zeroing_norm=options.zeroing_norm,
+        zeroing_norm=options.zeroing_norm if released is None else None,
         measure=not options.secure_aggregation,
+        metrics=released,
         seed=options.seed,
         noise_storage=storage,
         noise_directory=run.noise_directory,
@@ -388,6 +433,16 @@ def learning_process(
         if canaries is not None:
             return canaries.learning_process(
                 task.model_fn, client_optimizer, server_optimizer, aggregator, metrics, _LOOP
+            )
+        if released is not None:
+            return averaging_with_metrics.learning_process(
+                task.model_fn,
+                client_optimizer=client_optimizer,
+                server_optimizer=server_optimizer,
+                aggregator=aggregator,
+                accuracy=task.accuracy,
+                client_epochs=options.client_epochs,
+                zeroing_norm=options.zeroing_norm,
             )
         return tff.learning.algorithms.build_unweighted_fed_avg(
             task.model_fn,
@@ -436,6 +491,11 @@ def draw_figure(run: Run, planned_epsilon: float) -> None:
         planned_epsilon=planned_epsilon,
         delta=run.config.delta,
         clients_per_round=run.config.cohort,
+        released_window=(
+            max(1, run.config.num_rounds // _WINDOWS_OF_A_RUN)
+            if run.config.private_metrics
+            else None
+        ),
     )
 
 
@@ -492,40 +552,79 @@ class _Rows:
             run.config.cohort,
             _num_parameters(task),
         )
+        self._stddevs = _stddevs_of_metrics(run)
         self._budget = PrivacyBudget(mechanism, run.config.delta)
 
     def of(self, finished: Round) -> dict[str, float | int]:
         """Returns the metrics of a round."""
         measured = finished.metrics["aggregator"]
         clip = private_aggregation.released_clip(measured)
+        # A constant norm has a fraction as well, where metrics are released.
+        is_adaptive = self._run.config.adaptive_clip is not None
         row: dict[str, float | int] = {
-            "eligible_clients": finished.num_eligible,
-            "noise_norm": float(self._noise_norms[finished.index]) * clip.get("clip_norm", 1.0),
+            "noise_norm": float(self._noise_norms[finished.index])
+            * (clip["clip_norm"] if is_adaptive else 1.0),
             "epsilon_spent": self._epsilon_spent(finished),
             "epsilon_planned": self._budget.planned.epsilon,
-            "seconds": finished.seconds,
+            "clients_per_round": self._run.config.cohort,
         }
-        if finished.devices is not None:
-            row["available_clients"] = finished.devices.num_available
-            row["selected_clients"] = finished.devices.num_selected
-            row["attempts"] = finished.devices.attempts
-        row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP if clip})
-        row["clients_per_round"] = self._run.config.cohort
-        is_measured = not self._run.config.secure_aggregation
-        if is_measured:
-            row["released_norm"] = float(measured["released_norm"])
-            # What was summed, beside what the sum was divided by.
-            row["num_updates"] = int(measured["num_updates"])
-        # In a round without clients TFF's metrics are 0, and mean nothing.
-        if is_measured and len(finished.ledger.cohorts[finished.index]):
-            trained = finished.metrics["client_work"]["train"]
-            row["train_loss"] = float(trained["loss"])
-            row["train_accuracy"] = float(trained[self._task.accuracy])
-            row.update({name: float(measured[name]) for name in _MEASURED if name in measured})
+        if is_adaptive:
+            row.update({name: clip[name] for name in _OF_ADAPTIVE_CLIP})
+        if self._run.private_metrics is None:
+            row.update(self._measured(finished))
+        else:
+            row.update(self._released(finished))
         options, number = self._run.config, finished.index + 1
         if number % options.evaluate_every == 0 or number == options.num_rounds:
             values = _evaluated(self._process, self._task, finished.state, HELDOUT)
             row.update(heldout_loss=values["loss"], heldout_accuracy=values["accuracy"])
+        return row
+
+    def _measured(self, finished: Round) -> dict[str, float | int]:
+        """What is measured of clients, without noise."""
+        measured = finished.metrics["aggregator"]
+        row: dict[str, float | int] = {
+            "eligible_clients": finished.num_eligible,
+            "seconds": finished.seconds,
+        }
+        if finished.devices is not None:
+            row.update(_of_devices(finished.devices))
+        if self._run.config.secure_aggregation:
+            return row
+        row["released_norm"] = float(measured["released_norm"])
+        # What was summed, beside what the sum was divided by.
+        row["num_updates"] = int(measured["num_updates"])
+        # In a round without clients TFF's metrics are 0, and mean nothing.
+        if len(finished.ledger.cohorts[finished.index]):
+            trained = finished.metrics["client_work"]["train"]
+            row["train_loss"] = float(trained["loss"])
+            row["train_accuracy"] = float(trained[self._task.accuracy])
+            row.update({name: float(measured[name]) for name in _MEASURED if name in measured})
+        return row
+
+    def _released(self, finished: Round) -> dict[str, float | int]:
+        """What is released of clients with noise, and what no data have a part in."""
+        measured = finished.metrics["aggregator"]
+        found = private_aggregation.released_metrics(measured)
+        cohort = self._run.config.cohort
+        row: dict[str, float | int] = {"released_norm": float(measured["released_norm"])}
+        for column, name in _OF_PRIVATE_METRICS.items():
+            if name in found:
+                row[column] = found[name]
+        if private_metrics.COUNT in found:
+            row["num_updates"] *= cohort
+        else:
+            # Who takes part is no secret where timers decide.
+            row["num_updates"] = len(finished.ledger.cohorts[finished.index])
+        if self._run.config.adaptive_clip is None:
+            fraction = private_aggregation.released_clip(measured)["unclipped_fraction"]
+            row["clipped_fraction"] = 1.0 - fraction
+        for column, stddevs in self._stddevs.items():
+            row[f"{column}{_STDDEV}"] = float(stddevs[finished.index])
+        if finished.devices is not None:
+            # Nor is who might have. A sampler's draws have no devices, and are secret.
+            row["eligible_clients"] = finished.num_eligible
+            row.update(_of_devices(finished.devices))
         return row
 
     def _epsilon_spent(self, finished: Round) -> float:
@@ -534,3 +633,36 @@ class _Rows:
         if broken is not None:
             return broken.stated.epsilon
         return self._budget.spent(finished.ledger.num_rounds)
+
+
+def _of_devices(devices: Any) -> dict[str, float | int]:
+    """What a round shows of the devices that it asked."""
+    return {
+        "available_clients": devices.num_available,
+        "selected_clients": devices.num_selected,
+        "attempts": devices.attempts,
+    }
+
+
+def _stddevs_of_metrics(run: Run) -> dict[str, np.ndarray]:
+    """The standard deviations, (n,), of the noise in released metrics, by column of the mean."""
+    metrics, split = run.private_metrics, run.noise_split
+    if metrics is None:
+        return {}
+    assert split is not None
+    mechanism, cohort = run.mechanism, run.config.cohort
+
+    def of(stddev: float, scale: float) -> np.ndarray:
+        return private_aggregation.expected_noise_norm(
+            mechanism.factorization, mechanism.schema, stddev, scale, cohort, 1
+        )
+
+    ranges = {metric.name: metric.range for metric in metrics.metrics}
+    found = {
+        column: of(split.metric_stddev, ranges[name] * (cohort if column == "num_updates" else 1))
+        for column, name in _OF_PRIVATE_METRICS.items()
+        if name in ranges
+    }
+    of_clip = "clipped_fraction" if run.config.adaptive_clip is None else "unclipped_fraction"
+    found[of_clip] = of(split.clipped_count_stddev, 1.0)
+    return found

@@ -24,6 +24,7 @@ from mf_aggregators import (
     checkpoints,
     factorizations,
     printed_guarantees,
+    private_metrics,
     random_streams,
     workloads,
 )
@@ -43,6 +44,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.random_streams import SeedError
 from mf_aggregators.workloads import Workload
 from simulations.devices.device_behaviour import DeviceBehaviour
@@ -133,27 +135,28 @@ class Run:
 
     @property
     def noise_split(self) -> NoiseSplit | None:
-        """How updates and indicators split the noise; None for a constant clip norm.
+        """How updates, indicators and metrics split the noise; None where updates have all of it.
 
         Raises:
           ValueError: If the clipped count has too little noise.
         """
-        clip = self.config.adaptive_clip
-        if clip is None:
-            return None
+        config, metrics, clip = self.config, self.private_metrics, self.config.adaptive_clip
         multiplier = self.mechanism.noise_multiplier
         began_with = self.mechanism.horizons[0].noise_multiplier
-        stddev = clip.clipped_count_stddev_for(began_with, self.config.cohort)
-        split = adaptive_clip.split_noise(began_with, stddev)
-        if multiplier == began_with:
-            return split
+        if metrics is not None:
+            split = metrics.split_noise(began_with, config.clip, config.cohort)
+        elif clip is not None:
+            stddev = clip.clipped_count_stddev_for(began_with, config.cohort)
+            split = adaptive_clip.split_noise(began_with, stddev)
+        else:
+            return None
         # The same noise, relative to the sensitivity of the whole.
-        ratio = multiplier / began_with
-        return dataclasses.replace(
-            split,
-            update_noise_multiplier=split.update_noise_multiplier * ratio,
-            clipped_count_stddev=split.clipped_count_stddev * ratio,
-        )
+        return split if multiplier == began_with else split.of_horizon(multiplier / began_with)
+
+    @property
+    def private_metrics(self) -> PrivateMetrics | None:
+        """The metrics of training that are released with noise; None for none."""
+        return _private_metrics(self.config)
 
     @property
     def noise_directory(self) -> pathlib.Path:
@@ -349,6 +352,23 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
         ) from error
 
 
+def _private_metrics(config: RunConfig) -> PrivateMetrics | None:
+    bounds = config.metric_bounds
+    if bounds is None:
+        return None
+    # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
+    return private_metrics.of_training(*bounds, counts_clients=config.sampling != TIMERS)
+
+
+def _num_beside_updates(config: RunConfig) -> int:
+    """How many numbers the rows of noise have beside those of the model."""
+    metrics = _private_metrics(config)
+    if metrics is None:
+        return int(config.adaptive_clip is not None)
+    # The clipped-count indicator, and the metrics.
+    return 1 + len(metrics.metrics)
+
+
 def server_schedule(config: RunConfig) -> Schedule:
     """Returns the schedule of the server's learning rate."""
     name = "decay" if config.cooldown == learning_rate_schedules.DROP else "cooldown"
@@ -446,8 +466,7 @@ def _extended(
                 num_rounds,
                 schema,
                 workload=None if is_known else workload,
-                # The indicators of an adaptive clip norm are one number more.
-                num_parameters=size + int(config.adaptive_clip is not None),
+                num_parameters=size + _num_beside_updates(config),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
                 storage=begun.get("noise_storage", config.noise_storage),
                 factorization=_first_rounds(factorization, num_rounds) if is_known else None,

@@ -61,6 +61,9 @@ OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
 )
 _DEFAULT: Mapping[str, Any] = types.MappingProxyType(dataclasses.asdict(AdaptiveClip()))
 
+# Of --private_metrics: the logarithm of some 22,000 words, and the examples of most devices.
+_LARGEST_LOSS, _LARGEST_EXAMPLES = 10.0, 1000
+
 _FLAG = "flag"
 
 
@@ -368,8 +371,32 @@ class RunConfig(Mapping[str, Any]):
     secure_aggregation: bool = _flag(
         "Privacy",
         "Adds updates up by a secure sum, whose server sees nothing but the sum: in TFF's "
-        "simulation of one, in integers of 32 bits. Nothing else of the clients is measured then.",
+        "simulation of one, in integers of 32 bits. Nothing else of the clients is measured then, "
+        "but what --private_metrics releases.",
         default=False,
+    )
+    private_metrics: bool = _flag(
+        "Privacy",
+        "Releases loss, accuracy, the fraction of clipped updates and the number of examples in "
+        "training with noise, inside the guarantee, for 1 % more noise on the updates. Nothing "
+        "that the run prints, writes to metrics.csv or draws is then without noise, but for "
+        "evaluations of held-out and test data.",
+        default=False,
+    )
+    largest_loss: float | None = _flag(
+        "Privacy",
+        "With --private_metrics: the largest mean loss of a client that counts; a larger one "
+        "counts as that. The smaller it is, the less noise the loss has. Default: "
+        f"{_LARGEST_LOSS:g}.",
+        default=None,
+        is_positive=True,
+    )
+    largest_examples: int | None = _flag(
+        "Privacy",
+        "With --private_metrics: the largest number of examples of a client in a round that "
+        f"counts; a larger one counts as that. Default: {_LARGEST_EXAMPLES}.",
+        default=None,
+        is_positive=True,
     )
     audit_canaries: int | None = _flag(
         "Privacy",
@@ -466,6 +493,13 @@ class RunConfig(Mapping[str, Any]):
         if self.trainable_layers is None:
             return None
         return tuple(name.strip().strip("/") for name in self.trainable_layers.split(","))
+
+    @property
+    def metric_bounds(self) -> tuple[float, int] | None:
+        """The largest loss and number of examples of a client that count; None without metrics."""
+        if not self.private_metrics:
+            return None
+        return self.largest_loss or _LARGEST_LOSS, self.largest_examples or _LARGEST_EXAMPLES
 
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""
@@ -585,6 +619,11 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         "--stop_at_epsilon and --simulated_clients exclude each other: the limit is for what a run "
         "really releases, and one whose clients stand for more has too little noise for it.",
     )
+    for name in ("largest_loss", "largest_examples"):
+        check_choice(
+            options[name] is None or options.private_metrics,
+            f"--{name} belongs to --private_metrics: leave it out, or release metrics with noise.",
+        )
     _check_sampling(options)
     _check_beginning(options)
     options = _with_noise_multiplier(options, defaults["target_epsilon"])
@@ -719,6 +758,10 @@ def _check_audit(options: RunConfig) -> None:
         "and are not drawn.",
     )
     check_choice(
+        not options.private_metrics,
+        "--audit_canaries and --private_metrics exclude each other: canaries have no metrics.",
+    )
+    check_choice(
         options.clip_norm != ADAPTIVE,
         f"--audit_canaries needs a constant --clip_norm: one that is {ADAPTIVE} spends its noise "
         "on counts as well.",
@@ -795,4 +838,9 @@ def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunCon
             multiplier = sufficient
     if multiplier is not None:
         accounting.epsilon(multiplier, options.delta)
+    check_choice(
+        not options.private_metrics or multiplier != 0.0,
+        "--private_metrics needs noise, and this run adds none: leave it out, or choose a "
+        "mechanism with a noise multiplier above 0.",
+    )
     return dataclasses.replace(options, noise_multiplier=multiplier, target_epsilon=target)

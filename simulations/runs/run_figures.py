@@ -15,7 +15,7 @@ import matplotlib.figure
 import numpy as np
 import scipy.stats
 
-from mf_aggregators import atomic_files, figures
+from mf_aggregators import atomic_files, figures, validation
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]
@@ -44,11 +44,15 @@ def _number(cell: Any) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Line:
-    """A line of a panel: the column, its name in the legend, and what its values are times."""
+    """A line of a panel: the column, its name in the legend, and what its values are times.
+
+    With a window, it shows means of so many values, as far back as there are any.
+    """
 
     column: str
     label: str
     factor: float = 1.0
+    window: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,7 @@ def draw(
     planned_epsilon: float | None = None,
     delta: float | None = None,
     clients_per_round: int | None = None,
+    released_window: int | None = None,
 ) -> matplotlib.figure.Figure:
     """Draws the figure of a run and writes it, whole or not at all.
 
@@ -99,6 +104,9 @@ def draw(
         for none.
       delta: The delta of both the planned and the spent epsilon, for the label.
       clients_per_round: Drawn as a level beside the clients who might have joined.
+      released_window: Of metrics of training that were released with noise, how many rounds the
+        lines show the mean of, at least 1: noise that is correlated cancels there. None for metrics
+        without noise, which are drawn as they are.
 
     Returns:
       The figure.
@@ -109,16 +117,26 @@ def draw(
     """
     quantile = target_unclipped_quantile
     target = None if quantile is None else 100.0 * quantile
+    window, release = 1, ""
+    if released_window is not None:
+        window = validation.positive_integer(released_window, "released_window")
+        release = " (a private release" + (f", mean of {window})" if window > 1 else ")")
     at_delta = "" if delta is None else f" at delta {figures.scientific(delta)}"
     panels = (
         _Panel(
             "accuracy, %",
             (
-                _Line("train_accuracy", "training", 100.0),
+                _Line("train_accuracy", f"training{release}", 100.0, window),
                 _Line("heldout_accuracy", "held out", 100.0),
             ),
         ),
-        _Panel("loss", (_Line("train_loss", "training"), _Line("heldout_loss", "held out"))),
+        _Panel(
+            "loss",
+            (
+                _Line("train_loss", f"training{release}", window=window),
+                _Line("heldout_loss", "held out"),
+            ),
+        ),
         _Panel(
             "L2 norm of updates",
             (
@@ -132,7 +150,7 @@ def draw(
         _Panel(
             "of the updates, %",
             (
-                _Line("clipped_fraction", "clipped", 100.0),
+                _Line("clipped_fraction", f"clipped{release}", 100.0, window),
                 _Line("zeroed_fraction", "zeroed", 100.0),
             ),
         ),
@@ -189,7 +207,7 @@ def _draw_panel(axes: Any, panel: _Panel, rows: Sequence[Row]) -> None:
         values = line.factor * column(rows, line.column)
         known = np.isfinite(values)
         if np.any(known):
-            curves[line.label] = (rounds[known], values[known])
+            curves[line.label] = (rounds[known], _smoothed(values[known], line.window))
     levels = {
         label: float(level)
         for label, level in panel.levels
@@ -203,6 +221,14 @@ def _draw_panel(axes: Any, panel: _Panel, rows: Sequence[Row]) -> None:
         logarithmic="y" if panel.logarithmic else "",
         levels=levels,
     )
+
+
+def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of each value and those before it, ``window`` of them where there are so many."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -34,6 +34,7 @@ from mf_aggregators.privacy.statement import (
     Represented,
     RunFacts,
 )
+from mf_aggregators.private_metrics import ReleasedMetrics
 from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
@@ -151,6 +152,7 @@ def planned(run: Run) -> PrivacyStatement:
         public_data=_public_data(run),
         enforcement=_enforcement(run),
         adaptive_clip=_adaptive_clipping(run),
+        private_metrics=_released_metrics(run),
         has_run_directory=True,
     )
     certification = guarantees.default_certification(show_progress=True)
@@ -324,6 +326,13 @@ def _adaptive_clipping(run: Run) -> AdaptiveClipping | None:
         clipped_count_stddev=split.clipped_count_stddev,
     )
     return AdaptiveClipping(whole, split.update_noise_multiplier, split.clipped_count_stddev)
+
+
+def _released_metrics(run: Run) -> ReleasedMetrics | None:
+    metrics, split = run.private_metrics, run.noise_split
+    if metrics is None or split is None:
+        return None
+    return ReleasedMetrics(metrics, split.update_noise_multiplier, split.metric_stddev)
 
 
 def _enforcement(run: Run) -> str:

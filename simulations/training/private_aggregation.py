@@ -26,6 +26,7 @@ import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, Mechanism, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation
+from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import compatibility
 
 _OF_CLIP = ("clip_norm", "unclipped_fraction", "next_clip_norm")
@@ -38,6 +39,7 @@ def aggregator(
     clients_per_round: float,
     zeroing_norm: float | None = None,
     measure: bool = True,
+    metrics: PrivateMetrics | None = None,
     **others: Any,
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """Returns ``mf_aggregators.mf_dp_aggregator`` with zeroing and measurements.
@@ -70,6 +72,9 @@ def aggregator(
         with a larger one is replaced by zeros before clipping (its l-infinity norm; BandMF
         App. I). None for no zeroing.
       measure: Whether to measure.
+      metrics: Metrics that are released with noise, as ``mf_dp_aggregator`` takes them. Nothing is
+        measured then but ``released_norm``, and zeroing is for clients to do
+        (``averaging_with_metrics``): what they send is more than an update.
       **others: Further arguments of ``mf_dp_aggregator``.
 
     Returns:
@@ -80,19 +85,37 @@ def aggregator(
       CheckpointError: If the checkpoint cannot be read.
       TypeError: If an argument has the wrong type; at ``create``, if a tensor of the updates
         is not floating point.
-      ValueError: If a number is out of its range.
+      ValueError: If a number is out of its range, or there is zeroing with metrics.
     """
+    if metrics is not None and zeroing_norm is not None:
+        raise ValueError("with metrics, clients zero their updates: leave out zeroing_norm.")
     if zeroing_norm is not None:
         zeroing_norm = validation.positive_number(zeroing_norm, "zeroing_norm")
     process: tff.aggregators.UnweightedAggregationFactory = mfa.mf_dp_aggregator(
-        mechanism, clip_norm=clip_norm, clients_per_round=clients_per_round, **others
+        mechanism,
+        clip_norm=clip_norm,
+        clients_per_round=clients_per_round,
+        metrics=metrics,
+        **others,
     )
+    if metrics is not None:
+        return tff.aggregators.add_measurements(process, server_measurement_fn=_released_norm)
     if zeroing_norm is not None:
         process = tff.aggregators.zeroing_factory(zeroing_norm, process, norm_order=math.inf)
     if not measure:
         return process
     constant = None if isinstance(clip_norm, AdaptiveClip) else float(clip_norm)
     return _MeasuredFactory(process, constant, zeroing_norm)
+
+
+def released_metrics(measurements: Any) -> dict[str, float]:
+    """Returns the metrics that a round released with noise, by name; empty without private metrics.
+
+    Args:
+      measurements: The measurements of a round, of ``mf_dp_aggregator``.
+    """
+    of_query = measurements.get("dp_query_metrics", {})
+    return {name: float(value) for name, value in of_query.get("private_metrics", {}).items()}
 
 
 def released_clip(measurements: Any) -> dict[str, float]:

@@ -25,6 +25,29 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
         return wrong, state, event
 
 
+class MetricsWithHalfTheNoise(AdaptiveClipSumQuery):
+    """Private metrics count twice in the sum, and are halved in what is released."""
+
+    def preprocess_record(self, params: Any, record: Any) -> Any:
+        """As the intact query, but for what is broken."""
+        sums = super().preprocess_record(params, record)
+        *others, metrics = sums.steps
+        return sums._replace(steps=(*others, 2 * metrics))
+
+    def _means(self, sums: tf.Tensor) -> tf.Tensor:
+        return super()._means(0.5 * sums)
+
+
+class MetricsLeftOut(AdaptiveClipSumQuery):
+    """Noise as for updates and indicators alone: metrics are not in the sensitivity."""
+
+    def __init__(self, recursion: Any, specs: Any, **arguments: Any) -> None:
+        super().__init__(recursion, specs, **arguments)
+        split, number = self._split, len(arguments["metrics"].metrics)
+        squared = split.vector_norm**2 - number * (0.5 * split.metric_weight) ** 2
+        self._mechanism._noise_stddev *= squared**0.5 / split.vector_norm
+
+
 class IndicatorLeftOut(AdaptiveClipSumQuery):
     """Noise as for updates alone: the indicator is not in the sensitivity."""
 

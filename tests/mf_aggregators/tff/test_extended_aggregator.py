@@ -23,7 +23,8 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.tff import declared_participation, tensor_streams
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
+from mf_aggregators.tff import adaptive_query, declared_participation, tensor_streams
 from mf_aggregators.tff.tensor_streams import NoiseOptions
 from tests.refusals import refuses
 
@@ -77,12 +78,14 @@ def _query(
 
 def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -> Any:
     size = sum(spec.shape.num_elements() for spec in tf.nest.flatten(specs))
-    adaptive = isinstance(changes.get("clip_norm"), mfa.AdaptiveClip)
+    beside = int(isinstance(changes.get("clip_norm"), mfa.AdaptiveClip))
+    if "metrics" in changes:
+        beside = 1 + len(changes["metrics"].metrics)
     began = changes.pop("began", None) or _began(whole)
     found = began.extended(
         whole.num_rounds,
         changes.get("participation", _SCHEMA),
-        num_parameters=size + int(adaptive),
+        num_parameters=size + beside,
         largest_cohort=2**22,
         storage=changes.get("noise_storage", "state"),
         factorization=whole,
@@ -109,7 +112,9 @@ def _rounds(query: Any, state: Any, first: int, end: int) -> tuple[list[np.ndarr
     step = _step(query)
     for i in range(first, end):
         params = query.derive_sample_params(state)
-        record = tf.constant(np.sin(np.arange(_SIZE) + i))
+        record: Any = tf.constant(np.sin(np.arange(_SIZE) + i))
+        if getattr(query, "_metrics", None) is not None:
+            record = adaptive_query.record_of(record, {"loss": tf.constant(0.1 * i)})
         sample = query.preprocess_record(params, record)
         result, state, _ = step(sample, state)
         released.append(np.asarray(result))
@@ -193,20 +198,30 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
     np.testing.assert_allclose(noised[0] - sums, (noised[1] - sums) * ratio, atol=3e-6)
 
 
-@pytest.mark.parametrize("name", ["blt", pytest.param("banded", marks=pytest.mark.long)])
-def test_a_clip_norm_that_adapts_goes_on(name: str) -> None:
-    clip = mfa.AdaptiveClip(initial_norm=1.0)
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("blt", {"clip_norm": mfa.AdaptiveClip(initial_norm=1.0)}),
+        pytest.param(
+            "banded", {"clip_norm": mfa.AdaptiveClip(initial_norm=1.0)}, marks=pytest.mark.long
+        ),
+        ("blt", {"metrics": PrivateMetrics((BoundedMetric("loss", 0.0, 1.0),))}),
+    ],
+    ids=["blt", "banded", "metrics"],
+)
+def test_what_is_released_beside_updates_goes_on(name: str, more: dict[str, Any]) -> None:
     before = _MADE[name]
     whole = before.extended(_WHOLE, participation=_SCHEMA)
-    query = _query(before, clip_norm=clip)
+    query = _query(before, **more)
     start = query.initial_global_state()
     released, state = _rounds(query, start, 0, _BEFORE)
-    longer = _extended_query(whole, clip_norm=clip)
+    longer = _extended_query(whole, **more)
     later, end = _rounds(longer, _saved(state), _BEFORE, _WHOLE)
     again, other = _rounds(longer, _saved(start), 0, _WHOLE)
     for ours, theirs in zip([*released, *later], again, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert float(end.clip.norm) == float(other.clip.norm)
+    np.testing.assert_array_equal(end.released_metrics, other.released_metrics)
 
 
 @pytest.mark.long

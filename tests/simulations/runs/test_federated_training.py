@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
+from tensorflow.core.util import event_pb2
 
 from mf_aggregators import factorizations
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
+from mf_aggregators.tff import client_sums
 from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
 from simulations.runs import federated_training, planned_runs, run_config
 from simulations.runs.planned_runs import Run
@@ -27,15 +31,18 @@ from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def _plan(path: pathlib.Path, *arguments: str) -> Run:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_config.define_flags(values, COMMAND)
-    values(["run-digits", "--num_rounds=2", "--mechanism=identity"])
+    values(["run-digits", "--num_rounds=2", "--mechanism=identity", *arguments])
     options = run_config.of_flags(values, COMMAND)
-    directory = RunDirectory(tmp_path_factory.mktemp("run"))
-    return planned_runs.plan(options, COMMAND.open_data(options), directory, 64, seed=1)
+    return planned_runs.plan(options, COMMAND.open_data(options), RunDirectory(path), 64, seed=1)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _plan(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +94,6 @@ def test_the_number_of_clients_is_that_of_the_plan(
         _train(dataclasses.replace(plan, data=More(**fields)), task, tmp_path)
 
 
-def test_the_task_as_it_is_trains(plan: Run, task: FederatedTask, tmp_path: pathlib.Path) -> None:
-    outcome = _train(plan, task, tmp_path)
-    assert outcome.num_rounds == 2
-    assert (tmp_path / "privacy.json").exists()
-    _, model = weights_files.load(tmp_path / "final_model.npz")
-    assert task.evaluate(model, TEST)["accuracy"] == outcome.test_accuracy
-    assert not np.array_equal(model[0], task.initial_weights[0])
-
-
 @pytest.mark.long
 def test_a_part_that_is_trained_from_the_end_of_another_run(
     plan: Run, task: FederatedTask, tmp_path: pathlib.Path
@@ -138,6 +136,92 @@ def test_a_part_that_is_trained_from_the_end_of_another_run(
     weights_files.save(first / "final_model.npz", names, [kernel + 1, bias])
     with refuses("is not what this run began with"):
         _train(part, task, directory.path)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    plan: Run, task: FederatedTask, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("trained")
+    outcome = _train(plan, task, path)
+    assert outcome.num_rounds == 2
+    _, model = weights_files.load(path / "final_model.npz")
+    assert task.evaluate(model, TEST)["accuracy"] == outcome.test_accuracy
+    assert not np.array_equal(model[0], task.initial_weights[0])
+    return path
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_task_as_it_is_trains(trained: pathlib.Path) -> None:
+    assert (trained / "privacy.json").exists()
+
+
+# Of the clients that train.
+_RELEASED = ("train_loss", "train_accuracy", "clipped_fraction", "examples_per_client")
+# From flags, from what was released before, or from data that no round trains on; who takes part
+# is no secret under timers.
+_PUBLIC = (
+    *("round", "clients_per_round", "epsilon_spent", "epsilon_planned", "noise_norm"),
+    *("released_norm", "heldout_loss", "heldout_accuracy"),
+    *("num_updates", "eligible_clients", "available_clients", "selected_clients", "attempts"),
+    *(f"{name}_stddev" for name in _RELEASED),
+)
+# Of other runs: a clip norm that adapts, and batches that are drawn.
+_OF_OTHER_RUNS = ("clip_norm", "unclipped_fraction", "unclipped_fraction_stddev")
+
+
+def _tags(path: pathlib.Path) -> set[str]:
+    """What TensorBoard shows of a run."""
+    (file,) = (path / "tensorboard").iterdir()
+    events = (
+        event_pb2.Event.FromString(record.numpy())
+        for record in tf.data.TFRecordDataset(os.fspath(file))
+    )
+    return {value.tag for event in events for value in event.summary.value}
+
+
+def test_a_run_with_private_metrics_shows_nothing_of_its_clients_without_noise(
+    plan: Run, task: FederatedTask, trained: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bounds = ("--largest_loss=5", "--largest_examples=20", "--noise_multiplier=0.25")
+    run = _plan(tmp_path, "--private_metrics", *bounds)
+    run.directory.write_json("config.json", {"flags": {}})
+    process = federated_training.learning_process(run, task, "state")
+    # All that leaves the clients is one sum, with noise.
+    (only,) = client_sums.of(process.next)
+    assert only.is_noised
+    outcome = _train(run, task, tmp_path)
+    assert outcome.facts == {}
+    first, second = _rows(tmp_path)
+    assert set(first) == {*_RELEASED, *_PUBLIC, *_OF_OTHER_RUNS, "num_updates_stddev"}
+    for name in (*_OF_OTHER_RUNS, "num_updates_stddev"):
+        assert first[name] == second[name] == ""
+    assert _tags(tmp_path) == {*_RELEASED, *_PUBLIC} - {"round"}
+    # The first round of both runs has the same model and the same clients.
+    (exact, _), z = _rows(trained), 0.25
+    # Four metrics share what 1 % more noise on the updates leaves.
+    stddev = 1.01 * z * math.sqrt(4.0 / (1.01**2 - 1.0)) / 2.0 / 10
+    ranges = {"train_loss": 5.0, "train_accuracy": 1.0, "clipped_fraction": 1.0}
+    for name, width in {**ranges, "examples_per_client": 20.0}.items():
+        for row in (first, second):
+            assert float(row[f"{name}_stddev"]) == pytest.approx(width * stddev, rel=1e-6)
+    for name, width in ranges.items():
+        # Within six standard deviations; tff/test_averaging_with_metrics.py has them without noise.
+        off = abs(float(first[name]) - float(exact[name]))
+        assert 1e-6 < off < 6.0 * width * stddev
+    assert first["num_updates"] == first["clients_per_round"] == "10"
+    assert float(first["noise_norm"]) == pytest.approx(
+        1.01 * z / plan.mechanism.noise_multiplier * float(exact["noise_norm"])
+    )
+    # A round that is run again releases the same.
+    before = (tmp_path / "metrics.csv").read_bytes()
+    shutil.rmtree(tmp_path / "checkpoints" / "round_2")
+    _train(run, task, tmp_path)
+    assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
 def test_a_run_goes_on_with_the_storage_that_it_began_with(

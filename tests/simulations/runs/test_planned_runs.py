@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import flags
 
 import mf_aggregators as mfa
@@ -205,6 +206,22 @@ def test_amplification_is_the_same_for_every_workload() -> None:
     assert inside.guarantee.epsilon == after.guarantee.epsilon
     made = factorizations.banded(inside.training, 3, participation=SingleParticipation())
     assert _same(inside.mechanism.factorization, made)
+
+
+def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
+    """Those beside the model: the indicator of a clip norm that adapts, and private metrics."""
+    adaptive = "--clip_norm=adaptive"
+    for arguments in ([], [adaptive], ["--private_metrics"], [adaptive, "--private_metrics"]):
+        run = _plan("--mechanism=identity", *arguments)
+        query = mfa.mf_dp_aggregator(
+            run.mechanism,
+            clip_norm=run.config.clip,
+            clients_per_round=run.config.cohort,
+            metrics=run.private_metrics,
+        ).query(tf.TensorSpec([5], tf.float32))
+        steps = query.initial_sample_state().steps
+        size = sum(int(tf.size(each)) for each in tf.nest.flatten(steps))
+        assert 5 + planned_runs._num_beside_updates(run.config) == size
 
 
 def _without_sensitivity(statement: Any) -> Any:

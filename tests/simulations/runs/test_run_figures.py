@@ -127,6 +127,22 @@ def test_a_clip_norm_that_adapts_is_a_curve_and_said_to_be_a_private_release() -
     assert within["target"][1] == [50.0, 50.0]
 
 
+def test_released_metrics_are_means_of_a_window_and_said_to_be_a_private_release() -> None:
+    axes = _axes(run_figures.draw(_rows(5), None, "banded", released_window=3))
+    accuracy = _lines(axes["accuracy, %"])
+    # Of 1 to 5 %: fewer of them at the beginning.
+    assert accuracy["training (a private release, mean of 3)"] == (
+        [1, 2, 3, 4, 5],
+        pytest.approx([1.0, 1.5, 2.0, 3.0, 4.0]),
+    )
+    assert accuracy["held out"][1] == pytest.approx([6.0])
+    axes = _axes(run_figures.draw(_rows(2), None, "banded", released_window=1))
+    shares = _lines(axes["of the updates, %"])
+    assert shares["clipped (a private release)"][1] == pytest.approx([5.0, 10.0])
+    with refuses("released_window"):
+        run_figures.draw(_rows(2), None, "banded", released_window=0)
+
+
 def test_rows_out_of_order_are_sorted_and_rows_without_a_round_left_out() -> None:
     rows: list[dict[str, Any]] = [
         *reversed(_rows(4)),

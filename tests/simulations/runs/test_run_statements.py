@@ -113,6 +113,72 @@ def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
     assert "not to\n     be published)." in statement.to_markdown()
 
 
+def test_metrics_without_noise_are_not_to_be_published() -> None:
+    statement = run_statements.planned(_plan(_values("--clip_norm=0.7")))
+    assert statement.to_dict()["private_metrics"] is None
+    text = " ".join(statement.to_markdown().split())
+    assert "What may be published.* The released output and this statement; not `metrics" in text
+    assert "and all metrics, in `metrics.csv`, in TensorBoard and in what the command" in text
+
+
+@pytest.mark.parametrize("adapts", [False, True])
+def test_metrics_with_noise_are_in_the_statement_and_may_be_published(adapts: bool) -> None:
+    clip = ["--clip_norm=adaptive", "--clip_count_stddev=4"] if adapts else ["--clip_norm=0.7"]
+    plan = _plan(_values("--private_metrics", "--largest_loss=5", "--noise_multiplier=2", *clip))
+    statement = run_statements.planned(plan)
+    # The same guarantee as without metrics.
+    assert statement.plan.epsilon == mfa.accounting.epsilon(2.0, plan.config["delta"])
+    found = json.loads(json.dumps(statement.to_dict()))["private_metrics"]
+    assert [each["name"] for each in found["metrics"]["metrics"]] == [
+        "loss",
+        "accuracy",
+        "examples",
+    ]
+    assert found["metrics"]["metrics"][0]["largest"] == 5.0
+    before = (2.0**-2 - 8.0**-2) ** -0.5 if adapts else 2.0
+    assert found["update_noise_multiplier"] == pytest.approx(1.01 * before)
+    number = 3 if adapts else 4
+    assert found["metric_stddev"] ** -2 == pytest.approx(
+        4.0 / number * (before**-2 - (1.01 * before) ** -2)
+    )
+    text = " ".join(statement.to_markdown().split())
+    assert "loss within 0 and 5, accuracy within 0 and 1, examples within 0 and 1000" in text
+    assert ("whether its update was clipped" in text) != adapts
+    assert "whose updates, indicators and metrics are replaced by zero" in text
+    assert "this statement, `metrics.csv`, the figure and what the command prints" in text
+    assert "and all metrics" not in text
+    assert "held-out and of test data, which no round trains on" in text
+
+
+def test_a_sampled_run_with_private_metrics_releases_its_number_of_clients() -> None:
+    flags_of_run = ("--sampling=poisson", "--num_bands=1", "--mechanism=banded")
+    texts = {}
+    for name, more in (("exact", ()), ("private", ("--private_metrics",))):
+        plan = _plan(_values(*flags_of_run, "--noise_multiplier=1", *more))
+        texts[name] = " ".join(run_statements.planned(plan).to_markdown().split())
+    assert "count within -1 and 1" in texts["private"]
+    # Nothing tells the sizes of batches.
+    assert ("fractions in `metrics.csv`" in texts["exact"]) is True
+    assert "fractions in `metrics.csv`" not in texts["private"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--largest_loss=5"], "--largest_loss belongs to --private_metrics"),
+        (["--largest_examples=5"], "--largest_examples belongs to --private_metrics"),
+        (["--private_metrics", "--largest_loss=0"], "--largest_loss must be"),
+        (["--private_metrics", "--largest_loss=inf"], "--largest_loss must be"),
+        (["--private_metrics", "--largest_examples=-1"], "--largest_examples must be"),
+        (["--private_metrics", "--mechanism=none"], "--private_metrics needs noise"),
+        (["--private_metrics", "--noise_multiplier=0"], "--private_metrics needs noise"),
+    ],
+)
+def test_bad_private_metrics_are_one_clear_line(arguments: list[str], named: str) -> None:
+    with refuses(named):
+        _plan(_values(*arguments))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -84,8 +84,9 @@ def test_facts_as_lines() -> None:
             "--sampling=poisson",
             "--num_bands=2",
         ],
+        ["--sampling=poisson", "--num_bands=2", "--private_metrics"],
     ],
-    ids=["groups", "centralised"],
+    ids=["groups", "centralised", "private metrics"],
 )
 def test_a_whole_run(
     arguments: list[str], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
@@ -102,11 +103,24 @@ def test_a_whole_run(
     assert result["privacy"]["status"] == "finished"
     words = ["mf-report", f"--verify={output / 'PRIVACY.md'}"]
     assert command_line.run("", report.define_flags, report.main, words) == command_line.DONE
+    assert (output / "PRIVACY.md").exists()
+    if "--private_metrics" in arguments:
+        # The sizes of batches are released with noise, and so is everything else of the clients.
+        for row in _metrics(output):
+            assert row["num_updates"] != round(row["num_updates"])
+            assert row["num_updates_stddev"] > 0.0
+            assert not {"seconds", "eligible_clients", "update_norm"} & set(row)
+        assert "most_frequent_class" not in result
+        assert "training images" not in out
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
-@pytest.mark.parametrize("arguments", [[], ["--secure_aggregation"]], ids=["open", "secure"])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--secure_aggregation"], ["--secure_aggregation", "--private_metrics"]],
+    ids=["open", "secure", "private metrics"],
+)
 def test_a_run_whose_clip_norm_adapts_resumes_with_it(
     arguments: list[str], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

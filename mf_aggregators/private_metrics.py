@@ -1,0 +1,208 @@
+"""Metrics of training that are released with noise, inside the guarantee of the updates.
+
+Beside its update, a client reports metrics, each of them clipped to a range that is fixed in
+advance and counted from the middle of it: at most 1/2 of the range, either way. A client that is
+not there reports zeros, as if each of its metrics were in the middle. All of it is one vector, as
+that of update and clipped-count indicator in ``adaptive_clip``, and one run of the matrix mechanism
+over these vectors releases updates and metrics.
+
+*Noise.* Let z_0 be what the noise of the updates is without the metrics, in clip norms, and z_1
+with them, both over the sensitivity of C. k metrics, each with noise of sigma_m times its range,
+take z_0^-2 - z_1^-2 of the squared norm of a participation in units of its noise:
+
+    k (2 sigma_m)^-2 = z_0^-2 - z_1^-2
+
+So z_1 = 1.01 z_0 gives metrics a noise of sigma_m = 3.56 z_0 sqrt(k), in the sum over clients. The
+noise multiplier of all of it together is the one that was asked for.
+
+The clip norm that is constant has a clipped-count indicator as well, which is one of the k metrics
+then. The indicator of a norm that adapts has the noise that ``AdaptiveClip`` says.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mf_aggregators import adaptive_clip, validation
+from mf_aggregators.adaptive_clip import HALF, AdaptiveClip, NoiseSplit
+
+# The mean loss of a client's examples in a round.
+LOSS = "loss"
+# The share of a client's examples that the model gets right.
+ACCURACY = "accuracy"
+# How many examples a client has.
+EXAMPLES = "examples"
+# 1 for every client that is there.
+COUNT = "count"
+# How much more noise updates get by default, as a share of theirs.
+NOISE_INCREASE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedMetric:
+    """A metric of each client, clipped to a range before it leaves the client.
+
+    Attributes:
+      name: Its name.
+      smallest: The least value that counts, finite.
+      largest: The largest value that counts, finite and above ``smallest``.
+
+    Raises:
+      ValueError: If the range is none.
+    """
+
+    name: str
+    smallest: float
+    largest: float
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.smallest < self.largest < math.inf:
+            raise ValueError(
+                f"the range of {self.name} must be finite, with its largest value above its "
+                f"smallest, found {self.smallest:g} to {self.largest:g}."
+            )
+
+    @property
+    def range(self) -> float:
+        """The largest value less the smallest."""
+        return self.largest - self.smallest
+
+    @property
+    def middle(self) -> float:
+        """The value that a client counts with that is not there."""
+        return self.smallest + HALF * self.range
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateMetrics:
+    """The metrics that a mechanism releases beside updates, and what they take of the guarantee.
+
+    Attributes:
+      metrics: The metrics, at least one, with names that differ.
+      noise_increase: How much more noise updates get, above 0: 0.01 for 1 %. The more, the less
+        noise metrics have.
+
+    Raises:
+      ValueError: If there is no metric, two have one name, or the increase is out of its range.
+    """
+
+    metrics: tuple[BoundedMetric, ...]
+    noise_increase: float = NOISE_INCREASE
+
+    def __post_init__(self) -> None:
+        names = [metric.name for metric in self.metrics]
+        if not names or len(set(names)) < len(names):
+            raise ValueError("private metrics must be at least one, each with a name of its own.")
+        validation.positive_number(self.noise_increase, "noise_increase")
+
+    def split_noise(
+        self, noise_multiplier: float, clip: float | AdaptiveClip, clients_per_round: float
+    ) -> NoiseSplit:
+        """Returns how updates, clipped-count indicators and metrics split the noise.
+
+        Args:
+          noise_multiplier: z, of all of them together; zero for no noise.
+          clip: The clip norm, or how it adapts. One that is a number, or whose bounds are equal, is
+            constant, and its indicator has the noise of a metric.
+          clients_per_round: The expected number of clients in a round.
+
+        Returns:
+          The split. ``vector_norm`` bounds the norm of the floats of a vector.
+
+        Raises:
+          ValueError: If a number is out of its range, or as ``adaptive_clip.split_noise`` does.
+        """
+        z = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        num_metrics = len(self.metrics)
+        rule = clip if isinstance(clip, AdaptiveClip) else constant_clip(clip)
+        smallest, largest = rule.bounds
+        is_constant = smallest == largest
+        if z == 0.0:
+            norm = math.hypot(1.0, HALF * math.sqrt(1 + num_metrics))
+            return NoiseSplit(0.0, 0.0, 1.0, norm, 0.0, 1.0)
+        without, num_equal = z, num_metrics + 1
+        if not is_constant:
+            count_stddev = rule.clipped_count_stddev_for(z, clients_per_round)
+            without = adaptive_clip.split_noise(z, count_stddev).update_noise_multiplier
+            num_equal = num_metrics
+        of_updates = (1.0 + self.noise_increase) * without
+        share = 1.0 - (1.0 + self.noise_increase) ** -2
+        stddev = HALF * math.sqrt(num_equal / share) * without
+        if is_constant:
+            count_stddev = stddev
+        weight, of_indicator = of_updates / stddev, of_updates / count_stddev
+        # Of the weights as they are, so that no rounding of them counts.
+        norm = math.hypot(1.0, HALF * of_indicator, HALF * weight * math.sqrt(num_metrics))
+        return NoiseSplit(of_updates, count_stddev, of_indicator, norm, stddev, weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedMetrics:
+    """The private metrics of a run, and the noise beside them, over the sensitivity of C.
+
+    Attributes:
+      metrics: The metrics.
+      update_noise_multiplier: That of the updates, in clip norms.
+      metric_stddev: That in the sum of a metric over clients, in ranges of the metric.
+    """
+
+    metrics: PrivateMetrics
+    update_noise_multiplier: float
+    metric_stddev: float
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> "ReleasedMetrics":
+        """Returns what ``dataclasses.asdict`` made a mapping of.
+
+        Args:
+          contents: The mapping.
+
+        Raises:
+          KeyError: If an attribute is missing.
+          TypeError: If one is of another type.
+          ValueError: If a number is out of its range.
+        """
+        metrics = contents["metrics"]
+        bounded = tuple(BoundedMetric(**each) for each in metrics["metrics"])
+        return cls(
+            PrivateMetrics(bounded, metrics["noise_increase"]),
+            contents["update_noise_multiplier"],
+            contents["metric_stddev"],
+        )
+
+
+def constant_clip(clip_norm: float) -> AdaptiveClip:
+    """Returns the clip norm that never moves, as the rule of one that adapts.
+
+    Args:
+      clip_norm: The norm, above 0.
+    """
+    return AdaptiveClip(
+        clip_norm, learning_rate=0.0, smallest_norm=clip_norm, largest_norm=clip_norm
+    )
+
+
+def of_training(
+    largest_loss: float, largest_examples: float, *, counts_clients: bool
+) -> PrivateMetrics:
+    """Returns the metrics of clients that train, and their ranges.
+
+    Args:
+      largest_loss: The largest mean loss of a client that counts, above 0.
+      largest_examples: The largest number of examples of a client in a round that counts, above 0.
+      counts_clients: Whether the number of clients of a round is one of them: where it is random,
+        it is a secret. Each client counts as 1 in a range whose middle is 0, so that the released
+        mean is the number of clients that came over the number that was expected.
+
+    Raises:
+      ValueError: If a range is none.
+    """
+    metrics = [
+        BoundedMetric(LOSS, 0.0, largest_loss),
+        BoundedMetric(ACCURACY, 0.0, 1.0),
+        BoundedMetric(EXAMPLES, 0.0, largest_examples),
+    ]
+    if counts_clients:
+        metrics.append(BoundedMetric(COUNT, -1.0, 1.0))
+    return PrivateMetrics(tuple(metrics))

@@ -1,0 +1,141 @@
+"""What private metrics take of the noise."""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators import adaptive_clip, private_metrics
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.factorizations import Factorization, blt, identity, toeplitz
+from mf_aggregators.participation import MinSeparation
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
+from tests.examples import examples
+from tests.refusals import refuses
+
+
+def _metrics(number: int, **changes: Any) -> PrivateMetrics:
+    metrics = tuple(BoundedMetric(f"metric {i}", -i, i + 1.0) for i in range(number))
+    return PrivateMetrics(metrics, **changes)
+
+
+@given(
+    st.floats(0.01, 100.0),
+    st.integers(1, 6),
+    st.floats(1e-3, 3.0),
+    st.floats(1.0, 1e4),
+    st.one_of(st.none(), st.floats(0.51, 1000.0)),
+)
+@settings(max_examples=examples(200), deadline=None)
+def test_no_client_moves_more_standard_deviations_than_the_noise_multiplier_says(
+    z: float, number: int, increase: float, clients: float, count_over_z: float | None
+) -> None:
+    """An update, an indicator and metrics at the ends of their ranges, each over its noise."""
+    clip: float | AdaptiveClip = 0.3
+    before = z
+    if count_over_z is not None:
+        clip = AdaptiveClip(0.3, clipped_count_stddev=count_over_z * z)
+        before = adaptive_clip.split_noise(z, count_over_z * z).update_noise_multiplier
+    split = _metrics(number, noise_increase=increase).split_noise(z, clip, clients)
+    moved = math.sqrt(
+        split.update_noise_multiplier**-2
+        + 0.25 * split.clipped_count_stddev**-2
+        + number * 0.25 * split.metric_stddev**-2
+    )
+    assert moved == pytest.approx(1.0 / z, rel=1e-9)
+    # The whole price, over a run whose clip norm is the same without metrics.
+    assert split.update_noise_multiplier == pytest.approx((1.0 + increase) * before)
+    # The same in vectors, whose coordinates all have one noise.
+    assert z * split.vector_norm == pytest.approx(split.update_noise_multiplier, rel=1e-9)
+    weights = (split.indicator_weight, *number * [split.metric_weight])
+    assert math.hypot(1.0, *(0.5 * weight for weight in weights)) <= split.vector_norm * (1 + 1e-15)
+    for weight, stddev in zip(
+        weights, (split.clipped_count_stddev, *number * [split.metric_stddev]), strict=True
+    ):
+        assert weight * stddev == pytest.approx(split.update_noise_multiplier)
+
+
+def test_the_noise_of_a_run_that_trains() -> None:
+    """Four metrics share what 1 % more noise on the updates leaves of the guarantee."""
+    metrics = private_metrics.of_training(10.0, 1000, counts_clients=False)
+    assert [each.name for each in metrics.metrics] == ["loss", "accuracy", "examples"]
+    split = metrics.split_noise(2.0, 1.5, 100)
+    assert split.update_noise_multiplier == pytest.approx(2.02)
+    assert split.metric_stddev == split.clipped_count_stddev
+    assert split.metric_stddev**-2 == pytest.approx(2.0**-2 - 2.02**-2)
+    assert split.metric_stddev == pytest.approx(4.04 / math.sqrt(0.0804))
+    # A norm that stays is the same as a constant one, and so is one whose bounds are equal.
+    stays = private_metrics.constant_clip(1.5)
+    assert stays.next_norm(1.5, -1e9) == 1.5
+    assert metrics.split_noise(2.0, stays, 100) == split
+
+
+def test_where_the_number_of_clients_is_a_secret_it_is_a_metric() -> None:
+    (*_, count) = private_metrics.of_training(10.0, 1000, counts_clients=True).metrics
+    # A client that is not there counts as none, and each that is there as one.
+    assert (count.name, count.middle, count.largest) == ("count", 0.0, 1.0)
+
+
+def test_without_noise_nothing_is_weighted() -> None:
+    split = _metrics(3).split_noise(0.0, 1.0, 10)
+    assert (split.update_noise_multiplier, split.metric_stddev) == (0.0, 0.0)
+    assert split.vector_norm == pytest.approx(math.sqrt(2.0))
+
+
+def test_an_extended_horizon_has_the_same_noise_over_another_sensitivity() -> None:
+    split = _metrics(2).split_noise(1.0, AdaptiveClip(clipped_count_stddev=3.0), 10)
+    further = split.of_horizon(0.5)
+    assert further.update_noise_multiplier == 0.5 * split.update_noise_multiplier
+    assert further.clipped_count_stddev == 1.5
+    assert further.metric_stddev == 0.5 * split.metric_stddev
+    assert further.vector_norm == split.vector_norm
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mechanism", ["`identity`", "`blt`, 4 buffers", "`toeplitz`, 64 bands"])
+def test_the_table_of_the_documents(mechanism: str) -> None:
+    """Standard deviations of rounds and of means of rounds, from dense rows of noise."""
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "noise.md").read_text()
+    lines = text.split("| private metrics with noise of |")[1].split("\n\n")[0].splitlines()
+    (printed,) = (line.strip("|").split("|")[1:] for line in lines if mechanism in line)
+    num_rounds, schema = 2052, MinSeparation(342, 6)
+    factorization: Factorization = {
+        "`identity`": lambda: identity(num_rounds),
+        "`blt`, 4 buffers": lambda: blt(num_rounds, 4, participation=schema),
+        "`toeplitz`, 64 bands": lambda: toeplitz(num_rounds, 64, participation=schema),
+    }[mechanism]()
+    # Of four metrics, one of them the indicator, at noise multiplier 1.
+    stddev = math.sqrt(1.0 / (1.0 - 1.01**-2)) / 1000.0
+    assert f"{1000.0 * stddev:.2f} z ranges" in text
+    rows = factorization.noise_rows(np.eye(num_rounds))
+    rows *= stddev * factorization.sensitivity(schema).value
+    found = []
+    for window in (1, 10, 50, 100):
+        sums = np.cumsum(rows, axis=0)
+        sums[window:] -= np.cumsum(rows, axis=0)[:-window]
+        found.append(np.max(np.linalg.norm(sums[window - 1 :], axis=1)) / window)
+    assert [float(cell) for cell in printed] == [pytest.approx(each, abs=6e-5) for each in found]
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), (math.nan, 1.0)])
+def test_ranges_that_are_none_are_refused(ends: tuple[float, float]) -> None:
+    with refuses("range of loss"):
+        BoundedMetric("loss", *ends)
+
+
+def test_other_bad_arguments_are_refused() -> None:
+    metric = BoundedMetric("loss", 0.0, 1.0)
+    with refuses("at least one"):
+        PrivateMetrics(())
+    with refuses("a name of its own"):
+        PrivateMetrics((metric, metric))
+    with refuses("noise_increase"):
+        PrivateMetrics((metric,), noise_increase=0.0)
+    with refuses("clipped_count_stddev"):
+        _metrics(1).split_noise(1.0, AdaptiveClip(clipped_count_stddev=0.5), 10)
+    with refuses("range of loss"):
+        private_metrics.of_training(-1.0, 10, counts_clients=False)
