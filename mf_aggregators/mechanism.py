@@ -32,7 +32,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.monte_carlo.certificates import Certification
-from mf_aggregators.participation.schemes import AllParticipations
+from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.privacy import (
     client_names,
     guarantees,
@@ -49,6 +49,8 @@ _FORMAT_VERSION = 1
 _TOLERANCE = 1e-12
 # Of the losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
+# Down to which divergence samples are to bound them closely, over their failure probability.
+_LEVEL_OVER_FAILURE = 1e3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -372,15 +374,13 @@ class Mechanism:
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting, to be composed with other runs.
 
-        ``accounting.composed_epsilon`` composes such events: amplified for Poisson sampling that
-        cuts no batch, and for clients that draw for themselves; ``accounting.event`` and
-        ``SamplingScheme.event`` say for which neighbouring relation they are. Accountants of
-        dp-accounting amplify those of Poisson sampling alone.
+        ``accounting.composed_epsilon`` composes such events, amplified where clients are drawn;
+        ``accounting.event`` and ``SamplingScheme.event`` say for which neighbouring relation
+        accountants of dp-accounting take them, and what for.
         """
         if self.sampling is not None:
             columns = guarantees.columns_of(self.factorization, self.sampling)
-            together = self.sampling.all_participations(columns)
-            return self.sampling.run_event(self.noise_multiplier, columns, together)
+            return self.sampling.event_of(SampledRun(self.sampling, self.noise_multiplier, columns))
         return accounting.event(self.noise_multiplier)
 
     def privacy_loss_distribution(
@@ -411,7 +411,7 @@ class Mechanism:
         Returns:
           The losses. Pessimistic ones are infinite also with twice the probability by which the
           noise that is drawn may fail (``accounting.zcdp_delta``), which covers all deltas of up to
-          one half.
+          one half, and with what composing rounds of a sampled run may lose to rounding.
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
@@ -423,24 +423,28 @@ class Mechanism:
         if failure >= 1.0:
             raise ValueError(f"failure_probability must be below 1, found {failure}.")
         sigma = validation.positive_number(self.noise_multiplier, "noise_multiplier")
-        scheme = self.sampling
-        columns = None if scheme is None else guarantees.columns_of(self.factorization, scheme)
-        together = AllParticipations() if scheme is None else scheme.all_participations(columns)
         if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
             raise ValueError(
                 f"losses of so little noise take more than {_MOST_LOSSES} multiples of the "
                 f"interval {interval:g}: use a larger interval."
             )
-        if scheme is None:
+        if self.sampling is None:
             found = composition.gaussian_losses(sigma, interval, is_pessimistic=pessimistic)
+            part, rounding = sigma, 0.0
         else:
-            found = scheme.run_losses(
-                sigma, columns, interval, is_pessimistic=pessimistic, failure=failure, seed=seed
+            columns = guarantees.columns_of(self.factorization, self.sampling)
+            run = SampledRun(self.sampling, sigma, columns)
+            found = run.losses(
+                composition.Approximation(
+                    interval, pessimistic, failure, _LEVEL_OVER_FAILURE * failure, seed
+                )
             )
+            part = run.part_noise_multiplier
+            rounding = composition.composition_rounding(run.compositions)
         if not pessimistic:
             return found
-        drawn = gaussian.failure_probability(sigma / together.largest_part, DEFAULT_NUM_COORDINATES)
-        return composition.with_infinite_losses(found, 2.0 * drawn, interval)
+        drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
+        return composition.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
 
     def trade_off_curve(
         self,

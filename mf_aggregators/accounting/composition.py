@@ -66,29 +66,53 @@ _LEVEL_SHARE = 0.1
 _Point: TypeAlias = tuple[int, fractions.Fraction, fractions.Fraction]
 
 
+@dataclasses.dataclass(frozen=True)
+class Approximation:
+    """How privacy losses of a run are rounded, and bounded where samples bound them.
+
+    Attributes:
+      interval: What they are multiples of.
+      is_pessimistic: Whether they dominate the run; otherwise they are dominated by what dominates
+        it.
+      failure: Where samples bound losses, the probability that bounds do not hold. Losses that
+        dominate are infinite with it besides.
+      level: Down to which divergence bounds are close.
+      seed: What random numbers follow from.
+    """
+
+    interval: float
+    is_pessimistic: bool = True
+    failure: float = 1e-9
+    level: float = 1e-6
+    seed: int = 0
+
+
 class SampledRun(Hashable, Protocol):
-    """A run whose losses are bounded by samples."""
+    """A run whose clients are drawn, and of which losses that dominate it are known."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of all participations of a client, towards who knows the rounds."""
 
     @property
     def part_noise_multiplier(self) -> float:
         """The noise multiplier of the largest shift of one row."""
 
-    def losses(
-        self, failure: float, level: float, interval: float, *, seed: int
-    ) -> PrivacyLossDistribution:
+    @property
+    def compositions(self) -> int:
+        """How many mechanisms its losses are composed of, at most."""
+
+    def losses(self, approximation: Approximation) -> PrivacyLossDistribution:
         """Returns losses that dominate the run, for real normal numbers.
 
         Args:
-          failure: The probability that they do not, which is the mass of infinite losses besides.
-          level: Down to which divergence they are close.
-          interval: What they are multiples of.
-          seed: What random numbers follow from.
+          approximation: How losses are rounded; it is pessimistic.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
-    """A run whose clients draw for themselves, as an event of dp-accounting.
+    """A run whose clients are drawn, as an event of dp-accounting.
 
     Accountants of dp-accounting take it for what it is without amplification, a Gaussian mechanism,
     and bound it. :func:`composed_epsilon` knows better.
@@ -99,6 +123,24 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
     """
 
     noise_multiplier: float
+    run: SampledRun | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeRunDpEvent(dp_events.SelfComposedDpEvent):  # type: ignore[misc]
+    """A run with batches of a fixed size, as an event of dp-accounting.
+
+    Its accountants take it for sampling without replacement, and so refuse it but where a client is
+    replaced by another one. :func:`composed_epsilon` knows its losses where a client is zeroed.
+
+    Attributes:
+      event: One round, with the noise multiplier for replacing a client.
+      count: The rounds.
+      run: The run; None for nothing but that.
+    """
+
+    event: dp_events.DpEvent
+    count: int
     run: SampledRun | None = None
 
 
@@ -113,8 +155,8 @@ def composed_epsilon(
 
     Args:
       events: What ``Mechanism.event``, :func:`event` and ``SamplingScheme.event`` returned, or any
-        other event that dp-accounting's privacy loss distributions know; all Gaussian ones are
-        taken for ones whose noise is drawn here.
+        other event that dp-accounting's privacy loss distributions know where a client is added or
+        removed; all Gaussian ones are taken for ones whose noise is drawn here.
       delta: Below 1, and at least 1e-12 and 4e-15 times the compositions. Where clients draw for
         themselves, it pays for the failure probability of samples, a sixteenth of a hundredth of
         it, so that up to 16 compositions may be compared.
@@ -123,8 +165,8 @@ def composed_epsilon(
         Choose it before anything is known of its result.
 
     Returns:
-      The epsilon of the composition; infinity if one event has no noise. Runs whose clients draw
-      for themselves are amplified, unless all are better without.
+      The epsilon of the composition; infinity if one event has no noise. Runs whose clients are
+      drawn are amplified, unless all are better without.
 
     Raises:
       TailError: As in ``gaussian.epsilon``.
@@ -133,10 +175,11 @@ def composed_epsilon(
     composed = dp_events.ComposedDpEvent(list(events))
     compositions = _compositions(composed)
     safe_delta(delta, compositions)
-    if not pld_privacy_accountant.PLDAccountant().supports(composed):
+    unamplified = _without_amplification(composed)
+    if not pld_privacy_accountant.PLDAccountant().supports(unamplified):
         raise ValueError(
-            f"{composed} cannot be composed by privacy loss distributions; compose such events "
-            "with dp_accounting.rdp.RdpAccountant."
+            f"{composed} cannot be composed by privacy loss distributions where a client is added "
+            "or removed; compose such events with dp_accounting.rdp.RdpAccountant."
         )
     # Before losses are composed, which takes long for little noise.
     smallest = _smallest_noise_multiplier(composed)
@@ -144,15 +187,15 @@ def composed_epsilon(
         # Each part is compared with the whole of delta.
         delta = gaussian.delta_left(delta, smallest, _runs(composed) * num_coordinates)
     delta -= composition_rounding(compositions)
-    accountant = pld_privacy_accountant.PLDAccountant().compose(composed)
+    accountant = pld_privacy_accountant.PLDAccountant().compose(unamplified)
     found = float(accountant.get_epsilon(delta))
     runs = list(_sampled_runs(composed))
     if not runs or math.isinf(found):
         return found
     # Losses are infinite with this probability: delta pays for it where epsilon is found.
     failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
-    level = _LEVEL_SHARE * delta
-    losses = {run: run.losses(failure, level, INTERVAL, seed=seed) for run in set(runs)}
+    approximation = Approximation(INTERVAL, True, failure, _LEVEL_SHARE * delta, seed)
+    losses = {run: run.losses(approximation) for run in set(runs)}
     amplified = _Accountant(losses).compose(composed)
     return min(found, float(amplified.get_epsilon(delta)))
 
@@ -166,23 +209,42 @@ class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
         self._losses = losses
 
     def _maybe_compose(self, event: dp_events.DpEvent, count: int, do_compose: bool) -> Any:
-        if not isinstance(event, SampledRunDpEvent) or event.run is None:
+        run = _run_of(event)
+        if run is None:
             return super()._maybe_compose(event, count, do_compose)
         if do_compose:
-            losses = self._losses[event.run].self_compose(count)
+            losses = self._losses[run].self_compose(count)
             self._pld: PrivacyLossDistribution = self._pld.compose(losses)
         return None
 
 
-def _sampled_runs(event: dp_events.DpEvent) -> Iterator[SampledRun]:
-    """The runs whose losses are bounded by samples, each as often as it is composed."""
+def _run_of(event: dp_events.DpEvent) -> SampledRun | None:
+    """The run whose losses are known, if an event is that of one."""
+    return event.run if isinstance(event, SampledRunDpEvent | FixedSizeRunDpEvent) else None
+
+
+def _without_amplification(event: dp_events.DpEvent) -> dp_events.DpEvent:
+    """An event in which runs whose clients are drawn are Gaussian mechanisms."""
+    run = _run_of(event)
+    if run is not None:
+        return dp_events.GaussianDpEvent(run.noise_multiplier)
     if isinstance(event, dp_events.ComposedDpEvent):
+        return dp_events.ComposedDpEvent([_without_amplification(each) for each in event.events])
+    if isinstance(event, dp_events.SelfComposedDpEvent):
+        return dp_events.SelfComposedDpEvent(_without_amplification(event.event), event.count)
+    return event
+
+
+def _sampled_runs(event: dp_events.DpEvent) -> Iterator[SampledRun]:
+    """The runs whose losses are known, each as often as it is composed."""
+    run = _run_of(event)
+    if run is not None:
+        yield run
+    elif isinstance(event, dp_events.ComposedDpEvent):
         for each in event.events:
             yield from _sampled_runs(each)
     elif isinstance(event, dp_events.SelfComposedDpEvent):
         yield from list(_sampled_runs(event.event)) * int(event.count)
-    elif isinstance(event, SampledRunDpEvent) and event.run is not None:
-        yield event.run
 
 
 def connected_losses(
@@ -392,8 +454,9 @@ def with_infinite_losses(
 
 def _smallest_noise_multiplier(event: dp_events.DpEvent) -> float:
     """Of the Gaussian events that have noise; infinity if there are none."""
-    if isinstance(event, SampledRunDpEvent) and event.run is not None:
-        return event.run.part_noise_multiplier
+    run = _run_of(event)
+    if run is not None:
+        return run.part_noise_multiplier or math.inf
     if isinstance(event, dp_events.ComposedDpEvent):
         return min(map(_smallest_noise_multiplier, event.events), default=math.inf)
     if isinstance(event, dp_events.SelfComposedDpEvent | dp_events.PoissonSampledDpEvent):
@@ -405,6 +468,8 @@ def _smallest_noise_multiplier(event: dp_events.DpEvent) -> float:
 
 def _runs(event: dp_events.DpEvent) -> int:
     """How many runs an event is of; the rounds of a sampled one are composed in a run."""
+    if _run_of(event) is not None:
+        return 1
     if isinstance(event, dp_events.ComposedDpEvent):
         return sum(map(_runs, event.events))
     if isinstance(event, dp_events.SelfComposedDpEvent):
@@ -415,6 +480,9 @@ def _runs(event: dp_events.DpEvent) -> int:
 
 def _compositions(event: dp_events.DpEvent) -> int:
     """How many mechanisms an event composes."""
+    run = _run_of(event)
+    if run is not None:
+        return run.compositions
     if isinstance(event, dp_events.SelfComposedDpEvent):
         return int(event.count) * _compositions(event.event)
     if isinstance(event, dp_events.ComposedDpEvent):

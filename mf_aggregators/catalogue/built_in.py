@@ -143,7 +143,6 @@ class TreeEntry(Entry):
         "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and `full`"
     )
     factorization = TreeAggregationFactorization
-    has_square_matrix = False
     options = (
         _choice(
             tree_aggregation,

@@ -199,8 +199,6 @@ class Entry(abc.ABC):
         training with momentum and a schedule of learning rates.
       is_for_runs: Whether commands that train offer it by name.
       has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
-      has_square_matrix: Whether C is square and lower triangular, so that plans amplify it by
-        sampling.
     """
 
     name: str
@@ -210,7 +208,6 @@ class Entry(abc.ABC):
     has_any_workload: bool = False
     is_for_runs: bool = True
     has_known_bands: bool = False
-    has_square_matrix: bool = True
 
     @abc.abstractmethod
     def build(self, request: Request) -> Factorization | FloatArray:

@@ -114,7 +114,6 @@ class CheckedEntry(Entry):
         self.options = tuple(made.options)
         self.has_any_workload = made.has_any_workload
         self.is_for_runs = made.is_for_runs
-        self.has_square_matrix = made.has_square_matrix
         self._made = made
         self._own = frozenset(own)
 

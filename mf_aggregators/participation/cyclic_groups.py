@@ -29,14 +29,18 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.composition import composition_rounding, safe_delta
+from mf_aggregators.accounting.composition import (
+    Approximation,
+    composition_rounding,
+    safe_delta,
+)
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
+from mf_aggregators.participation.sampled_runs import LEAST_NOISE_MULTIPLIER, SampledRun
 from mf_aggregators.participation.schemes import (
-    LEAST_NOISE_MULTIPLIER,
     LEAST_PROBABILITY,
     Sampler,
     SamplingScheme,
@@ -74,8 +78,6 @@ class CyclicGroups(SamplingScheme):
     """Schemes that draw from one group of the clients after the other."""
 
     has_groups: ClassVar[bool] = True
-    # How many clip norms a client may move a sum by: twice one where it replaces another one.
-    largest_move: ClassVar[float] = 2.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,6 +253,38 @@ class CyclicGroups(SamplingScheme):
                 continue
         return tuple(pairs)
 
+    def _pairs_of(
+        self,
+        losses: Callable[[], privacy_loss_distribution.PrivacyLossDistribution],
+        sigma: float,
+        spread: float,
+        num_coordinates: int,
+    ) -> tuple[tuple[float, float], ...]:
+        """Returns pairs (epsilon, delta) of the losses of a run, if noise is accounted for at all.
+
+        Args:
+          losses: Returns those of real normal numbers.
+          sigma: The noise multiplier.
+          spread: About the standard deviation of losses.
+          num_coordinates: Parameters times rounds.
+        """
+        try:
+            failure = gaussian.failure_probability(sigma / self.largest_move, num_coordinates)
+        except TailError:
+            return ()
+        failure += composition_rounding(self.most_participations())
+        loss, most = losses(), spread
+        for _ in range(_MOST_DOUBLINGS):
+            if loss.get_delta_for_epsilon(most) < _LEAST_DELTA_OF_CURVE:
+                break
+            most *= 2.0
+        epsilons = np.linspace(0.0, most, _NUM_EPSILONS)
+        deltas = (float(loss.get_delta_for_epsilon(float(epsilon))) for epsilon in epsilons)
+        return tuple(
+            (float(epsilon), min(delta + failure, 1.0))
+            for epsilon, delta in zip(epsilons, deltas, strict=True)
+        )
+
     @abc.abstractmethod
     def group_slice(self, group: int) -> slice:
         """Returns which places of a random order of all clients are a group.
@@ -399,26 +433,18 @@ class ComposedGroups(CyclicGroups):
         """Returns losses that one round's dominate; arguments of :meth:`loss_distribution`."""
 
     def run_losses(
-        self,
-        sigma: float,
-        columns: StrategyColumns | None,
-        interval: float,
-        *,
-        is_pessimistic: bool,
-        failure: float,
-        seed: int,
+        self, run: SampledRun, approximation: Approximation
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """Returns losses of composed rounds: see :meth:`SamplingScheme.run_losses`."""
-        if is_pessimistic:
-            losses = self.loss_of_round(sigma, interval)
+        interval = approximation.interval
+        if approximation.is_pessimistic:
+            losses = self.loss_of_round(run.sigma, interval)
         elif type(self).loss_of_round is ComposedGroups.loss_of_round:
-            losses = self.losses_below(sigma, self.sampling_probability, interval)
+            losses = self.losses_below(run.sigma, self.sampling_probability, interval)
         else:
             # What is below the rounds of another scheme is not below those of this one.
-            return super().run_losses(
-                sigma, columns, interval, is_pessimistic=False, failure=failure, seed=seed
-            )
-        return losses.self_compose(self.most_participations())
+            return super().run_losses(run, approximation)
+        return of_dp_accounting(losses.self_compose(self.most_participations()))
 
     def amplified_epsilon(self, sigma: float, delta: float) -> float:
         """Returns the epsilon of composed rounds."""
@@ -448,26 +474,10 @@ class ComposedGroups(CyclicGroups):
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) of the composed rounds."""
-        try:
-            failure = gaussian.failure_probability(sigma / self.largest_move, num_coordinates)
-        except TailError:
-            return ()
-        count = self.most_participations()
-        failure += composition_rounding(count)
-        spread = self.sampling_probability * math.sqrt(count) / sigma
+        spread = self.sampling_probability * math.sqrt(self.most_participations()) / sigma
         interval = min(max(_INTERVAL_OF_SPREAD * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-        loss = self.composed_loss(sigma, interval)
-        most = spread
-        for _ in range(_MOST_DOUBLINGS):
-            if loss.get_delta_for_epsilon(most) < _LEAST_DELTA_OF_CURVE:
-                break
-            most *= 2.0
-        epsilons = np.linspace(0.0, most, _NUM_EPSILONS)
-        deltas = (float(loss.get_delta_for_epsilon(float(epsilon))) for epsilon in epsilons)
-        return tuple(
-            (float(epsilon), min(delta + failure, 1.0))
-            for epsilon, delta in zip(epsilons, deltas, strict=True)
-        )
+        loss = functools.partial(self.composed_loss, sigma, interval)
+        return self._pairs_of(loss, sigma, spread, num_coordinates)
 
 
 def interval_for(epsilon: float) -> float:
@@ -558,3 +568,25 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         first = int(np.searchsorted(losses, epsilon, side="right"))
         shares = -np.expm1(epsilon - losses[first:])
         return float(self._infinity_mass) + float(shares @ self._probs[first:])
+
+
+def of_dp_accounting(
+    losses: privacy_loss_distribution.PrivacyLossDistribution,
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """Returns the same losses by its own classes alone, which compose with no other ones.
+
+    Args:
+      losses: Dense ones.
+    """
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        *(
+            pld_pmf.DensePLDPmf(
+                each._discretization,
+                each._lower_loss,
+                each._probs,
+                each._infinity_mass,
+                each._pessimistic_estimate,
+            )
+            for each in (losses._pmf_remove, losses._pmf_add)
+        )
+    )

@@ -41,10 +41,10 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting.composition import connected_losses
+from mf_aggregators.accounting.composition import FixedSizeRunDpEvent, connected_losses
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
-from mf_aggregators.participation.schemes import AllParticipations
+from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.random_streams import Draw, Stream
 
 # Losses beyond so many standard deviations, or with less than this in all, count as infinite.
@@ -125,13 +125,12 @@ class FixedSizeSampling(ComposedGroups):
             is_pessimistic=False,
         )
 
-    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
+    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
         """Returns composed sampling without replacement, with half the noise multiplier."""
-        del together
         sampled = dp_event.SampledWithoutReplacementDpEvent(
-            self.group_size, self.clients_per_round, dp_event.GaussianDpEvent(sigma / 2.0)
+            self.group_size, self.clients_per_round, dp_event.GaussianDpEvent(run.sigma / 2.0)
         )
-        return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
+        return FixedSizeRunDpEvent(sampled, self.most_participations(), run)
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

@@ -23,12 +23,8 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from mf_aggregators import random_streams
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
-from mf_aggregators.participation.schemes import (
-    LEAST_PROBABILITY,
-    AllParticipations,
-    probability_of,
-    too_large,
-)
+from mf_aggregators.participation.sampled_runs import SampledRun
+from mf_aggregators.participation.schemes import LEAST_PROBABILITY, probability_of, too_large
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -47,7 +43,6 @@ class PoissonSampling(ComposedGroups):
     """
 
     name: ClassVar[str] = "poisson"
-    composes_amplified: ClassVar[bool] = True
     largest_move: ClassVar[float] = 1.0
 
     @property
@@ -119,11 +114,10 @@ class PoissonSampling(ComposedGroups):
         )
         return found
 
-    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
+    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
         """Returns the composed Poisson-sampled Gaussian mechanism."""
-        del together
         sampled = dp_event.PoissonSampledDpEvent(
-            self.sampling_probability, dp_event.GaussianDpEvent(sigma)
+            self.sampling_probability, dp_event.GaussianDpEvent(run.sigma)
         )
         return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
 

@@ -40,15 +40,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.special
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
+from mf_aggregators.accounting.composition import Approximation
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation.cyclic_groups import CyclicGroups, DenseLosses
+from mf_aggregators.participation.cyclic_groups import CyclicGroups, DenseLosses, of_dp_accounting
+from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import too_large
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -138,7 +140,35 @@ class RandomAllocation(CyclicGroups):
     def _composed_loss(
         self, sigma: float, relative_step: float
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
-        return _composed(self.rounds_of_cycle, self.rounds_of_group, sigma, relative_step)
+        step = step_of_grid(sigma, self.rounds_of_cycle, relative_step)
+        return _composed(self.rounds_of_cycle, self.rounds_of_group, sigma, step)
+
+    def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+        """Returns pairs (epsilon, delta) of the composed cycles."""
+        loss = functools.partial(self._composed_loss, sigma, _RELATIVE_STEP)
+        cycles, rounds = self.most_participations(), self.rounds_of_cycle
+        return self._pairs_of(loss, sigma, math.sqrt(cycles / rounds) / sigma, num_coordinates)
+
+    def run_losses(
+        self, run: SampledRun, approximation: Approximation
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """Returns losses of composed cycles: see :meth:`SamplingScheme.run_losses`."""
+        if not approximation.is_pessimistic:
+            return super().run_losses(run, approximation)
+        # A finer grid than they need takes long: some multiple of the interval.
+        step = step_of_grid(run.sigma, self.rounds_of_cycle)
+        multiple = max(math.floor(step / approximation.interval), 1)
+        losses = _composed(
+            self.rounds_of_cycle,
+            self.rounds_of_group,
+            run.sigma,
+            multiple * approximation.interval,
+        )
+        finer = (
+            losses_on_finer_grid(each, multiple, approximation.interval)
+            for each in (losses._pmf_remove, losses._pmf_add)
+        )
+        return of_dp_accounting(privacy_loss_distribution.PrivacyLossDistribution(*finer))
 
     def _searched(self, target: float, delta: float, enough: float, num_coordinates: int) -> float:
         """By the privacy losses of a run, on a coarse grid and then on a fine one."""
@@ -182,11 +212,10 @@ class RandomAllocation(CyclicGroups):
 # Curves and searches ask for the same losses again.
 @functools.lru_cache(maxsize=4)
 def _composed(
-    rounds_of_cycle: int, num_rounds: int, sigma: float, relative_step: float
+    rounds_of_cycle: int, num_rounds: int, sigma: float, step: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     """The losses of all cycles that so many rounds begin."""
     whole, rest = divmod(num_rounds, rounds_of_cycle)
-    step = step_of_grid(sigma, rounds_of_cycle, relative_step)
     composed = None
     if whole:
         composed = losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
@@ -239,6 +268,20 @@ def losses_of_cycle(
         DenseLosses(step, first, total.masses * ratios, capped, True),
         DenseLosses(step, -last, total.masses[::-1].copy(), total.zero + rounding, True),
     )
+
+
+def losses_on_finer_grid(losses: Any, multiple: int, interval: float) -> DenseLosses:
+    """Returns the same losses as multiples of an interval.
+
+    Args:
+      losses: Pessimistic ones, of multiples of so many times the interval.
+      multiple: How many times, at least 1.
+      interval: Above zero.
+    """
+    dense = losses.to_dense_pmf()
+    masses = np.zeros((dense.size - 1) * multiple + 1)
+    masses[::multiple] = dense._probs
+    return DenseLosses(interval, dense._lower_loss * multiple, masses, dense._infinity_mass, True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,17 +23,20 @@ from scipy import special
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
-from mf_aggregators.accounting.composition import connected_losses, gaussian_losses, steps_to
+from mf_aggregators.accounting.composition import (
+    Approximation,
+    SampledRunDpEvent,
+    connected_losses,
+    steps_to,
+)
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
+from mf_aggregators.participation.sampled_runs import SampledRun
 
-# With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and the
-# grid of its privacy losses grows without bound.
-LEAST_NOISE_MULTIPLIER = 0.1
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
 LEAST_PROBABILITY = 1e-12
@@ -86,8 +89,8 @@ class SamplingScheme(Participation):
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
       takes_largest_batch: Whether it has a largest batch, of which more than come are cut.
-      composes_amplified: Whether the event of a run is amplified, and for the adding or removing
-        of a client, so that it composes with other runs.
+      largest_move: How many clip norms a client may move the sum of a round by, where draws are
+        secret: two where it takes the place of another one, and where nobody knows more.
     """
 
     num_rounds: int
@@ -100,7 +103,7 @@ class SamplingScheme(Participation):
     depends_on_matrix: ClassVar[bool] = False
     covers_absences: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
-    composes_amplified: ClassVar[bool] = False
+    largest_move: ClassVar[float] = 2.0
     takes_any_matrix: ClassVar[bool] = False
     takes_largest_batch: ClassVar[bool] = False
 
@@ -161,7 +164,7 @@ class SamplingScheme(Participation):
             for name in (
                 "amplified",
                 "event_of",
-                "run_event",
+                "run_losses",
                 "curve",
                 "log_moments",
                 "divergences",
@@ -356,66 +359,37 @@ class SamplingScheme(Participation):
         )
         return alone * together.norm
 
-    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
-        """Returns the run as an event of dp-accounting: without amplification, by default.
+    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
+        """Returns a run as an event of dp-accounting.
+
+        By default it has the losses of the run, if anything is amplified, and accountants of
+        dp-accounting take it for what it is without.
 
         Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          together: What :meth:`all_participations` returned.
+          run: The run.
         """
-        return dp_event.GaussianDpEvent(sigma / together.norm)
+        if run.is_amplified:
+            return SampledRunDpEvent(run.noise_multiplier, run)
+        return dp_event.GaussianDpEvent(run.noise_multiplier)
 
-    def run_event(
-        self, sigma: float, columns: StrategyColumns | None, together: AllParticipations
-    ) -> dp_event.DpEvent:
-        """Returns :meth:`event_of`, or an event that knows of C as well.
-
-        Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: C, where the guarantee depends on it; else None.
-          together: What :meth:`all_participations` returned.
-        """
-        del columns
-        return self.event_of(sigma, together)
-
-    def run_losses(
-        self,
-        sigma: float,
-        columns: StrategyColumns | None,
-        interval: float,
-        *,
-        is_pessimistic: bool,
-        failure: float,
-        seed: int,
-    ) -> PrivacyLossDistribution:
-        """Returns losses of a run, for real normal numbers.
+    def run_losses(self, run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
+        """Returns losses of a run whose noise is accounted for, for real normal numbers.
 
         By default they follow from the pairs of :meth:`curve` and from the Gaussian mechanism
         without amplification, and nothing is known of them from below.
 
         Args:
-          sigma: The noise multiplier, above zero, relative to the largest column norm of C.
-          columns: C, where the guarantee depends on it; else None.
-          interval: What losses are multiples of.
-          is_pessimistic: Whether losses dominate the run; otherwise they are dominated by what
-            dominates it.
-          failure: Where samples bound losses, the probability that bounds do not hold. Losses that
-            dominate are infinite with it.
-          seed: What samples follow from.
+          run: The run.
+          approximation: How losses are rounded.
 
         Raises:
           ValueError: If nothing is known of losses from below.
         """
-        del failure, seed
-        if not is_pessimistic:
-            raise ValueError(
-                f"nothing bounds the privacy losses of {self.name} from below: ask for pessimistic "
-                "ones."
-            )
-        alone = sigma / self.all_participations(columns).norm
-        pairs = trade_offs.pairs_of(self, sigma, DEFAULT_NUM_COORDINATES)
+        unamplified, interval = run.unamplified_losses(approximation), approximation.interval
+        pairs = trade_offs.pairs_of(self, run.sigma, DEFAULT_NUM_COORDINATES)
         if not pairs:
-            return gaussian_losses(alone, interval)
+            return unamplified
+        alone = run.noise_multiplier
         steps = steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
         bounds = gaussian.exact_deltas(alone, steps * interval)
         for epsilon, delta in pairs:
@@ -573,18 +547,19 @@ class SamplingScheme(Participation):
           strategy_matrix: As there.
 
         Returns:
-          For Poisson sampling the composed sampled Gaussian of BandMF App. F.3, for an
-          accountant of ``ADD_OR_REMOVE_ONE``. For fixed-size subsets sampling without
-          replacement with half the noise multiplier, for an accountant of ``REPLACE_ONE``.
-          For the other schemes, which dp-accounting has no event for, the Gaussian mechanism
-          without amplification.
+          What ``accounting.composed_epsilon`` amplifies, with every scheme. Accountants of
+          dp-accounting take it, for Poisson sampling, for the composed sampled Gaussian of BandMF
+          App. F.3, where a client is added or removed (``ADD_OR_REMOVE_ONE``); for fixed-size
+          subsets for sampling without replacement with half the noise multiplier, where one is
+          replaced (``REPLACE_ONE``); for the other schemes, which they have no event for, for the
+          Gaussian mechanism without amplification, where a client is added or removed.
 
         Raises:
           ValueError: If the noise multiplier is negative or not finite.
         """
         sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
         columns = self._columns(strategy_matrix)
-        return self.run_event(sigma, columns, self.all_participations(columns))
+        return self.event_of(SampledRun(self, sigma, columns))
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:

@@ -17,13 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
-from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.composition import (
-    SampledRunDpEvent,
+    Approximation,
     connected_losses,
     steps_to,
     with_infinite_losses,
@@ -48,15 +47,13 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     StrategyColumns,
 )
 from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
-from mf_aggregators.participation.schemes import (
+from mf_aggregators.participation.sampled_runs import (
     LEAST_NOISE_MULTIPLIER,
-    AllParticipations,
-    SamplingScheme,
-    too_large,
+    SampledRun,
+    is_accounted,
 )
+from mf_aggregators.participation.schemes import SamplingScheme, too_large
 
-# With more, an attacker guesses, whatever the sampling.
-_LARGEST_NOISE_MULTIPLIER = 1e8
 # For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
 _EPSILONS = tuple(0.25 * step for step in range(41))
 _SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
@@ -69,7 +66,6 @@ _MOST_TRIES, _TRIES_OF_SMALL_STEPS = certificates.MECHANISMS // 2, 5
 # a share of the level down to which bounds are close.
 _POINTS, _POINTS_BELOW = 160, 400
 _SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
-_LEVEL_OVER_FAILURE = 1e3
 
 _TOGETHER = """\
 All rounds together are one mechanism, whose noise is that of a Gaussian one and whose
@@ -97,6 +93,7 @@ class SeparatedScheme(SamplingScheme):
 
     separation: int
 
+    largest_move: ClassVar[float] = 1.0
     depends_on_matrix: ClassVar[bool] = True
     covers_absences: ClassVar[bool] = True
 
@@ -312,7 +309,7 @@ class SeparatedScheme(SamplingScheme):
         There are none for less noise than is amplified, or for so much that nothing can be told
         from it anyway.
         """
-        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+        if not is_accounted(sigma):
             return ()
         pair = self.dominating_pair(sigma, columns, num_coordinates)
         return tuple(
@@ -329,45 +326,13 @@ class SeparatedScheme(SamplingScheme):
         The bounds hold but for a probability of 1e-9, which is added to each. There are none
         where :meth:`log_moments` has none.
         """
-        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
+        if not is_accounted(sigma):
             return ()
-        known = None if columns is None else _Known.of(columns)
-        return _divergences(self, sigma, known, seed, num_coordinates)
+        return _divergences(self, sigma, columns, seed, num_coordinates)
 
-    def run_event(
-        self, sigma: float, columns: StrategyColumns | None, together: AllParticipations
-    ) -> dp_event.DpEvent:
-        """Returns an event that ``composed_epsilon`` amplifies, if there is some noise."""
-        if not LEAST_NOISE_MULTIPLIER <= sigma <= _LARGEST_NOISE_MULTIPLIER:
-            return self.event_of(sigma, together)
-        known = None if columns is None else _Known.of(columns)
-        return SampledRunDpEvent(sigma / together.norm, SampledRun(self, sigma, known))
-
-    def run_losses(
-        self,
-        sigma: float,
-        columns: StrategyColumns | None,
-        interval: float,
-        *,
-        is_pessimistic: bool,
-        failure: float,
-        seed: int,
-    ) -> PrivacyLossDistribution:
+    def run_losses(self, run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
         """Returns losses of a run, by samples; see :meth:`SamplingScheme.run_losses`."""
-        event = self.run_event(sigma, columns, self.all_participations(columns))
-        if not isinstance(event, SampledRunDpEvent) or not isinstance(event.run, SampledRun):
-            return super().run_losses(
-                sigma,
-                columns,
-                interval,
-                is_pessimistic=is_pessimistic,
-                failure=failure,
-                seed=seed,
-            )
-        level = _LEVEL_OVER_FAILURE * failure
-        if is_pessimistic:
-            return event.run.losses(failure, level, interval, seed=seed)
-        return _losses(event.run, failure, level, interval, seed, False)
+        return _losses(run, approximation)
 
     @property
     def _most_rounds(self) -> int:
@@ -400,91 +365,37 @@ class SeparatedScheme(SamplingScheme):
         return too_large(sizes, clients, 1.0 / self.separation, self.clients_per_round)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """Columns that are equal where their numbers are."""
-
-    values: bytes
-    shape: tuple[int, ...]
-    rounding: float
-    norm: float | None
-
-    @classmethod
-    def of(cls, columns: StrategyColumns) -> "_Known":
-        entries = np.ascontiguousarray(columns.entries, np.float64)
-        return cls(entries.tobytes(), entries.shape, columns.rounding, columns.norm)
-
-    def columns(self) -> StrategyColumns:
-        entries = np.frombuffer(self.values).reshape(self.shape)
-        return StrategyColumns(entries, self.rounding, self.norm)
-
-
-@dataclasses.dataclass(frozen=True)
-class SampledRun:
-    """A run whose losses are bounded by samples (``composition.SampledRun``), by value.
-
-    Attributes:
-      scheme: How clients take part.
-      sigma: The noise multiplier, relative to the largest column norm of C.
-      known: C; None for a diagonal C of equal entries.
-    """
-
-    scheme: SeparatedScheme
-    sigma: float
-    known: _Known | None
-
-    @property
-    def columns(self) -> StrategyColumns | None:
-        """C, as the scheme takes it."""
-        return None if self.known is None else self.known.columns()
-
-    @property
-    def part_noise_multiplier(self) -> float:
-        """The noise multiplier of the largest shift of one row."""
-        return self.sigma / self.scheme.all_participations(self.columns).largest_part
-
-    def losses(
-        self, failure: float, level: float, interval: float, *, seed: int
-    ) -> PrivacyLossDistribution:
-        """Returns losses that dominate the run; see ``composition.SampledRun``."""
-        found = _losses(self, failure, level, interval, seed, True)
-        return with_infinite_losses(found, failure, interval)
-
-
 # Compositions ask for the same losses again and again.
 @functools.lru_cache(maxsize=16)
-def _losses(
-    run: SampledRun,
-    failure: float,
-    level: float,
-    interval: float,
-    seed: int,
-    is_pessimistic: bool,
-) -> PrivacyLossDistribution:
+def _losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
     """Losses that dominate a run, or are dominated by its pair, but for the probability."""
-    scheme, columns = run.scheme, run.columns
-    pair = scheme.dominating_pair(run.sigma, columns)
-    profile = curves.Profile(pair, failure, level, seed=seed)
-    alone = run.sigma / scheme.all_participations(columns).norm
+    scheme, interval = run.scheme, approximation.interval
+    assert isinstance(scheme, SeparatedScheme)
+    pair = scheme.dominating_pair(run.sigma, run.columns)
+    failure, level = approximation.failure, approximation.level
+    profile = curves.Profile(pair, failure, level, seed=approximation.seed)
+    alone = run.noise_multiplier
 
     def without_samples(epsilons: FloatArray) -> FloatArray:
         return np.minimum(profile.renyi_bounds(epsilons), gaussian.exact_deltas(alone, epsilons))
 
     most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
-    steps = steps_to(most, interval, _POINTS if is_pessimistic else _POINTS_BELOW)
+    points = _POINTS if approximation.is_pessimistic else _POINTS_BELOW
+    steps = steps_to(most, interval, points)
     epsilons = steps * interval
-    if not is_pessimistic:
+    if not approximation.is_pessimistic:
         lower = profile.lower(epsilons)
         return connected_losses(
             interval, steps, lower.with_client, lower.without_client, is_pessimistic=False
         )
     upper, unamplified = profile.upper(epsilons), gaussian.exact_deltas(alone, epsilons)
-    return connected_losses(
+    connected = connected_losses(
         interval,
         steps,
         np.minimum(upper.with_client, unamplified),
         np.minimum(upper.without_client, unamplified),
     )
+    return with_infinite_losses(connected, failure, interval)
 
 
 def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:
@@ -501,9 +412,12 @@ def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> flo
 # Statements ask for the same bounds again and again.
 @functools.lru_cache(maxsize=8)
 def _divergences(
-    scheme: SeparatedScheme, sigma: float, known: _Known | None, seed: int, num_coordinates: int
+    scheme: SeparatedScheme,
+    sigma: float,
+    columns: StrategyColumns | None,
+    seed: int,
+    num_coordinates: int,
 ) -> tuple[tuple[float, float], ...]:
-    columns = None if known is None else known.columns()
     return certificates.divergences(
         scheme.dominating_pair(sigma, columns, num_coordinates),
         _EPSILONS,

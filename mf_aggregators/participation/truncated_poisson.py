@@ -50,7 +50,8 @@ from mf_aggregators import random_streams, validation
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation import fixed_size
 from mf_aggregators.participation.poisson import PoissonSampling
-from mf_aggregators.participation.schemes import AllParticipations, SamplingScheme, probability_of
+from mf_aggregators.participation.sampled_runs import SampledRun
+from mf_aggregators.participation.schemes import SamplingScheme, probability_of
 from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
@@ -76,7 +77,6 @@ class TruncatedPoissonSampling(PoissonSampling):
     largest_batch: int
 
     name: ClassVar[str] = "truncated_poisson"
-    composes_amplified: ClassVar[bool] = False
     takes_largest_batch: ClassVar[bool] = True
     largest_move: ClassVar[float] = 2.0
 
@@ -160,9 +160,9 @@ class TruncatedPoissonSampling(PoissonSampling):
             zeroed = np.maximum(zeroed, found[1])
         return fixed_size.losses_of_divergences(interval, epsilons, taking_part, zeroed)
 
-    def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
-        """Returns the Gaussian mechanism without amplification."""
-        return SamplingScheme.event_of(self, sigma, together)
+    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
+        """Returns an event that is none of dp-accounting's: it has none for cut batches."""
+        return SamplingScheme.event_of(self, run)
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns who has to do what for the guarantee to hold, after "only if"."""

@@ -335,7 +335,7 @@ def for_random_participation(
     timers = TimerSetting(num_rounds, schema, separation, separation, "", error_name(error))
     amplified = {each.kind for each in proposals}
     for name, mechanism in catalogue.entries().items():
-        if name in amplified or not mechanism.has_square_matrix:
+        if name in amplified:
             continue
         for variant in mechanism.for_timers(timers):
             if variant.base is None:

@@ -37,6 +37,7 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     LARGEST_ROUNDING,
     StrategyColumns,
 )
+from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
 from mf_aggregators.privacy.ledgers import Ledger
@@ -169,7 +170,9 @@ class Guarantee:
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: see ``Mechanism.event``."""
         if self.sampling is not None:
-            return self.sampling.run_event(self.noise_multiplier, self.columns, self.together)
+            return self.sampling.event_of(
+                SampledRun(self.sampling, self.noise_multiplier, self.columns)
+            )
         if math.isinf(self.noise_multiplier):
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)

@@ -276,7 +276,7 @@ def _checked_noise_multiplier(run: FinishedRun) -> float:
 def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float:
     if scheme is None:
         return accounting.exact_epsilon(sigma, delta)
-    if scheme.composes_amplified:
+    if not scheme.depends_on_matrix:
         return scheme.epsilon(sigma, delta)
     if scheme.shares_rows:
         raise ValueError(
@@ -308,7 +308,7 @@ def _event(run: FinishedRun, sigma: float) -> dp_event.DpEvent:
         return mechanism.event()
     if scheme is None:
         return accounting.event(sigma)
-    if scheme.composes_amplified:
+    if not scheme.depends_on_matrix:
         return scheme.event(sigma)
     together = scheme.all_participations(None)
     return dp_event.SelfComposedDpEvent(

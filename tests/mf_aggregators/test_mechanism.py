@@ -9,11 +9,15 @@ import random
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_laplace_mechanism,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
+from mf_aggregators.accounting import gaussian
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.participation import (
     BallsInBins,
@@ -430,10 +434,14 @@ def test_losses_state_what_the_guarantee_does(participation: Participation) -> N
     assert high <= 1.02 * stated
     assert low >= 0.9 * stated
     twice = [each.compose(each).get_epsilon_for_delta(delta) for each in (losses, below)]
-    composed = (
-        mfa.accounting.composed_epsilon([mechanism.event()] * 2, delta)
-        if (not isinstance(participation, FixedSizeSampling))
-        else twice[0]
+    composed = mfa.accounting.composed_epsilon([mechanism.event()] * 2, delta)
+    # In either order, with those of dp-accounting.
+    theirs = from_laplace_mechanism(4.0, value_discretization_interval=1e-3)
+    both = [one.compose(other) for one, other in ((losses, theirs), (theirs, losses))]
+    assert (
+        high
+        < both[0].get_epsilon_for_delta(delta)
+        == pytest.approx(both[1].get_epsilon_for_delta(delta), rel=1e-6)
     )
     assert twice[1] <= composed <= 1.03 * twice[0]
 
@@ -458,8 +466,7 @@ def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
     for delta in (1e-3, 1e-5):
         stated = mechanism.guarantee(delta).epsilon
         assert losses.get_epsilon_for_delta(delta) >= stated * (1.0 - 1e-9)
-        if name != "random_allocation":
-            assert losses.get_epsilon_for_delta(delta) <= 1.02 * stated
+        assert losses.get_epsilon_for_delta(delta) <= 1.02 * stated
     points = mechanism.trade_off_curve(interval=1e-3)
     missed = np.interp(0.01, points["false_positive_rate"], points["false_negative_rate"])
     assert 1.0 - missed >= 0.999 * mechanism.guarantee(1e-5).true_positive_rate(0.01)
@@ -470,6 +477,18 @@ def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
     if name != "fixed_size":
         with refuses(name):
             mechanism.privacy_loss_distribution(pessimistic=False)
+
+
+def test_a_client_in_the_place_of_another_needs_twice_the_noise_that_is_accounted_for() -> None:
+    """It moves a sum by two clip norms: nothing is amplified that has less than 0.4."""
+    for participation, is_amplified in ((_SCHEMES[1], True), (_SCHEMES[2], False)):
+        mechanism = _mechanism(participation, 0.39)
+        losses = mechanism.privacy_loss_distribution(interval=1e-2)
+        most = participation.most_participations(_ROUNDS)
+        unamplified = mechanism.noise_multiplier / np.sqrt(most)
+        alone = gaussian.exact_epsilon(unamplified, 1e-6)
+        found = losses.get_epsilon_for_delta(1e-6)
+        assert (found < 0.9 * alone) if is_amplified else (alone <= found <= 1.001 * alone)
 
 
 def test_losses_that_cannot_be_had_are_refused() -> None:

@@ -54,6 +54,7 @@ C[i + k, i]``.
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
@@ -80,8 +81,10 @@ _SMALLEST, _LARGEST = 1e-250, 1e250
 class StrategyColumns:
     """C, and what roundings move, as far as an amplified guarantee depends on them.
 
+    Two are equal where their numbers are, bit for bit.
+
     Attributes:
-      entries: (n, b) the compact columns of C.
+      entries: (n, b) the compact columns of C, of which it keeps a copy.
       rounding: By how many steps of Z the roundings of one coordinate of a row move it at most, as
         far as they depend on one client (``noise.integer_rows``).
       norm: What noise multipliers are relative to, at least the norm of every column; None for the
@@ -91,6 +94,22 @@ class StrategyColumns:
     entries: FloatArray
     rounding: float = LARGEST_ROUNDING
     norm: float | None = None
+
+    def __post_init__(self) -> None:
+        entries = np.array(self.entries, np.float64, order="C")
+        entries.flags.writeable = False
+        object.__setattr__(self, "entries", entries)
+
+    @functools.cached_property
+    def _value(self) -> tuple[bytes, tuple[int, ...], float, float | None]:
+        digest = hashlib.sha256(self.entries.tobytes()).digest()
+        return digest, self.entries.shape, self.rounding, self.norm
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StrategyColumns) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.

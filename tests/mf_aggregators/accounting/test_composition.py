@@ -16,6 +16,7 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.accounting import composition, gaussian
 from mf_aggregators.participation.monte_carlo import curves
+from tests.refusals import refuses
 
 _INTERVAL = 1e-2
 _EPSILONS = np.linspace(-3.0, 3.0, 61)
@@ -100,15 +101,16 @@ class _Run:
 
     sigma: float = 3.0
     failure: float | None = None
+    noise_multiplier: float = 3.0
     part_noise_multiplier: float = 3.0
+    compositions: int = 1
 
-    def losses(
-        self, failure: float, level: float, interval: float, *, seed: int
-    ) -> PrivacyLossDistribution:
+    def losses(self, approximation: composition.Approximation) -> PrivacyLossDistribution:
+        interval, failure = approximation.interval, self.failure or approximation.failure
         one = privacy_loss_distribution.from_gaussian_mechanism(
             self.sigma, value_discretization_interval=interval
         )
-        return composition.with_infinite_losses(one, self.failure or failure, interval)
+        return composition.with_infinite_losses(one, failure, interval)
 
 
 def test_delta_pays_for_every_run_that_may_fail() -> None:
@@ -130,9 +132,9 @@ def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
     asked: list[tuple[_Run, float]] = []
     losses = _Run.losses
 
-    def recorded(run: _Run, failure: float, *others: Any, **more: Any) -> Any:
-        asked.append((run, failure))
-        return losses(run, failure, *others, **more)
+    def recorded(run: _Run, approximation: composition.Approximation) -> Any:
+        asked.append((run, approximation.failure))
+        return losses(run, approximation)
 
     monkeypatch.setattr(_Run, "losses", recorded)
     one, other = (composition.SampledRunDpEvent(4.0, _Run(sigma)) for sigma in (8.0, 9.0))
@@ -168,9 +170,101 @@ def test_runs_with_random_check_ins_compose_amplified() -> None:
     assert found < 0.6 * without
 
 
+def _fixed_size_losses(
+    rng: np.random.Generator, share: float, sigma: float, size: int, with_client: bool
+) -> np.ndarray:
+    """Of rounds in which all others send -1, and the client 1 or 0."""
+    outputs = sigma * rng.normal(size=size)
+    outputs += np.where(rng.random(size) < share, 1.0 if with_client else 0.0, -1.0)
+
+    def density(mean: float) -> np.ndarray:
+        found = (1.0 - share) * np.exp(-0.5 * ((outputs + 1.0) / sigma) ** 2)
+        return np.asarray(found + share * np.exp(-0.5 * ((outputs - mean) / sigma) ** 2))
+
+    return np.asarray(np.log(density(1.0) / density(0.0)))
+
+
+def _allocation_losses(
+    rng: np.random.Generator, rounds: int, sigma: float, size: int, with_client: bool
+) -> np.ndarray:
+    """Of cycles in which the client sends 1 in one round."""
+    outputs = sigma * rng.normal(size=(size, rounds))
+    if with_client:
+        outputs[np.arange(size), rng.integers(rounds, size=size)] += 1.0
+    return np.asarray(np.log(np.mean(np.exp((outputs - 0.5) / sigma**2), axis=1)))
+
+
+def test_runs_of_several_schemes_compose_as_simulated_ones_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of each of two schemes, and a Gaussian mechanism, by what attains their losses."""
+    monkeypatch.setattr(composition, "INTERVAL", 1e-3)
+    fixed = mfa.participation.FixedSizeSampling(6, 1, 20, 5)
+    allocated = mfa.participation.RandomAllocation(8, 1, 40, 10)
+    sigma, delta, size = 1.1, 1e-2, 200_000
+    events = [_mechanism(each, sigma).event() for each in (fixed, allocated)]
+    found = accounting.composed_epsilon([*events, accounting.event(2.0)], delta)
+    rng = np.random.default_rng(8)
+    deltas = []
+    for with_client in (True, False):
+        loss = 2.0 * rng.normal(size=size) / 4.0 + (0.125 if with_client else -0.125)
+        for _ in range(6):
+            loss += _fixed_size_losses(rng, 0.25, sigma, size, with_client)
+        for _ in range(2):
+            loss += _allocation_losses(rng, 4, sigma, size, with_client)
+        loss = loss if with_client else -loss
+        lost = np.maximum(-np.expm1(np.minimum(found - loss, 0.0)), 0.0)
+        deltas.append((lost.mean(), lost.std() / math.sqrt(size)))
+    # A simulation is beyond so many standard errors with a probability of 3e-7.
+    assert all(mean <= delta + 5.0 * error for mean, error in deltas)
+    # Others that hide a client most are not the same in both directions, and one pair has both.
+    assert max(mean + 5.0 * error for mean, error in deltas) >= 0.85 * delta
+    unamplified = [accounting.event(each.run.noise_multiplier) for each in events]
+    without = accounting.composed_epsilon([*unamplified, accounting.event(2.0)], delta)
+    assert found < 0.9 * without
+
+
+@pytest.mark.parametrize("name", ["truncated_poisson", "random_allocation", "fixed_size"])
+def test_two_runs_are_one_of_all_their_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "INTERVAL", 1e-3)
+    sizes = {"num_bands": 2, "population": 100, "clients_per_round": 10}
+    more = {"largest_batch": 11} if name == "truncated_poisson" else {}
+    one, both = (
+        mfa.participation.sampling_scheme(name, num_rounds=rounds, **sizes, **more)
+        for rounds in (20, 40)
+    )
+    event = one.event(1.3)
+    assert event == one.event(1.3)
+    assert event != one.event(1.4)
+    exact = both.epsilon(1.3, 1e-5)
+    for events in ([event] * 2, [dp_accounting.SelfComposedDpEvent(event, 2)]):
+        found = accounting.composed_epsilon(events, 1e-5)
+        # On a grid of its own, which rounds by less than that.
+        assert exact * (1.0 - 1e-5) <= found <= 1.005 * exact
+
+
+def test_shuffled_runs_compose_by_the_pairs_that_are_proved_of_them() -> None:
+    scheme = mfa.participation.Shuffling(20_000, 1, 20_000, 1)
+    found = accounting.composed_epsilon([scheme.event(8.0)] * 2, 1e-5)
+    alone, without = scheme.epsilon(8.0, 0.5e-5), accounting.epsilon(8.0 / math.sqrt(2.0), 1e-5)
+    assert alone < found < 0.7 * without
+    # Basic composition is worse.
+    assert found < 2.0 * alone
+
+
+def test_losses_are_composed_of_all_rounds_for_delta() -> None:
+    """Whose Fourier transforms may lose what delta has to pay for."""
+    event = mfa.participation.FixedSizeSampling(4_000, 2, 100, 10).event(20.0)
+    assert composition._compositions(dp_accounting.SelfComposedDpEvent(event, 3)) == 6_000
+    assert composition._runs(dp_accounting.SelfComposedDpEvent(event, 3)) == 3
+    assert event.run.part_noise_multiplier == 10.0
+    with refuses("delta", "6000"):
+        accounting.composed_epsilon([event] * 3, 2e-11)
+
+
 def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
     run = _SMALL.event().run
-    found = run.losses(1e-3, 1e-2, 1e-3, seed=0)
+    found = run.losses(composition.Approximation(1e-3, failure=1e-3, level=1e-2))
     for direction in ("remove", "add"):
         assert 1e-3 <= _deltas(found, direction, 400.0) < 1.1e-3
     # Each direction has the losses of its own.

@@ -243,10 +243,23 @@ def test_the_event_of_fixed_size_subsets_has_half_the_noise() -> None:
     """Replacing a client moves a sum by twice what zeroing it does."""
     event = FixedSizeSampling(10, 3, 100, 7).event(1.7)
     # Parts of 33 clients, of which four rounds draw 7 each.
-    assert event == dp_accounting.SelfComposedDpEvent(
+    known = dp_accounting.SelfComposedDpEvent(
         dp_accounting.SampledWithoutReplacementDpEvent(33, 7, dp_accounting.GaussianDpEvent(0.85)),
         4,
     )
+    relations = dp_accounting.NeighboringRelation
+    accountants = (
+        dp_accounting.rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)
+        for _ in range(2)
+    )
+    found, epsilon = (
+        accountant.compose(each, 2).get_epsilon(1e-4)
+        for accountant, each in zip(accountants, (event, known), strict=True)
+    )
+    assert found == epsilon
+    # Of a client that is added or removed it says nothing.
+    for kind in (dp_accounting.rdp.RdpAccountant, dp_accounting.pld.PLDAccountant):
+        assert not kind(neighboring_relation=relations.ADD_OR_REMOVE_ONE).supports(event)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.25])
@@ -382,9 +395,12 @@ def test_runs_are_composed() -> None:
     assert both > accounting.epsilon(3.0, 1e-5)
     assert both > sampling_scheme("poisson", **sizes).epsilon(1.0, 1e-5)
     assert accounting.composed_epsilon([accounting.event(0.0)], 1e-5) == math.inf
-    replaced = sampling_scheme("fixed_size", **sizes).event(1.0)
-    with refuses("RdpAccountant"):
-        accounting.composed_epsilon([replaced], 1e-5)
+    # What is known of a replaced client alone does not compose with a zeroed one.
+    ours = sampling_scheme("fixed_size", **sizes).event(1.0)
+    replaced = dp_accounting.SelfComposedDpEvent(ours.event, ours.count)
+    for events in ([replaced], [ours, dp_accounting.ComposedDpEvent([replaced])]):
+        with refuses("RdpAccountant"):
+            accounting.composed_epsilon(events, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     registry,
 )
-from mf_aggregators.participation.schemes import AllParticipations
+from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -92,9 +92,8 @@ def test_the_scheme_has_a_guarantee_of_its_own_and_a_statement() -> None:
 
 def test_draws_are_secret_where_anything_rests_on_them() -> None:
     class Composed(_OneShuffle):
-        def event_of(self, sigma: float, together: AllParticipations) -> dp_event.DpEvent:
-            del together
-            return dp_event.PoissonSampledDpEvent(0.25, dp_event.GaussianDpEvent(sigma))
+        def event_of(self, run: SampledRun) -> dp_event.DpEvent:
+            return dp_event.PoissonSampledDpEvent(0.25, dp_event.GaussianDpEvent(run.sigma))
 
     sizes = (12, 2, 40, 10)
     assert "secret for ever" not in _OneShuffle(*sizes).condition("s")
