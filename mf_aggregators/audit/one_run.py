@@ -18,13 +18,15 @@ other coordinates. Proofs are in docs/privacy-proofs.md.
 
 import dataclasses
 import math
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import memory, random_streams, validation
+from mf_aggregators import memory, printed_guarantees, random_streams, validation
 from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.random_streams import Stream
@@ -327,6 +329,52 @@ class RunAudit:
         }
         rates = {"miss_probability": MISS_PROBABILITY, "false_alarm_rate": FALSE_ALARM_RATE}
         return {**dataclasses.asdict(self), **epsilons, **rates}
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> "RunAudit":
+        """Returns what :meth:`to_dict` made a mapping of.
+
+        Args:
+          contents: The mapping.
+
+        Raises:
+          KeyError: If a field is missing.
+          TypeError: If a field is of another type.
+        """
+        given = {field.name: contents[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**given, "noise": FreshNoise(**given["noise"])})
+
+    def __str__(self) -> str:
+        """Returns the result for a person to read, its bound rounded down."""
+        bound = printed_guarantees.rounded_down(self.epsilon_lower_bound)
+        confidence = f"{100.0 * (1.0 - MISS_PROBABILITY):g} % confidence"
+        verdict = "REFUTED" if self.is_refuted else "not refuted"
+        return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"
+
+
+def point_of_statement(canaries: int, audit: RunAudit | None) -> str:
+    """Returns the point of a privacy statement, in Markdown, that is about the canaries of its run.
+
+    Args:
+      canaries: How many there are.
+      audit: What they found; None before the end of the run.
+    """
+    text = (
+        f"The run was audited by {canaries} canaries: made-up clients, of which a fair coin let "
+        "each in or kept it out. They are no clients of the population, and change nothing of what "
+        "is guaranteed to those. "
+    )
+    if audit is None:
+        text += "What they show is known at the end of the run."
+    else:
+        text += (
+            f"By what was released, {audit}, at a false-alarm rate of "
+            f"{FALSE_ALARM_RATE:g}. {audit.right} of {audit.canaries} coins were guessed "
+            f"right. The weakest round, {audit.noise.weakest_round}, had "
+            f"{100.0 * audit.noise.share:.0f} % of its noise. The bound takes the noise of "
+            "coordinates for independent. One below the claim is no proof of it."
+        )
+    return textwrap.fill(f"6. **Audit.** {text}", 100, subsequent_indent="   ") + "\n"
 
 
 def judge(

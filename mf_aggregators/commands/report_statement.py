@@ -16,6 +16,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import atomic_files, validation
+from mf_aggregators.audit import one_run
 from mf_aggregators.commands import evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -207,24 +208,59 @@ def _differences_of_run(path: str) -> list[str]:
     folder = pathlib.Path(path).parent
     file = folder / stated_runs.PRIVACY_FILE
     contents = _parsed(file)
+    canaries, audit = contents.pop("audit_canaries", None), contents.pop("audit", None)
     try:
         differing = evidence.differences(_provenance(contents, file), folder)
         if differing:
             return differing
         statement = stated_runs.made_again(folder, contents)
         differing = stated_runs.contradictions(folder, statement)
+        more, of_audit = _of_audit(canaries, audit)
     except (KeyError, TypeError) as error:
         raise CommandError(f"{file} is not what a training run of this version writes.") from error
     # Which client was protected least is named if its run was asked to.
     worst = contents["worst_client"]
     has_name = worst is not None and "client_id" in worst
-    return differing + _differing_statements(path, contents, statement, name_clients=has_name)
+    return [
+        *differing,
+        *of_audit,
+        *_differing_statements(path, contents, statement, name_clients=has_name, more=more),
+    ]
+
+
+def _of_audit(canaries: int | None, audit: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+    """What a statement says of canaries, and which numbers of them contradict one another.
+
+    What was released along canaries is not read again here.
+    """
+    if canaries is None:
+        return "", []
+    found = None if audit is None else one_run.RunAudit.from_dict(audit)
+    again = None if found is None else found.to_dict()
+    differing = [
+        f"{name} of the audit is {earlier!r} in the statement, and {now!r} by its other numbers."
+        for name, earlier, now in _differences(audit, again)
+    ]
+    return one_run.point_of_statement(canaries, found), differing
 
 
 def _differing_statements(
-    path: str, before: Mapping[str, Any], statement: PrivacyStatement, *, name_clients: bool = False
+    path: str,
+    before: Mapping[str, Any],
+    statement: PrivacyStatement,
+    *,
+    name_clients: bool = False,
+    more: str = "",
 ) -> list[str]:
-    """What differs between the data and the text of a statement and one that was made again."""
+    """What differs between the data and the text of a statement and one that was made again.
+
+    Args:
+      path: The text.
+      before: The data.
+      statement: The one that was made again.
+      name_clients: Whether it names the client that was protected least.
+      more: What follows its text.
+    """
     again = validation.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
     differing = []
     if again["library_version"] != before["library_version"]:
@@ -238,7 +274,7 @@ def _differing_statements(
         if name != "library_version"
     ]
     # Data have texts without their line ends.
-    if not differing and statement.to_markdown().split() != _text(path).split():
+    if not differing and (statement.to_markdown() + more).split() != _text(path).split():
         differing.append(f"{path} is not the text that its numbers give.")
     return differing
 

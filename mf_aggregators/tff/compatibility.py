@@ -59,7 +59,6 @@ StructType: Any = _named("StructType")
 TensorType: Any = _named("TensorType")
 to_type: Any = _named("to_type")
 type_to_tf_tensor_specs: Any = _named("types.type_to_tf_tensor_specs")
-SequenceType: Any = _named("SequenceType")
 tensorflow_to_type: Any = _named("types.tensorflow_to_type")
 structure: Any = _named("structure")
 

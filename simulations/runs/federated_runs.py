@@ -614,7 +614,7 @@ def _print_outcome(
             if is_private
             else []
         ),
-        *([] if outcome.audit is None else [("audit", run_statements.audit_result(outcome.audit))]),
+        *([] if outcome.audit is None else [("audit", str(outcome.audit))]),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),
     ]

@@ -18,8 +18,7 @@ import tensorflow_federated as tff
 from mf_aggregators import private_metrics
 from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.factorizations import clip_drift
-from mf_aggregators.noise import NoiseStorage, costs
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics, compatibility
 from simulations.devices.device_populations import TooFewEligibleClientsError
@@ -110,7 +109,8 @@ _COLUMNS_OF_PRIVATE_METRICS = (
     *("examples_per_client", f"examples_per_client{_STDDEV}"),
     *("released_norm", "noise_norm", *_OF_ADAPTIVE_CLIP, f"unclipped_fraction{_STDDEV}"),
     *("num_updates", f"num_updates{_STDDEV}", "clients_per_round"),
-    *("eligible_clients", "available_clients", "epsilon_spent", "epsilon_planned"),
+    *("eligible_clients", "available_clients", "selected_clients", "attempts"),
+    *("epsilon_spent", "epsilon_planned"),
 )
 
 

@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators import Mechanism, accounting, participation, printed_guarantees, validation
+from mf_aggregators import Mechanism, accounting, participation, validation
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import evidence, stated_runs
@@ -197,7 +197,7 @@ def write(run: Run, statement: PrivacyStatement, audit: RunAudit | None = None) 
     """
     text = statement.to_markdown()
     if run.config.audit_canaries is not None:
-        text = f"{text.rstrip()}\n{_audit_text(run.config.audit_canaries, audit)}"
+        text += one_run.point_of_statement(run.config.audit_canaries, audit)
     run.directory.write_json(run_directory.PRIVACY_FILE, to_dict(run, statement, audit))
     run.directory.write_text(run_directory.STATEMENT_FILE, text)
 
@@ -212,33 +212,6 @@ def to_dict(run: Run, statement: PrivacyStatement, audit: RunAudit | None = None
         "audit_canaries": run.config.audit_canaries,
         "audit": None if audit is None else audit.to_dict(),
     }
-
-
-def audit_result(audit: RunAudit) -> str:
-    """Returns what an audit found, for a person to read; its bound is rounded down."""
-    bound = printed_guarantees.rounded_down(audit.epsilon_lower_bound)
-    confidence = f"{100.0 * (1.0 - one_run.MISS_PROBABILITY):g} % confidence"
-    verdict = "REFUTED" if audit.is_refuted else "not refuted"
-    return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"
-
-
-def _audit_text(canaries: int, audit: RunAudit | None) -> str:
-    text = (
-        f"The run was audited by {canaries} canaries: made-up clients, of which a fair coin let "
-        "each in or kept it out. They are no clients of the population, and change nothing of what "
-        "is guaranteed to those. "
-    )
-    if audit is None:
-        text += "What they show is known at the end of the run."
-    else:
-        text += (
-            f"By what was released, {audit_result(audit)}, at a false-alarm rate of "
-            f"{one_run.FALSE_ALARM_RATE:g}. {audit.right} of {audit.canaries} coins were guessed "
-            f"right. The weakest round, {audit.noise.weakest_round}, had "
-            f"{100.0 * audit.noise.share:.0f} % of its noise. The bound takes the noise of "
-            "coordinates for independent. One below the claim is no proof of it."
-        )
-    return textwrap.fill(f"6. **Audit.** {text}", 100, subsequent_indent="   ") + "\n"
 
 
 def _with_provenance(run: Run, statement: PrivacyStatement) -> PrivacyStatement:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal

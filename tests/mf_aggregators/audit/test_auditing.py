@@ -22,9 +22,8 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import recursions
+from mf_aggregators.noise import FixedSeedWarning, recursions
 from mf_aggregators.noise.recursions import BandedNoise
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,

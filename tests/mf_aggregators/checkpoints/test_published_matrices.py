@@ -29,7 +29,7 @@ from mf_aggregators.factorizations import (
     optimal,
     toeplitz,
 )
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

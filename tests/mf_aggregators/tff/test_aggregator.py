@@ -22,8 +22,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators import integer_sums
 from mf_aggregators.catalogue.third_party import CheckedFactorization
-from mf_aggregators.noise import recursions
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning, recursions
 from mf_aggregators.tff import declared_participation, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import client_sums, declared_participation
 from mf_aggregators.tff.client_sums import UnnoisedSumError

@@ -12,7 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import client_sums, compatibility
 from mf_aggregators.tff.client_sums import ClientSum, ClientTensor, UnnoisedSumError
 from tests.refusals import refuses

@@ -20,7 +20,7 @@ import tensorflow_privacy as tfp
 from tensorflow_privacy.privacy.dp_query.nested_query import NestedSumQuery
 
 import mf_aggregators as mfa
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal

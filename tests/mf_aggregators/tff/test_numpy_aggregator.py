@@ -19,8 +19,8 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import integer_sums
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 5

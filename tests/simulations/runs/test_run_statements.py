@@ -96,7 +96,7 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_stateme
     assert "whose updates and indicators are replaced by zero" in text
     assert "its clip norm and the noisy fraction of clients within that" in text
     assert (
-        "not to be published; the clip norm and the fraction of clients within it are covered"
+        "for the simulation's own use; the clip norm and the fraction of clients within it are covered"
         in text
     )
 
@@ -110,7 +110,7 @@ def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
     assert statement.to_dict()["adaptive_clip"] is None
     assert "clipped to an L2 norm of 0.7;" in statement.to_markdown()
     assert "indicator" not in statement.to_markdown()
-    assert "not to\n     be published)." in statement.to_markdown()
+    assert "for\n     the simulation's own use)." in statement.to_markdown()
 
 
 def test_metrics_without_noise_are_not_to_be_published() -> None:

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators.audit.one_run import FreshNoise, RunAudit
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.privacy.statement import PrivacyStatement
 from simulations.devices import device_behaviour
@@ -55,6 +56,7 @@ def _ran(
     cohorts: list[list[int]] | None = None,
     rounds: int = 12,
     stopped_by_rule: bool = False,
+    audit: RunAudit | None = None,
 ) -> PrivacyStatement:
     """A run directory as a run leaves it, but for its states."""
     run = _begun(path, *arguments)
@@ -75,7 +77,7 @@ def _ran(
         ledger = ledger.with_round(cohort)
     ledger.save(run.directory.ledger)
     weights_files.save(run.directory.final_model, ["w"], [np.arange(6.0, dtype=np.float32)])
-    return statements.after(ledger, stopped_by_rule)
+    return statements.after(ledger, stopped_by_rule, audit)
 
 
 def _verified(capsys: pytest.CaptureFixture[str], path: pathlib.Path) -> list[str]:
@@ -107,6 +109,9 @@ _BROKEN = [[0, 1, 2, 3, 4]] * 2 + [[5 * index + i for i in range(5)] for index i
         ((*_DRAWN, "--noise_multiplier=0.7"), {}),
         ((*_DRAWN, "--target_rho=2", "--seed=3"), {}),
         (("--mechanism=none", "--clients_per_round=5"), {}),
+        ((*_TIMERS, "--private_metrics", "--largest_loss=5"), {}),
+        ((*_DRAWN, "--noise_multiplier=0.7", "--private_metrics"), {}),
+        ((*_TIMERS, "--over_selection=1.5", "--upload_loss_probability=0.1"), {}),
     ],
 )
 def test_the_statement_of_a_run_follows_from_its_files(
@@ -121,6 +126,25 @@ def test_the_statement_of_a_run_follows_from_its_files(
     # Wherever it goes.
     shutil.move(tmp_path / "run", tmp_path / "archive")
     assert _verified(capsys, tmp_path / "archive") == []
+
+
+@pytest.mark.parametrize("is_at_its_end", [True, False])
+def test_what_canaries_found_is_stated_and_has_to_agree_with_itself(
+    is_at_its_end: bool, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = FreshNoise(weakest_round=3, share=1.01, p_value=0.4)
+    audit = RunAudit(1000, 498, 700, 1.5, 1e-5, 6.0, 1.1, 0.6, 1.4, noise, False)
+    arguments = (*_TIMERS, "--audit_canaries=1000")
+    _ran(tmp_path / "run", *arguments, audit=audit if is_at_its_end else None)
+    contents = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    statement_schemas.check(contents)
+    assert "6. **Audit.**" in (tmp_path / "run" / "PRIVACY.md").read_text()
+    assert _verified(capsys, tmp_path / "run") == []
+    if is_at_its_end:
+        contents["audit"]["epsilon_lower_bound"] = 0.1
+        (tmp_path / "run" / "privacy.json").write_text(json.dumps(contents))
+        (difference,) = _verified(capsys, tmp_path / "run")
+        assert difference.startswith("epsilon_lower_bound of the audit")
 
 
 def test_an_extended_run_is_verified_with_all_its_horizons(
@@ -411,7 +435,7 @@ _ASKED = {
     "How many clients were there?": "12 planned rounds of 5 clients, drawn from 143",
     "What was public?": "Public data: none.",
     "What is not protected?": "Not covered: the choice of hyperparameters",
-    "May losses be published?": "statistics of clients without noise, and not to be published",
+    "May losses be published?": "metrics of training have no noise",
     "What was released?": "Every round's noisy average update",
     "What is one unit?": "One client with all its examples",
     "And one example, or one of those who share a device?": "is protected less",

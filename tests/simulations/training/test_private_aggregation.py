@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise.rows_of_z import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import declared_participation
 from simulations.training import private_aggregation
 from tests.mf_aggregators.small_mechanisms import factorizations
