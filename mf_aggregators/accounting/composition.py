@@ -187,17 +187,20 @@ def composed_epsilon(
         # Each part is compared with the whole of delta.
         delta = gaussian.delta_left(delta, smallest, _runs(composed) * num_coordinates)
     delta -= composition_rounding(compositions)
-    accountant = pld_privacy_accountant.PLDAccountant().compose(unamplified)
-    found = float(accountant.get_epsilon(delta))
     runs = list(_sampled_runs(composed))
-    if not runs or math.isinf(found):
-        return found
-    # Losses are infinite with this probability: delta pays for it where epsilon is found.
-    failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
-    approximation = Approximation(INTERVAL, True, failure, _LEVEL_SHARE * delta, seed)
-    losses = {run: run.losses(approximation) for run in set(runs)}
-    amplified = _Accountant(losses).compose(composed)
-    return min(found, float(amplified.get_epsilon(delta)))
+    found = math.inf
+    if runs and all(run.noise_multiplier > 0.0 for run in runs):
+        # Losses are infinite with this probability: delta pays for it where epsilon is found.
+        failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
+        approximation = Approximation(INTERVAL, True, failure, _LEVEL_SHARE * delta, seed)
+        losses = {run: run.losses(approximation) for run in set(runs)}
+        found = float(_Accountant(losses).compose(composed).get_epsilon(delta))
+        # What is unamplified has at least the epsilon of these runs alone.
+        squares = sum(run.noise_multiplier**-2 for run in runs)
+        if squares > 0.0 and found <= gaussian.exact_epsilon(squares**-0.5, delta):
+            return found
+    accountant = pld_privacy_accountant.PLDAccountant().compose(unamplified)
+    return min(found, float(accountant.get_epsilon(delta)))
 
 
 # dp-accounting ships no types.

@@ -10,6 +10,7 @@ from mf_aggregators.audit.auditing import (
     audit,
 )
 from mf_aggregators.audit.bits import BitsResult, audit_bits
+from mf_aggregators.audit.drawn_clients import DrawnResult, audit_drawn, check_scheme
 
 __all__ = [
     "LARGE_DELTA",
@@ -19,8 +20,11 @@ __all__ = [
     "BitsResult",
     "Claim",
     "ClippingResult",
+    "DrawnResult",
     "audit",
     "audit_bits",
     "audit_clipping",
+    "audit_drawn",
+    "check_scheme",
     "one_run",
 ]

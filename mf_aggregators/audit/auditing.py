@@ -28,7 +28,7 @@ from mf_aggregators.progress_bars import ProgressBar
 
 # Each canary has so many coordinates without a client beside it: they are cheap, and canaries are
 # not. Canaries are 51 coordinates apart, an odd number, so that they own even and odd ones.
-_ABSENCES_PER_CANARY = 50
+ABSENCES_PER_CANARY = 50
 _CANARIES_PER_RUN = 250
 _BYTES_PER_NUMBER = 8
 # With fewer coordinates in tuning runs, errors of the covariance cost the attacker power: about the
@@ -182,8 +182,8 @@ def audit(
     false_alarm_rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
     if false_alarm_rate >= 1.0:
         raise ValueError(f"false_alarm_rate must be below 1, found {false_alarm_rate}.")
-    absences = canaries * _ABSENCES_PER_CANARY
-    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + _ABSENCES_PER_CANARY)
+    absences = canaries * ABSENCES_PER_CANARY
+    dimension = min(canaries, _CANARIES_PER_RUN) * (1 + ABSENCES_PER_CANARY)
     memory.check(
         _BYTES_PER_NUMBER * (2 * (absences + canaries) + 2 * dimension * claim.num_rounds),
         f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
@@ -211,20 +211,17 @@ def audit(
             f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
             "smaller delta or noise multiplier."
         )
-    numbers = _canaries_of_runs(canaries)
-    dimension = max(numbers) * (1 + _ABSENCES_PER_CANARY)
-    tuning_runs = math.ceil(
-        max(_FEWEST_TUNING_COORDINATES, _TUNING_COORDINATES_PER_ROUND * claim.num_rounds)
-        / dimension
-    )
+    numbers = runs_of_canaries(canaries)
+    dimension = max(numbers) * (1 + ABSENCES_PER_CANARY)
+    tuning = tuning_runs(claim, dimension)
     with ProgressBar(
-        total=(tuning_runs + len(numbers)) * claim.num_rounds,
+        total=(tuning + len(numbers)) * claim.num_rounds,
         desc="audit",
         unit="round",
         disable=not show_progress,
     ) as progress:
-        runner = _Runner(build_aggregator(), claim, dimension, progress.update)
-        noise = [runner.run(None, 0)[0] for _ in range(tuning_runs)]
+        runner = Runner(build_aggregator(), claim, dimension, progress.update)
+        noise = [runner.run(None, 0)[0] for _ in range(tuning)]
         model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
         del noise
         contribution = statistics.choose_contribution(
@@ -265,13 +262,29 @@ def audit(
     )
 
 
-def _canaries_of_runs(canaries: int) -> list[int]:
-    """Returns the number of canaries in each run, about the same in all."""
-    runs = math.ceil(canaries / _CANARIES_PER_RUN)
+def runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
+    """Returns the number of canaries in each run, about the same in all.
+
+    Args:
+      canaries: Their number.
+      most: How many a run may have, if it is fewer than runs have anyway.
+    """
+    runs = math.ceil(canaries / max(min(most, _CANARIES_PER_RUN), 1))
     return [canaries // runs + (i < canaries % runs) for i in range(runs)]
 
 
-class _Runner:
+def tuning_runs(claim: Claim, dimension: int) -> int:
+    """Returns how many runs without canaries the noise is learned from.
+
+    Args:
+      claim: What is audited.
+      dimension: The coordinates of a run.
+    """
+    needed = max(_FEWEST_TUNING_COORDINATES, _TUNING_COORDINATES_PER_ROUND * claim.num_rounds)
+    return math.ceil(needed / dimension)
+
+
+class Runner:
     """Runs one aggregation process, from a fresh start each time, with the attacker in it."""
 
     def __init__(
@@ -292,18 +305,39 @@ class _Runner:
         is_owned = np.zeros(self._dimension, bool)
         is_owned[self._coordinates(canaries)] = True
         # A run with fewer canaries scores fewer coordinates.
-        used = slice(canaries * (1 + _ABSENCES_PER_CANARY))
+        used = slice(canaries * (1 + ABSENCES_PER_CANARY))
         scores = statistics.scores(model, contribution, signs, residuals)
         return scores[used], is_owned[used]
 
+    def run_joined(self, joins: FloatArray) -> tuple[FloatArray, IntArray]:
+        """Runs all rounds with canaries of which each has rounds of its own.
+
+        Args:
+          joins: (n, canaries) 1 in the rounds of a canary, and else 0.
+
+        Returns:
+          What was released, as :meth:`run` does, and the coordinates of the canaries.
+        """
+        coordinates = self._coordinates(joins.shape[1])
+        signs = np.zeros((len(joins), self._dimension))
+        signs[:, coordinates] = joins
+        residuals, _ = self.run(None, joins.shape[1], signs)
+        if not np.all(np.isfinite(residuals)):
+            raise ValueError("the aggregator released numbers that are not finite.")
+        return residuals, coordinates
+
     def run(
-        self, contribution: Contribution | None, canaries: int
+        self,
+        contribution: Contribution | None,
+        canaries: int,
+        joins: FloatArray | None = None,
     ) -> tuple[FloatArray, FloatArray]:
         """Runs all rounds.
 
         Args:
           contribution: What the canaries send; None without any.
           canaries: Their number.
+          joins: (n, d) in the place of a contribution, the sign of the canary of each coordinate.
 
         Returns:
           (n, d): the released sums less the other client's contribution; and (k, d): the sign
@@ -325,6 +359,10 @@ class _Runner:
                 position = rounds.index(i)
                 signs[position] = _next_signs(contribution, position, signs, released)
                 clients += self._updates(signs[position], canaries, norm)
+            if joins is not None:
+                clients += [
+                    each for each in self._updates(joins[i], canaries, norm) if np.any(each)
+                ]
             state, mean, next_norm = self._process.next(state, clients)
             total = np.asarray(mean, np.float64) * claim.clients_per_round
             # In units of the first round's clip norm, where norms adapt.
@@ -350,7 +388,7 @@ class _Runner:
     @staticmethod
     def _coordinates(canaries: int) -> IntArray:
         """Returns the coordinates that canaries own, spread over all."""
-        return np.arange(canaries) * (1 + _ABSENCES_PER_CANARY)
+        return np.arange(canaries) * (1 + ABSENCES_PER_CANARY)
 
 
 def _next_signs(

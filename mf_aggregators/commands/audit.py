@@ -7,9 +7,12 @@ work with, and 70 for a fault of the program itself.
 Examples:
   mf-audit --mechanism=blt --num_rounds=8 --separation=3
   mf-audit --checkpoint=banded_64 --target_epsilon=8 --canaries=8000
+  mf-audit --checkpoint=mechanism_in_bins --noise_multiplier=0.5
 """
 
+import dataclasses
 import math
+import pathlib
 import sys
 import time
 from typing import Any
@@ -17,6 +20,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import audit, catalogue, checkpoints, workloads
+from mf_aggregators import mechanism as mechanism_module
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
@@ -26,7 +30,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.participation import SingleParticipation
+from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.printed_guarantees import pair, rounded_up
 
 VIOLATED = command_line.REFUTED
@@ -50,7 +54,12 @@ def define_flags(values: flags.FlagValues) -> None:
         mechanism_flags.names(),
         "What is audited, for prefix sums. It or --checkpoint is required.",
     )
-    group.path("checkpoint", "A checkpoint directory to audit, in place of --mechanism.")
+    group.path(
+        "checkpoint",
+        "A checkpoint directory to audit, in place of --mechanism. That of a Mechanism whose "
+        "clients a sampling scheme draws is audited as they are drawn, with its own noise, unless "
+        "--participation or --separation names a schema.",
+    )
     flag_groups.require(values, "mechanism", "checkpoint")
     group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
     group = FlagGroup(values, "Audit")
@@ -102,6 +111,8 @@ def main(values: flags.FlagValues) -> int:
     if not is_in_numpy:
         command_line.check_extra("an audit")
     mechanism = _audited(values)
+    if mechanism.sampling is not None:
+        return _audit_drawn(values, mechanism, start)
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
     def build_aggregator(clip: float | AdaptiveClip) -> Any:
@@ -206,6 +217,80 @@ def main(values: flags.FlagValues) -> int:
     return VIOLATED if exceeded else command_line.DONE
 
 
+def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -> int:
+    """Audits a mechanism whose clients are drawn; returns the exit status."""
+    command_line.check_choice(
+        not values.adaptive_clip,
+        "--adaptive_clip is for an audit of clients who keep to a schema: name it by "
+        "--participation.",
+    )
+    scheme = mechanism.sampling
+    assert scheme is not None
+    audit.check_scheme(scheme)
+
+    def build_aggregator() -> Any:
+        _import_tff()
+        from mf_aggregators.tff.aggregator import mf_dp_aggregator
+
+        return mf_dp_aggregator(
+            mechanism,
+            clip_norm=_CLIP_NORM,
+            clients_per_round=scheme.clients_per_round,
+            noise_storage=values.noise_storage,
+            noise_source=values.noise_source,
+        )
+
+    result = audit.audit_drawn(
+        build_aggregator,
+        mechanism,
+        clip_norm=_CLIP_NORM,
+        clients_per_round=scheme.clients_per_round,
+        delta=values.delta,
+        canaries=values.canaries,
+        false_alarm_rate=values.false_alarm_rate,
+        show_progress=True,
+    )
+    fields: dict[str, Any] = {
+        "mechanism": mechanism.factorization.mechanism,
+        "num_rounds": mechanism.num_rounds,
+        "participation": str(scheme),
+        "noise_multiplier": mechanism.noise_multiplier,
+        "exceeded": result.exceeded,
+    }
+    for bound, rates in zip(result.bounds, result.rates, strict=True):
+        at = f"_at_delta_{bound.delta:g}"
+        fields |= {
+            f"epsilon{at}": bound.epsilon,
+            f"epsilon_lower_bound{at}": bound.epsilon_lower_bound,
+            f"false_negatives{at}": rates.false_negatives,
+            f"false_positives{at}": rates.false_positives,
+        }
+    fields |= {
+        "canaries": result.rates[0].presences,
+        "absences": result.rates[0].absences,
+        "false_alarm_rate": result.false_alarm_rate,
+        "seconds": time.monotonic() - start,
+    }
+    last = result.bounds[-1]
+    if result.exceeded:
+        worst = max(result.bounds, key=lambda each: each.epsilon_lower_bound - each.epsilon)
+        verdict = (
+            f"VIOLATED: who does not know the draws learns more than ({worst.epsilon!r}, "
+            f"{worst.delta!r})-DP allows, as amplified by {scheme.name}: epsilon is at least "
+            f"{worst.epsilon_lower_bound!r} (an intact mechanism is said to be violated with "
+            f"probability {rounded_up(result.false_alarm_rate, '.6g')} at most)."
+        )
+    else:
+        share = math.floor(100.0 * last.epsilon_lower_bound / last.epsilon) if last.epsilon else 0
+        verdict = (
+            f"No violation of {pair(last.epsilon, last.delta)}-DP found, as amplified by "
+            f"{scheme.name}, by an attack that reached {share} % of epsilon."
+        )
+    text = f"{command_line.table(list(fields.items()))}\n\n{verdict}"
+    command_line.print_result(values, fields, text)
+    return VIOLATED if result.exceeded else command_line.DONE
+
+
 def run() -> None:
     """Entry point of the console command."""
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
@@ -275,6 +360,9 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         command_line.check_choice(
             values.num_rounds is None, "--num_rounds is the checkpoint's own: leave it out."
         )
+        drawn = _drawn(values, schema)
+        if drawn is not None:
+            return drawn
         factorization, description = checkpoints.load_with_description(values.checkpoint)
         schema = schema or participations.from_dict(description["errors"]["participation"])
     else:
@@ -292,6 +380,23 @@ def _audited(values: flags.FlagValues) -> Mechanism:
     if multiplier is None:
         multiplier = _NOISE_MULTIPLIER
     return Mechanism.of_one_schema(factorization, schema, multiplier)
+
+
+def _drawn(values: flags.FlagValues, schema: Participation | None) -> Mechanism | None:
+    """The mechanism of a checkpoint whose clients are drawn, if no schema is named."""
+    has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
+    if schema is not None or not has_mechanism:
+        return None
+    saved = mechanism_module.load(values.checkpoint)
+    if saved.sampling is None:
+        return None
+    command_line.check_choice(
+        values.target_epsilon is None and values.target_rho is None,
+        "the checkpoint is a mechanism with its own noise, whose epsilon sampling amplifies: leave "
+        "--target_epsilon and --target_rho out, or give --noise_multiplier.",
+    )
+    multiplier = mechanism_flags.noise_multiplier(values)
+    return saved if multiplier is None else dataclasses.replace(saved, noise_multiplier=multiplier)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,14 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.commands import audit, command_line
-from mf_aggregators.participation import MinSeparation
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import (
+    BallsInBins,
+    FixedSizeSampling,
+    MinSeparation,
+    PoissonSampling,
+    SamplingScheme,
+)
 from mf_aggregators.tff import processes
 
 _FIELDS = {
@@ -259,3 +266,56 @@ def test_a_fault_of_the_program_is_no_violated_claim(
     assert err.count("\n") == 1
     assert "ZeroDivisionError: float division by zero (test_audit.py, line" in err
     assert "Traceback" not in err
+
+
+def _saved(directory: pathlib.Path, scheme: SamplingScheme) -> str:
+    banded = factorizations.banded(scheme.num_rounds, num_bands=2)
+    Mechanism(banded, scheme, 0.5).save(directory)
+    return f"--checkpoint={directory}"
+
+
+@pytest.mark.usefixtures("_as_in_a_test")
+def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saved = _saved(tmp_path / "poisson", PoissonSampling(2, 2, 100, 25))
+    status, out, error = _call(
+        capfd, saved, "--canaries=100", "--delta=0.02", "--format=json", "--noise_multiplier=0.7"
+    )
+    assert status == command_line.DONE, error
+    fields = json.loads(out)
+    assert fields["participation"] == "poisson sampling of 25 of 100 clients"
+    assert fields["noise_multiplier"] == 0.7
+    stated = PoissonSampling(2, 2, 100, 25).epsilon(0.7, 0.02)
+    assert fields["epsilon_at_delta_0.02"] == pytest.approx(stated, rel=1e-9)
+    assert fields["epsilon_lower_bound_at_delta_0.02"] <= stated
+    assert not fields["exceeded"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--adaptive_clip"], "--participation"),
+        (["--target_epsilon=8"], "--noise_multiplier"),
+        (["--target_rho=1"], "--noise_multiplier"),
+    ],
+)
+def test_what_drawn_clients_are_not_audited_for_is_refused(
+    arguments: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = _saved(tmp_path / "bins", BallsInBins(4, 2, 40, 10, 4))
+    status, _, error = _call(capsys, saved, *arguments)
+    assert status == command_line.BAD_INPUT
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_draws_that_depend_on_each_other_are_not_audited(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = _saved(tmp_path / "subsets", FixedSizeSampling(4, 2, 40, 10))
+    status, _, error = _call(capsys, saved)
+    assert status == command_line.BAD_INPUT
+    assert "fixed_size" in error
+    assert "--participation" in error
+    assert len(error.splitlines()) == 1

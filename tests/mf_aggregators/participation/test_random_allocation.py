@@ -160,6 +160,24 @@ def test_it_takes_less_than_a_certificate_by_simulation() -> None:
     assert 0.9 * bins <= found <= bins
 
 
+# By jax_privacy 2.0's experimental.monte_carlo, for BallsInBinsSampling(iterations=25,
+# cycle_length=25), noise multiplier 1 and c_col [1]: get_privacy_loss_sample(strategy, 1.0,
+# np.ones(1), rng, positive, 20_000) with the seeds 1 (positive) and 2. Its least epsilon with
+# delta_from_epsilon_and_samples of at most get_base_delta(20_000, 0.01), and the means of
+# max(0, 1 - e^(epsilon - loss)) at an epsilon in both directions, with their standard errors.
+_CERTIFIED_BY_PEER, _EPSILON_OF_MEANS = 0.4532, 0.3982330270096502
+_MEANS_OF_PEER = ((1.033e-2, 3.3e-4), (5.775e-3, 2.1e-4))
+
+
+def test_jax_privacy_samples_have_the_same_delta_and_certify_more() -> None:
+    losses = _losses(1.0, 25)
+    for pmf, (mean, error) in zip(
+        (losses._pmf_remove, losses._pmf_add), _MEANS_OF_PEER, strict=True
+    ):
+        assert abs(float(pmf.get_delta_for_epsilon(_EPSILON_OF_MEANS)) - mean) <= 3.0 * error
+    assert RandomAllocation(25, 1, 250, 10).epsilon(1.0, 1e-2) < 0.9 * _CERTIFIED_BY_PEER
+
+
 def test_noise_multipliers_are_those_of_their_epsilons() -> None:
     scheme = RandomAllocation(24, 2, 1200, 100)
     assert scheme.rounds_of_cycle == 6
