@@ -574,7 +574,7 @@ class PrivacyStatement:
             return ""
         pair = printed_guarantees.pair(rule.epsilon, self.plan.delta, ".6g")
         looks_at = (
-            "of who takes part, and of nothing else"
+            "from who takes part, and from nothing else"
             if self.plan.sampling is None
             else "from the plan alone"
         )
@@ -585,14 +585,19 @@ class PrivacyStatement:
         )
 
     def _worst_text(self) -> str:
-        worst = self.worst_client
-        if worst is None or not math.isfinite(worst.epsilon):
+        worst, guarantee = self.worst_client, self.observed_guarantee
+        if worst is None or guarantee is None or not math.isfinite(worst.epsilon):
             return ""
+        took_part = (
+            " The client that was protected least took part in "
+            f"{statement_texts.count(len(worst.rounds), 'round')}"
+        )
+        if math.isclose(worst.epsilon, guarantee.epsilon, rel_tol=1e-9):
+            return f"{took_part}, and has just that guarantee."
         return (
-            f" The client that was protected least took part in "
-            f"{statement_texts.count(len(worst.rounds), 'round')}; for its rounds alone the "
-            f"sensitivity is {rounded_up(worst.sensitivity, '.6g')} and epsilon "
-            f"{rounded_up(worst.epsilon, '.6g')}, without amplification."
+            f"{took_part}; for its rounds alone the sensitivity is "
+            f"{rounded_up(worst.sensitivity, '.6g')} and epsilon "
+            f"{rounded_up(worst.epsilon, '.6g')}."
         )
 
 

@@ -315,7 +315,8 @@ def _enforcement(run: Run) -> str:
     if behaviour.timer is not None:
         hours = behaviour.timer.seconds / 3600.0
         text = (
-            f"A timer on each client lets {hours:g} hours pass between two participations;\n"
+            f"A timer on each client lets {hours:g} hour{'' if hours == 1.0 else 's'} pass between "
+            "two participations;\n"
             "     that these are as many rounds apart is assumed, not enforced. What was\n"
             "     observed is said below."
         )

@@ -280,6 +280,11 @@ def test_the_worst_client_is_told_without_its_name() -> None:
     }
     text = statement.to_markdown()
     assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text
+    # The same number is not said again.
+    worst = WorstClient("ada", (0, 3, 6), 1.75, statement.stated.epsilon)
+    alike = dataclasses.replace(statement, worst_client=worst).to_markdown()
+    assert "took part in 3 rounds, and has just that guarantee." in alike
+    assert "for its rounds alone" not in alike
     assert "ada" not in text
 
 
