@@ -106,36 +106,14 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Audits and reports; returns the exit status."""
     start = time.monotonic()
-    backend = values.backend or ("tff" if command_line.has_extra() else "numpy")
-    is_in_numpy = backend == "numpy"
-    if not is_in_numpy:
-        command_line.check_extra("an audit")
+    backend = _backend(values)
     mechanism = _audited(values)
     if mechanism.sampling is not None:
         return _audit_drawn(values, mechanism, start)
     claim = audit.Claim(mechanism, _CLIP_NORM, _CLIENTS_PER_ROUND)
 
     def build_aggregator(clip: float | AdaptiveClip) -> Any:
-        if is_in_numpy:
-            storage = "state" if values.noise_storage == "auto" else values.noise_storage
-            return Aggregator(
-                mechanism,
-                clip,
-                claim.clients_per_round,
-                noise_storage=storage,
-                noise_source=values.noise_source,
-            )
-        # Only now: what is wrong with the flags is said without seconds of imports.
-        _import_tff()
-        from mf_aggregators.tff.aggregator import mf_dp_aggregator
-
-        return mf_dp_aggregator(
-            mechanism,
-            clip_norm=clip,
-            clients_per_round=claim.clients_per_round,
-            noise_storage=values.noise_storage,
-            noise_source=values.noise_source,
-        )
+        return _aggregator(values, mechanism, clip, claim.clients_per_round)
 
     moving: float | AdaptiveClip = claim.clip_norm
     standing: float | AdaptiveClip = claim.clip_norm
@@ -163,7 +141,7 @@ def main(values: flags.FlagValues) -> int:
             clipped_count_stddev=_COUNT_STDDEV_OVER_MULTIPLIER * mechanism.noise_multiplier,
         )
         clipping = audit.audit_clipping(
-            build_aggregator(clip) if is_in_numpy else build_aggregator(clip).query,
+            build_aggregator(clip) if backend == "numpy" else build_aggregator(clip).query,
             claim,
             trials=max(1, values.canaries // 2),
             false_alarm_rate=rate,
@@ -217,6 +195,36 @@ def main(values: flags.FlagValues) -> int:
     return VIOLATED if exceeded else command_line.DONE
 
 
+def _backend(values: flags.FlagValues) -> str:
+    """What runs the aggregator; checks that it is installed."""
+    if values.backend == "tff":
+        command_line.check_extra("an audit with --backend=tff")
+    backend: str = values.backend or ("tff" if command_line.has_extra() else "numpy")
+    return backend
+
+
+def _aggregator(
+    values: flags.FlagValues, mechanism: Mechanism, clip: float | AdaptiveClip, clients: float
+) -> Any:
+    """What is attacked."""
+    if _backend(values) == "numpy":
+        storage = "state" if values.noise_storage == "auto" else values.noise_storage
+        return Aggregator(
+            mechanism, clip, clients, noise_storage=storage, noise_source=values.noise_source
+        )
+    # Only now: what is wrong with the flags is said without seconds of imports.
+    _import_tff()
+    from mf_aggregators.tff.aggregator import mf_dp_aggregator
+
+    return mf_dp_aggregator(
+        mechanism,
+        clip_norm=clip,
+        clients_per_round=clients,
+        noise_storage=values.noise_storage,
+        noise_source=values.noise_source,
+    )
+
+
 def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -> int:
     """Audits a mechanism whose clients are drawn; returns the exit status."""
     command_line.check_choice(
@@ -228,20 +236,8 @@ def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -
     assert scheme is not None
     audit.check_scheme(scheme)
 
-    def build_aggregator() -> Any:
-        _import_tff()
-        from mf_aggregators.tff.aggregator import mf_dp_aggregator
-
-        return mf_dp_aggregator(
-            mechanism,
-            clip_norm=_CLIP_NORM,
-            clients_per_round=scheme.clients_per_round,
-            noise_storage=values.noise_storage,
-            noise_source=values.noise_source,
-        )
-
     result = audit.audit_drawn(
-        build_aggregator,
+        lambda: _aggregator(values, mechanism, _CLIP_NORM, scheme.clients_per_round),
         mechanism,
         clip_norm=_CLIP_NORM,
         clients_per_round=scheme.clients_per_round,
@@ -252,6 +248,7 @@ def _audit_drawn(values: flags.FlagValues, mechanism: Mechanism, start: float) -
     )
     fields: dict[str, Any] = {
         "mechanism": mechanism.factorization.mechanism,
+        "backend": _backend(values),
         "num_rounds": mechanism.num_rounds,
         "participation": str(scheme),
         "noise_multiplier": mechanism.noise_multiplier,
