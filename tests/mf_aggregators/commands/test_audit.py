@@ -280,7 +280,13 @@ def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(
 ) -> None:
     saved = _saved(tmp_path / "poisson", PoissonSampling(2, 2, 100, 25))
     status, out, error = _call(
-        capfd, saved, "--canaries=100", "--delta=0.02", "--format=json", "--noise_multiplier=0.7"
+        capfd,
+        saved,
+        "--backend=numpy",
+        "--canaries=100",
+        "--delta=0.02",
+        "--format=json",
+        "--noise_multiplier=0.7",
     )
     assert status == command_line.DONE, error
     fields = json.loads(out)
