@@ -38,7 +38,9 @@ _TOOLS = ("validation.py", "memory.py", "tff/processes.py", "__init__.py")
 _ROW_DOORS = (
     *_TOOLS,
     # Which storage is cheaper, the schema in the state, and the sum that the row is added to.
-    *("noise/costs.py", "tff/declared_participation.py", "tff/grid.py"),
+    *("noise/costs.py", "tff/declared_participation.py", "tff/grid.py", "integer_sums.py"),
+    # The seed of a test.
+    "noise/rows_of_z.py",
     # How large rows may be, how many of them are charged for, and what else a checkpoint names.
     *("linear_algebra/", "accounting/", "participation", "sensitivity.py"),
     "factorizations/factorization.py",
@@ -67,7 +69,7 @@ _CLIP_DOORS = (
     *_TOOLS,
     *("accounting/", "factorizations/", "linear_algebra/", "noise/", "participation"),
     *("mechanism.py", "sensitivity.py", "tff/tensor_streams.py", "tff/tensor_rows.py"),
-    "tff/declared_participation.py",
+    *("tff/declared_participation.py", "integer_sums.py"),
 )
 
 

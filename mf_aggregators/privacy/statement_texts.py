@@ -96,8 +96,8 @@ def not_covered_metrics(place: str, is_adaptive: bool, *, are_released: bool) ->
         )
     return (
         f"and all metrics, {place}\n"
-        "     (losses, accuracies, norms and fractions are statistics of clients without noise, "
-        f"for\n     the simulation's own use{BUT_FOR if is_adaptive else ''})."
+        "     (losses, accuracies, norms and fractions are statistics of clients without noise"
+        f"{BUT_FOR if is_adaptive else ''})."
     )
 
 

@@ -95,7 +95,7 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_stateme
     assert "1.0328 and 2 times the sensitivity of C" in text
     assert "whose updates and indicators are replaced by zero" in text
     assert "its clip norm and the noisy fraction of clients within that" in text
-    assert "own use; the clip norm and the fraction of clients within it are covered" in text
+    assert "without noise; the clip norm and the fraction of clients within it are covered" in text
 
 
 def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
@@ -107,7 +107,7 @@ def test_a_constant_clip_norm_says_nothing_of_indicators() -> None:
     assert statement.to_dict()["adaptive_clip"] is None
     assert "clipped to an L2 norm of 0.7;" in statement.to_markdown()
     assert "indicator" not in statement.to_markdown()
-    assert "for\n     the simulation's own use)." in statement.to_markdown()
+    assert "statistics of clients without noise)." in statement.to_markdown()
 
 
 def test_metrics_without_noise_are_not_to_be_published() -> None:
