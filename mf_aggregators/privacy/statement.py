@@ -457,7 +457,11 @@ class PrivacyStatement:
                 (texts.RELEASED if adaptive is None else texts.RELEASED_WITH_NORMS)
                 + (f"\n     {texts.RELEASED_METRICS}" if are_released else "")
             ),
-            publishable=texts.publishable(are_released=are_released, has_files=has_files),
+            publishable=(
+                texts.publishable(are_released=are_released, has_files=has_files)
+                if math.isfinite(self.stated.epsilon) and not facts.noise_seed_is_fixed
+                else texts.NOTHING_PUBLISHABLE
+            ),
             left_out=texts.left_out(is_adaptive=adaptive is not None, has_metrics=are_released),
             mechanism=facts.mechanism,
             public_data=facts.public_data.rstrip("."),

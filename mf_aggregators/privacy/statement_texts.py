@@ -411,6 +411,9 @@ RELEASED = """\
 Every round's noisy average update, and with it every intermediate and
      the final model."""
 
+NOTHING_PUBLISHABLE = """\
+Nothing, as far as this statement says: it guarantees nothing."""
+
 RELEASED_METRICS = """\
 Every round's metrics of training, with noise, are as well."""
 

@@ -118,6 +118,12 @@ def test_metrics_without_noise_are_not_to_be_published() -> None:
     assert "and all metrics, in `metrics.csv`, in TensorBoard and in what the command" in text
 
 
+@pytest.mark.parametrize("arguments", [["--mechanism=none"], ["--seed=3", "--private_metrics"]])
+def test_without_a_guarantee_nothing_is_said_to_be_publishable(arguments: list[str]) -> None:
+    text = run_statements.planned(_plan(_values(*arguments))).to_markdown()
+    assert "What may be published.* Nothing, as far as this statement says" in text
+
+
 @pytest.mark.parametrize("adapts", [False, True])
 def test_metrics_with_noise_are_in_the_statement_and_may_be_published(adapts: bool) -> None:
     clip = ["--clip_norm=adaptive", "--clip_count_stddev=4"] if adapts else ["--clip_norm=0.7"]
