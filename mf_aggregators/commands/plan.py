@@ -391,6 +391,7 @@ def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> 
         "participation": str(mechanism.schema),
         "amplified": scheme is not None,
         "sampling": None if scheme is None else scheme.to_dict(),
+        "condition": plan_text.condition_of(mechanism),
         "is_estimate": candidate.is_estimate,
         "rmse": candidate.errors.rmse,
         "max_error": candidate.errors.max_error,

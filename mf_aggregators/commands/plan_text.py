@@ -381,10 +381,17 @@ def _storage_is_forced(plan: Plan) -> bool:
 
 def _condition(plan: Plan) -> str:
     """What the guarantee depends on, in a sentence or two."""
-    mechanism = plan.recommended.mechanism
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
-    sampler = _sampler(mechanism.sampling)
-    return f"{guarantee} only if {mechanism.participation.condition(sampler)}"
+    return f"{guarantee} only if {condition_of(plan.recommended.mechanism)}"
+
+
+def condition_of(mechanism: Mechanism) -> str:
+    """Returns what a way of taking part asks of devices or of a data centre, after "only if".
+
+    Args:
+      mechanism: The mechanism.
+    """
+    return mechanism.participation.condition(_sampler(mechanism.sampling))
 
 
 def _sampler(scheme: SamplingScheme | None) -> str | None:

@@ -1,6 +1,7 @@
 """Audits of clip norms that adapt, intact and broken: each false alarm in one of a million runs."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ def _audit(kind: type | None, trials: int) -> ClippingResult:
 
     mechanism = mfa.Mechanism(factorization, _SCHEMA, _MULTIPLIER)
     claim = Claim(mechanism, _CLIP.initial_norm, _CLIENTS)
-    built = build if kind else mfa.Aggregator(mechanism, _CLIP, _CLIENTS)
+    built: Callable[[Any], Any] | mfa.Aggregator = build
+    if kind is None:
+        built = mfa.Aggregator(mechanism, _CLIP, _CLIENTS)
     return audit_clipping(built, claim, trials=trials, false_alarm_rate=FALSE_ALARM)
 
 

@@ -80,6 +80,11 @@ def test_one_json_object_with_the_fields_of_the_contract(
     candidates = fields["candidates"]
     for candidate in candidates:
         assert candidate.keys() >= _CANDIDATE_FIELDS
+        # What it asks: of timers, of one order, or of the sampler that draws by the row's scheme.
+        unsampled = "one fixed order" if arguments else "timers"
+        scheme = candidate["sampling"]
+        asked = unsampled if scheme is None else f"num_bands={scheme['num_bands']},"
+        assert asked in candidate["condition"]
         assert candidate["effective_rmse"] == pytest.approx(
             candidate["rmse"] * candidate["noise_multiplier"] / 10
         )

@@ -160,22 +160,31 @@ def test_it_takes_less_than_a_certificate_by_simulation() -> None:
     assert 0.9 * bins <= found <= bins
 
 
-# By jax_privacy 2.0's experimental.monte_carlo, for BallsInBinsSampling(iterations=25,
-# cycle_length=25), noise multiplier 1 and c_col [1]: get_privacy_loss_sample(strategy, 1.0,
-# np.ones(1), rng, positive, 20_000) with the seeds 1 (positive) and 2. Its least epsilon with
-# delta_from_epsilon_and_samples of at most get_base_delta(20_000, 0.01), and the means of
-# max(0, 1 - e^(epsilon - loss)) at an epsilon in both directions, with their standard errors.
-_CERTIFIED_BY_PEER, _EPSILON_OF_MEANS = 0.4532, 0.3982330270096502
-_MEANS_OF_PEER = ((1.033e-2, 3.3e-4), (5.775e-3, 2.1e-4))
+# By jax_privacy 2.0's experimental.monte_carlo, for BallsInBinsSampling(iterations=t,
+# cycle_length=t) and c_col [1]: get_privacy_loss_sample(strategy, sigma, np.ones(1), rng, positive,
+# 20_000) with the seeds 1 (positive) and 2, the losses of k cycles added up. Sigma, t, k, an
+# epsilon and the means of max(0, 1 - e^(epsilon - loss)) at it in both directions, with their
+# standard errors; and the least epsilon for which delta_from_epsilon_and_samples is at most
+# get_base_delta(20_000, 0.01).
+_OF_PEER = [
+    ((1.0, 25, 1), 0.3982330270096502, ((1.033e-2, 3.3e-4), (5.775e-3, 2.1e-4)), 0.4532),
+    ((0.7, 10, 2), 2.513963720672821, ((1.006e-2, 5.1e-4), (5.880e-4, 9.1e-5)), 2.7135),
+]
 
 
-def test_jax_privacy_samples_have_the_same_delta_and_certify_more() -> None:
-    losses = _losses(1.0, 25)
-    for pmf, (mean, error) in zip(
-        (losses._pmf_remove, losses._pmf_add), _MEANS_OF_PEER, strict=True
-    ):
-        assert abs(float(pmf.get_delta_for_epsilon(_EPSILON_OF_MEANS)) - mean) <= 3.0 * error
-    assert RandomAllocation(25, 1, 250, 10).epsilon(1.0, 1e-2) < 0.9 * _CERTIFIED_BY_PEER
+@pytest.mark.parametrize(("sizes", "epsilon", "means", "certified"), _OF_PEER)
+def test_jax_privacy_samples_have_the_same_delta_and_certify_more(
+    sizes: tuple[float, int, int],
+    epsilon: float,
+    means: tuple[tuple[float, float], tuple[float, float]],
+    certified: float,
+) -> None:
+    sigma, rounds, cycles = sizes
+    losses = _losses(sigma, rounds).self_compose(cycles)
+    for pmf, (mean, error) in zip((losses._pmf_remove, losses._pmf_add), means, strict=True):
+        assert abs(float(pmf.get_delta_for_epsilon(epsilon)) - mean) <= 3.0 * error
+    scheme = RandomAllocation(rounds * cycles, 1, 10 * rounds, 10)
+    assert scheme.epsilon(sigma, 1e-2) < 0.95 * certified
 
 
 def test_noise_multipliers_are_those_of_their_epsilons() -> None:

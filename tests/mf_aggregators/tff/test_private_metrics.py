@@ -17,8 +17,9 @@ import tensorflow as tf
 from mf_aggregators import private_metrics, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
+from mf_aggregators.integer_sums import STEPS_PER_CLIP_NORM
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
-from mf_aggregators.tff import adaptive_query, grid
+from mf_aggregators.tff import adaptive_query
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from tests.examples import examples
 from tests.mf_aggregators import broken_adaptive_queries
@@ -115,9 +116,9 @@ def test_no_vector_is_longer_than_the_noise_is_for(
     record = _record(entries, {"loss": loss, "accuracy": accuracy})
     update, indicator, metrics = query.preprocess_record(params, record).steps
     steps = np.concatenate([np.ravel(each) for each in (update, indicator, metrics)])
-    assert sum(int(step) ** 2 for step in steps) <= grid.STEPS_PER_CLIP_NORM**2
+    assert sum(int(step) ** 2 for step in steps) <= STEPS_PER_CLIP_NORM**2
     split = query._split
-    unit = split.vector_norm / grid.STEPS_PER_CLIP_NORM
+    unit = split.vector_norm / STEPS_PER_CLIP_NORM
     if not np.all(np.isfinite(entries)):
         assert not np.any(steps)
         return
