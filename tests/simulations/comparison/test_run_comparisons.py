@@ -255,12 +255,14 @@ def test_sampled_runs_compose_with_others() -> None:
 def test_all_drawn_runs_enter_amplified(sampling: str) -> None:
     scheme = sampling_scheme(sampling, **_SIZES)
     found = run_comparisons.composition([_run(1.9, 0.2, sampling)] * 2).epsilon
-    # As the rounds of both are rounds of one run.
-    both = dataclasses.replace(scheme, num_rounds=2 * scheme.num_rounds)
-    assert found == pytest.approx(both.epsilon(1.9, 1e-4), rel=2e-2)
+    assert found is not None
+    # As the rounds of both are rounds of one run; two cycles that end early reveal a little more
+    # than a whole one and a part.
+    exact = dataclasses.replace(scheme, num_rounds=2 * scheme.num_rounds).epsilon(1.9, 1e-4)
+    more = 1.06 if sampling == "random_allocation" else 1.005
+    assert exact * (1.0 - 1e-5) <= found <= more * exact
     # A client is in at most so many rounds, whose rows no other of its rounds changes.
     one = 1.9 / math.sqrt(2 * scheme.most_participations())
-    assert found is not None
     assert found < 0.9 * gaussian.exact_epsilon(one, 1e-4)
 
 
