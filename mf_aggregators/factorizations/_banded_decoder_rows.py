@@ -47,7 +47,7 @@ _STEPS_OF_BOUND, _ROUNDING_OF_BOUND = 50, 1e-13
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DecoderRows:
+class RowsByLags:
     """What the squared norms of some rows of B follow from.
 
     Attributes:
@@ -59,7 +59,7 @@ class DecoderRows:
     head: FloatArray
 
     @classmethod
-    def of(cls, workload: Workload | FloatArray, num_bands: int) -> "DecoderRows":
+    def of(cls, workload: Workload | FloatArray, num_bands: int) -> "RowsByLags":
         """Returns those of all n rows.
 
         Args:
@@ -82,7 +82,7 @@ class DecoderRows:
         return cls(np.stack(lags, axis=1), workload[:, : num_bands - 1].copy())
 
     @classmethod
-    def _of_toeplitz(cls, column: FloatArray, num_bands: int) -> "DecoderRows":
+    def _of_toeplitz(cls, column: FloatArray, num_bands: int) -> "RowsByLags":
         """Returns those of the Toeplitz workload with the first column (n,)."""
         num_rounds = len(column)
         lags = np.zeros((num_rounds, num_bands))
@@ -157,7 +157,7 @@ class MeanOfRows:
 class WorstOfRows:
     """The logarithm of the largest squared norm, smoothed by a barrier."""
 
-    def __init__(self, rows: DecoderRows) -> None:
+    def __init__(self, rows: RowsByLags) -> None:
         """Takes all n rows."""
         self._rows = rows
 
@@ -179,7 +179,7 @@ class WorstOfRows:
         bends = np.square(multipliers) / barrier
         # Rows far below the largest do not bend it, and there are many.
         matter = multipliers > _LEAST_MULTIPLIER * np.max(multipliers)
-        rows = DecoderRows(self._rows.lags[matter], self._rows.head[matter])
+        rows = RowsByLags(self._rows.lags[matter], self._rows.head[matter])
         slopes = 2.0 * rows.slopes(noising) / squares[matter, np.newaxis]
         bends, changes = bends[matter], (bends - multipliers)[matter]
         total = 2.0 * self._rows.gram(multipliers / squares)
@@ -262,7 +262,7 @@ class RowsOfAnyRates(Rows):
       error: Which error of the rounds.
     """
 
-    rows: DecoderRows
+    rows: RowsByLags
     error: RoundError
 
     @property
@@ -277,12 +277,7 @@ class RowsOfAnyRates(Rows):
 
     def squared(self, noising: FloatArray) -> float:
         """The mean or weighted sum of the squared norms, or their maximum."""
-        squares = self.rows.squares(noising[: self.num_bands])
-        if self.error.is_maximum:
-            return float(np.max(squares))
-        return float(
-            np.sum(squares if self.error.weights is None else self.error.weights @ squares)
-        )
+        return self.error.of_rows(self.rows.squares(noising[: self.num_bands]))
 
     def by_sums(self, sums: FloatArray) -> tuple[float, FloatArray]:
         """The weighted sum, and its gradient by the p running sums."""
@@ -302,7 +297,7 @@ class RowsOfAnyRates(Rows):
         if not self.error.is_maximum:
             return MeanOfRows(self._gram[:num_bands, :num_bands])
         rows = self.rows
-        return WorstOfRows(DecoderRows(rows.lags[:, :num_bands], rows.head[:, : num_bands - 1]))
+        return WorstOfRows(RowsByLags(rows.lags[:, :num_bands], rows.head[:, : num_bands - 1]))
 
 
 def gram_of_shifts(
@@ -358,7 +353,7 @@ def _shifted(noising: FloatArray) -> FloatArray:
     return np.asarray(scipy.linalg.hankel(noising[1:]))
 
 
-def _by_recursion(bands: FloatArray, num_bands: int, at_a_time: int) -> Iterator[DecoderRows]:
+def _by_recursion(bands: FloatArray, num_bands: int, at_a_time: int) -> Iterator[RowsByLags]:
     """Blocks of rows, from the (n, w) bands of A^-1."""
     num_rounds, width = bands.shape
     factors = -bands[:, 1:] / bands[:, :1]
@@ -371,7 +366,7 @@ def _by_recursion(bands: FloatArray, num_bands: int, at_a_time: int) -> Iterator
     heads = np.zeros((known, num_bands - 1))
     for start in range(0, num_rounds, at_a_time):
         stop = min(num_rounds, start + at_a_time)
-        block = DecoderRows(
+        block = RowsByLags(
             np.empty((stop - start, num_bands)), np.empty((stop - start, num_bands - 1))
         )
         for i in range(start, stop):

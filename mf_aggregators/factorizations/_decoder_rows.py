@@ -572,18 +572,6 @@ def _fixed_weights(measure: RoundError, is_increasing: bool) -> FloatArray | Non
     return np.eye(1, n, n - 1)[0] if is_increasing else None
 
 
-def error_of(squared: FloatArray, measure: RoundError) -> float:
-    """Returns the squared error itself.
-
-    Args:
-      squared: (n,) e.
-      measure: Which error.
-    """
-    if measure.is_maximum:
-        return float(np.max(squared))
-    return float(np.mean(squared) if measure.weights is None else measure.weights @ squared)
-
-
 def smooth_maximum(squared: FloatArray, exponent: float) -> tuple[float, FloatArray]:
     """Returns the norm of order p of e, which is at least the maximum, and its slope.
 

@@ -400,7 +400,7 @@ def optimised_for(
         with np.errstate(over="ignore", invalid="ignore"):
             squared = rows.squared(power_series.reciprocal(series, num_rounds))
             value = _squared_sensitivity(series, pattern)[0]
-            value *= _decoder_rows.error_of(squared, measure)
+            value *= measure.of_rows(squared)
         return value if np.isfinite(value) else np.inf
 
     best = min(starts, key=squared_error)

@@ -11,7 +11,7 @@ for which it is nearly best has a certified gap.
 of X, whose slope is that of a mean with weights w_i (e_i / e'_i)^(c_i - 1). A turn of few steps
 lowers it; its weights, times a power of e_i over their mean, are the next w: a method of
 multipliers with some over-relaxation. The smaller w_i is, the less the matrix changes where it
-changes by a factor. So c_i, and the power, is larger there, as 1 / sqrt(w_i). Rounds whose errors
+changes by a factor. So c_i, and the power, is larger there, as w_i^-0.35. Rounds whose errors
 stay below the maximum would have weights near zero, and make the dual of the certificate singular.
 As many small ones as a part of the gap pays for are raised to one floor: a weight phi costs phi (1
 - e_i / max e) of the bound.
@@ -23,7 +23,8 @@ has the mean.
 
 **Fewer rounds.** In rounds over bands, the best weights and matrices of different sizes are alike:
 between two multiples of b, weights and entries over those of the square root change little. The
-search begins with those of half the bands.
+search begins with those of half the bands. Where there are many blocks of b rounds, the last ones
+have nearly all of the weight, as they have in fewer blocks, and it begins with those of 16.
 
 **Its metric.** Of a change dC = Y C of the strategy, the first-order change of A C^-1 is -A C^-1 Y.
 So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
@@ -71,7 +72,7 @@ _LARGEST_POWER = 600.0
 # Pairs of steps and slopes that L-BFGS keeps.
 _CORRECTIONS = 20
 # Exponents c of a round of mean weight, their power of weights, and the least and the largest.
-_EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.5, (5.0, 60.0)
+_EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
 # The powers of errors between turns, beside the exponents.
 _OVER_RELAXATION = 1.1
 # By how much logarithms of weights change between turns at most.
@@ -81,6 +82,9 @@ _LARGEST_CHANGE_OF_LOG = 1.5
 _SHARE_OF_FLOOR, _FLOOR_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, 0.2, 0.03
 # Steps of the first turn, and the fewest and the most of each other one.
 _STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
+# The most where the distance is at most so many times the gap that is asked for: errors of rounds
+# would go on to swing, and the certificate wants a matrix that is nearly the best for its weights.
+_MOST_STEPS_NEARBY, _NEARBY = 20, 1.1
 # A turn ends where the decrease that is expected of a step is below this, relative to what the
 # weights are off by; the first at the other.
 _SHARE_OF_STEP, _STEP_OF_FIRST_TURN = 0.05, 1e-4
@@ -101,8 +105,9 @@ _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-
 _EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
 _EXPONENTIALS_BEFORE = (16.0, 16.0)
 _EVALUATIONS_OF_EXPONENTIAL = 60
-# The fewest bands of fewer rounds that a search begins with.
-_FEWEST_BANDS = 12
+# A search begins with half the bands if these are at least so many, and with so many blocks of b
+# rounds if there are more.
+_FEWEST_BANDS, _MOST_BLOCKS = 12, 16
 
 
 class WorstRoundSearch(BandedSearch):
@@ -121,6 +126,11 @@ class WorstRoundSearch(BandedSearch):
     ) -> None:
         """Begins without a matrix; arguments are those of :class:`BandedSearch`."""
         super().__init__(workload, constraint, error, relative_gap, max_evaluations, show_progress)
+        # What is known of prefix sums helps, by whichever argument they came.
+        prefix_sum = Workload("prefix_sum", error.num_rounds)
+        known = prefix_sum.inverse_bands()
+        if known is not None and np.array_equal(self._workload.inverse_bands, known):
+            self._named = prefix_sum
         self._show_progress = show_progress
         # The (n,) exponents of errors over those of a point before.
         self._exponents = np.ones(error.num_rounds)
@@ -169,15 +179,18 @@ class WorstRoundSearch(BandedSearch):
         return isinstance(self._named, Workload) and self._named.constant_momentum() is not None
 
     def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
-        """The (n, b) bands to begin with, and multipliers: of prefix sums, those of half of b."""
+        """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
         num_rounds, num_bands = bands.shape
-        fewer = -(-num_bands // 2)
         is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
         if not (is_prefix_sum and isinstance(self._constraint, EqualNorms)):
             return bands
-        if fewer < _FEWEST_BANDS:
+        surplus, half = num_rounds // num_bands - _MOST_BLOCKS, -(-num_bands // 2)
+        if surplus > 0:
+            rounds, fewer = num_rounds - surplus * num_bands, num_bands
+        elif half >= _FEWEST_BANDS:
+            rounds, fewer = max(round(num_rounds * half / num_bands), half + 1), half
+        else:
             return bands
-        rounds = max(round(num_rounds * fewer / num_bands), fewer + 1)
         search = WorstRoundSearch(
             Workload("prefix_sum", rounds),
             EqualNorms(fewer),
@@ -192,10 +205,15 @@ class WorstRoundSearch(BandedSearch):
             pass
         finally:
             search.progress.close()
-        grid = _Grid.between((rounds, fewer), (num_rounds, num_bands))
-        weights = np.exp(grid.by_rounds(np.log(search.multipliers)))
+        if surplus > 0:
+            places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
+            weights, bands = search.multipliers[places] * shares, search.best_bands[places]
+        else:
+            grid = _Grid.between((rounds, fewer), (num_rounds, num_bands))
+            weights = np.exp(grid.by_rounds(np.log(search.multipliers)))
+            bands = grid.bands(search.best_bands)
         self.multipliers = weights / np.sum(weights)
-        return grid.bands(search.best_bands)
+        return bands
 
     def _measured(self, covariances: BandedCovariances) -> tuple[float, float, FloatArray | None]:
         """The largest error, what stands for it, and the slope of that by errors of rounds."""
@@ -275,7 +293,8 @@ class WorstRoundSearch(BandedSearch):
                 self.progress.set_postfix_str(f"worst round {distance:.1e} above the mean")
             logs = np.log(rows / mean)
             off_by = 2.0 * float(weights @ np.square(logs))
-            step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_near else off_by)
+            is_nearby = distance < _NEARBY * self._relative_gap
+            step_before = _SHARE_OF_STEP * (min(step_before, decrease) if is_nearby else off_by)
             exponents = np.clip(
                 _EXPONENT * (len(rows) * weights) ** _POWER_OF_WEIGHTS, *_EXPONENTS_BETWEEN
             )
@@ -291,7 +310,8 @@ class WorstRoundSearch(BandedSearch):
                 _EXPONENT * (len(rows) * self.multipliers) ** _POWER_OF_WEIGHTS,
                 *_EXPONENTS_BETWEEN,
             )
-            self._errors_before, steps = rows, _MOST_STEPS
+            self._errors_before = rows
+            steps = _MOST_STEPS_NEARBY if is_nearby else _MOST_STEPS
         if point is None:
             return bands
         weights = self._mean_of_powers(point.rows)[1]
@@ -481,6 +501,22 @@ class _Grid:
         lower, upper = ratios[:, before], ratios[:, after]
         between: FloatArray = lower + share * (upper - lower)
         return self.by_rounds(between) * square_root_bands(len(self.rounds[0]), len(before))
+
+
+def _with_more_blocks(few: int, many: int, num_bands: int) -> tuple[IntArray, FloatArray]:
+    """The (n,) round of fewer for each of many, and what becomes of its weight.
+
+    Both begin and end alike, and a block of b rounds in the middle is repeated. Weights fall as the
+    squared number of blocks until the end.
+    """
+    rounds, added = np.arange(many), many - few
+    start = few // num_bands // 2 * num_bands
+    places = np.where(rounds < start + added, start + (rounds - start) % num_bands, rounds - added)
+    places = np.where(rounds < start, rounds, places)
+    blocks, blocks_before = (
+        (size - 1 - at) // num_bands + 1 for size, at in ((many, rounds), (few, places))
+    )
+    return places, np.square(blocks_before / blocks)
 
 
 def _neighbours(

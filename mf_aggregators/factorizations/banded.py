@@ -60,8 +60,9 @@ from mf_aggregators.participation.fixed_epoch_order import maximal_starts
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
-# Of bands, blocks and steps that a search keeps, at least, for each entry of C.
-_BYTES_PER_ENTRY = 8 * 30
+# Of bands, blocks and steps that a search keeps, at least, for each entry of C: for the mean and in
+# an extension, and for the maximum, which has twice as many steps and the last few C^T C.
+_BYTES_PER_ENTRY, _BYTES_PER_ENTRY_FOR_MAXIMUM = 8 * 30, 8 * 70
 # With more bands than one in so many rounds, up to so many, the inverse of the dense matrix is
 # quicker than blocks.
 _MOST_SHARE_OF_BANDS, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
@@ -239,8 +240,8 @@ def banded(
       participation: The schema that the factorization is for; at least ``num_bands``
         rounds between participations, ``MinSeparation(num_bands)`` by default.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
-        (n,) weights on rounds, none below zero, as an array. With weights of zero, no gap below
-        about 1e-3 can be certified.
+        (n,) weights on rounds, none below zero, as an array. With weights of zero the search ends
+        far from its target, and says so: :func:`optimal` takes them.
       relative_gap: Stop when the squared error is certified to be within this fraction of the
         smallest possible one; default 1e-5, and 1e-3 for ``max``.
       max_evaluations: Give up after this many evaluations of the error; default 1000, and 3000 for
@@ -275,7 +276,9 @@ def banded(
         memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
         workload = validation.lower_triangular(workload, "the workload")
     num_bands = validation.positive_integer(num_bands, "num_bands")
-    memory.check_rounds(num_rounds, _BYTES_PER_ENTRY * num_bands, "the banded factorization")
+    measure = RoundError.of(error, num_rounds)
+    bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
+    memory.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
     if num_bands > num_rounds:
         raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
     participation = check_fits(
@@ -288,7 +291,6 @@ def banded(
             f"{separation}, found {num_bands}: with more bands, participations of "
             "one client overlap (BandMF Thm 2)."
         )
-    measure = RoundError.of(error, num_rounds)
     if relative_gap is None:
         relative_gap = 1e-3 if measure.is_maximum else 1e-5
     relative_gap = validation.positive_number(relative_gap, "relative_gap")

@@ -20,9 +20,9 @@ from mf_aggregators import validation, workloads
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import _banded_decoder_rows
 from mf_aggregators.factorizations._banded_decoder_rows import (
-    DecoderRows,
     MeanOfRows,
     Rows,
+    RowsByLags,
     RowsOfAnyRates,
     RowsOfConstantRates,
     WorstOfRows,
@@ -194,7 +194,7 @@ def banded_inverse(
             found, result = search.best(of_constant, num_bands, [series, root], has_newton=False)
             if not is_constant:
                 bands = min(num_bands, max(2, int(_MOST_NUMBERS / num_rounds)))
-                rows = RowsOfAnyRates(DecoderRows.of(_of_unit_scale(workload), bands), measure)
+                rows = RowsOfAnyRates(RowsByLags.of(_of_unit_scale(workload), bands), measure)
                 starts = [series, power_series.padded(found[:bands], num_bands)]
                 found, result = search.best(rows, bands, starts, has_newton=True)
             series = found

@@ -13,7 +13,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     toeplitz,
 )
-from mf_aggregators.factorizations._banded_decoder_rows import DecoderRows, WorstOfRows
+from mf_aggregators.factorizations._banded_decoder_rows import RowsByLags, WorstOfRows
 from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
@@ -459,7 +459,7 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
     scale = float(np.max(np.abs(products)))
     forms: list[Workload | np.ndarray] = [workload, workload.matrix()]
     for given_as in forms:
-        rows = DecoderRows.of(given_as, num_bands)
+        rows = RowsByLags.of(given_as, num_bands)
         np.testing.assert_allclose(rows.squares(noising), expected, rtol=1e-7)
         np.testing.assert_allclose(rows.slopes(noising), products, atol=1e-9 * scale)
         np.testing.assert_allclose(
@@ -472,7 +472,7 @@ def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.Data
 @pytest.mark.parametrize("barrier", [0.1, 1e-3])
 def test_the_smooth_maximum_and_its_derivatives(barrier: float) -> None:
     rates = tuple(np.linspace(1.0, 0.05, 30).tolist())
-    rows = DecoderRows.of(Workload("momentum_sgd", 30, 0.8, rates), 5)
+    rows = RowsByLags.of(Workload("momentum_sgd", 30, 0.8, rates), 5)
     noising, step = np.array([1.0, -0.5, -0.1, -0.05, 0.01]), 1e-6
     worst, largest = WorstOfRows(rows), float(np.max(rows.squares(noising)))
     # min over s of s - mu sum log(s - l_i), by another solver.

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
+from mf_aggregators import memory
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import (
     Factorization,
@@ -340,6 +341,46 @@ def test_a_grid_stays_between_the_values_of_fewer_rounds(
     # The same size is where it was.
     same = _worst_round_search._Grid.between(fewer, fewer)
     np.testing.assert_allclose(same.by_rounds(values), values, rtol=1e-12)
+
+
+@given(st.integers(1, 6), st.integers(2, 9), st.integers(0, 9), st.data())
+def test_more_blocks_begin_and_end_as_fewer_do(
+    num_bands: int, few_blocks: int, added: int, data: st.DataObject
+) -> None:
+    rest = data.draw(st.integers(0, num_bands - 1))
+    few = few_blocks * num_bands + rest
+    many = few + added * num_bands
+
+    places, shares = _worst_round_search._with_more_blocks(few, many, num_bands)
+
+    begin = few_blocks // 2 * num_bands
+    end = few - begin
+    np.testing.assert_array_equal(places[:begin], np.arange(begin))
+    np.testing.assert_array_equal(places[-end:], np.arange(begin, few))
+    # In between, each round has one of its own place in a block, and with all entries.
+    between = places[begin:-end]
+    np.testing.assert_array_equal(between % num_bands, np.arange(len(between)) % num_bands)
+    assert np.all((between >= begin) & (between < begin + num_bands))
+    # Weights fall as the square of the blocks until the end.
+    np.testing.assert_array_equal(shares[-end:], 1.0)
+    blocks = -(-few // num_bands), -(-many // num_bands)
+    assert shares[0] == pytest.approx((blocks[0] / blocks[1]) ** 2, rel=1e-12)
+    assert np.all(shares <= 1.0)
+
+
+def test_an_array_of_prefix_sums_is_searched_as_such() -> None:
+    found = banded(3.0 * np.tri(24), 5, error="max")
+
+    np.testing.assert_array_equal(found.bands, banded(24, 5, error="max").bands)
+
+
+def test_the_maximum_needs_more_memory_than_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_ALWAYS_THERE", 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 50 * 20 * 4)
+
+    assert banded(20, 4).num_bands == 4
+    with pytest.raises(memory.InsufficientMemoryError, match="the banded factorization"):
+        banded(20, 4, error="max")
 
 
 @pytest.mark.long
