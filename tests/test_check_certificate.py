@@ -31,9 +31,10 @@ _BINS = BallsInBins(24, 24, 200, 40, 5)
 _CASES: list[tuple[Factorization, SeparatedScheme]] = [
     (blt(24, 2), _BINS),
     (toeplitz(24, 3), dataclasses.replace(_BINS, num_bands=3)),
-    (banded(8, 2), MinSeparationSampling(8, 2, 300, 20, 3)),
+    (banded(4, 2), MinSeparationSampling(4, 2, 300, 20, 3)),
 ]
 _MORE_CASES: list[tuple[Factorization, SeparatedScheme]] = [
+    (banded(8, 2), MinSeparationSampling(8, 2, 300, 20, 3)),
     (banded_inverse(24, 3), _BINS),
     (optimal(24), _BINS),
     (banded(24, 8), dataclasses.replace(_BINS, num_bands=8)),
