@@ -10,10 +10,10 @@ Each mechanism and storage runs in a process of its own. "Alone" times a row of 
 the same process, between the rows, one standard normal vector of that size from the same
 generator: the ratio of the medians counts, because clocks are noisy. With --tff, full
 rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in turn with
-rounds of tff.learning.dp_aggregator. With --numpy, rounds of the aggregator in NumPy with that
-many clients are timed, in turn with standard_normal of a NumPy generator. Memory is the peak of all processes, clients' updates
-and TensorFlow itself included. --against=DIR measures each mechanism in another checkout of this
-repository as well, right after this one.
+rounds of tff.learning.dp_aggregator. With --numpy, rounds of the aggregator in NumPy with
+that many clients are timed, in turn with standard_normal of a NumPy generator. Memory is
+the peak of all processes, clients' updates and TensorFlow itself included. --against=DIR
+measures each mechanism in another checkout of this repository as well, right after this one.
 
 Rows on disk are timed for a full block in a steady state, so that all of a round is in it:
 reading the row, and the share of the next block. The dense matrix's rows cost more from block
