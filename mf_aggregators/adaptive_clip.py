@@ -178,7 +178,7 @@ class AdaptiveClip:
         total, number = state.fraction_sum + fraction, state.num_fractions + 1
         if number < self.update_period:
             return ClipState(state.norm, state.norm, fraction, total, number)
-        norm = self.next_norm(state.norm, total / self.update_period)
+        norm = self.next_norm(state.norm, total * (1.0 / self.update_period))
         return ClipState(norm, state.norm, fraction, 0.0, 0)
 
 

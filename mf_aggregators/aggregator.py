@@ -72,6 +72,7 @@ class AggregatorState:
         ``noise.streams``; None before the first update, where no template was given.
       histories: What rows need of earlier rounds, where they are kept in memory.
       clip: The clip norm that adapts; None for a constant one.
+      identity: Tells the aggregator that the state is of, with all of its options, from others.
     """
 
     round_index: int
@@ -80,6 +81,7 @@ class AggregatorState:
     tensors: _Tensors | None
     histories: tuple[NoiseState, ...] = dataclasses.field(repr=False)
     clip: ClipState | None
+    identity: bytes = dataclasses.field(repr=False)
 
 
 class Aggregator:
@@ -87,7 +89,11 @@ class Aggregator:
 
     It holds no state of a run but a record of what each round's noise was added to, so that a round
     that is repeated from an older state is refused with other updates: the difference of two sums
-    under one row would have no noise. With a noise directory, the record outlives the process.
+    under one row would have no noise. The record is of this object alone, unless there is a noise
+    directory: then all processes share it that use the directory.
+
+    A state goes on with an aggregator of the same mechanism and options, or of a mechanism that
+    extends it, and with no other.
 
     The state has the secret seed. Whoever can read it can subtract the noise.
 
@@ -119,7 +125,8 @@ class Aggregator:
             it adapts.
           clients_per_round: What the noisy sum is divided by, fixed in advance: the cohort size.
           template: A structure like an update, of arrays or of anything with a shape and a dtype.
-            None takes that of the first update.
+            None takes that of the first update. Where the number of clients is drawn, it is needed:
+            a round without clients is released like any other.
           seed: For tests only: an integer that all noise follows from, with a warning. None draws
             a fresh secret from the operating system.
           noise_storage: Where rows that later ones follow from are kept: "state", in memory, or
@@ -199,8 +206,15 @@ class Aggregator:
             else None
         )
         self._rounding = Rounding.of(self._rows, self._blocks)
+        scheme = mechanism.sampling
+        if template is None and scheme is not None and scheme.has_random_sizes:
+            raise ValueError(
+                "template is needed where the number of clients is drawn: a batch may be empty, "
+                "and its round has to be released like any other."
+            )
         self._template = template
         self._released: dict[tuple[str, int], bytes] = {}
+        self._identities = tuple(map(self._identity, mechanism.horizons))
         if template is not None:
             self._check_size(_described(template)[1])
 
@@ -211,7 +225,7 @@ class Aggregator:
             seed = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)
         clip = None if self._clip is None else self._clip.first_state
         stream = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)
-        state = AggregatorState(0, seed, stream, None, (), clip)
+        state = AggregatorState(0, seed, stream, None, (), clip, self._identities[-1])
         return state if self._template is None else self._for(state, _described(self._template)[1])
 
     def next(self, state: AggregatorState, updates: Iterable[Any]) -> tuple[AggregatorState, Any]:
@@ -307,6 +321,7 @@ class Aggregator:
             raise ValueError(
                 f"updates have tensors {_listed(state.tensors or ())}, found {_listed(tensors)}."
             )
+        state = self._continued(state)
         vector = self._vector(tensors)
         for array, (shape, _) in zip(sums, vector, strict=True):
             if array.dtype != np.int64:
@@ -325,22 +340,24 @@ class Aggregator:
                 f"More than {self._sums.largest_cohort} clients reported, and the integers that "
                 "their updates are summed in could overflow: nothing is released of this round."
             )
+        step = float(self._rows.steps[i] * self._stddev(vector))
         if self._multiplier > 0.0:
-            self._check_released(state, sums)
+            self._check_released(state, sums, step)
         flats, histories = self._next_row(state)
         rows = _layout(vector).tensors(flats)
-        step = self._rows.steps[i] * self._stddev(vector)
         clip = state.clip
         # Noise and sum alike are in units of this round's norm, which was known before it.
-        scales = [1.0] * len(vector) if clip is None else [*([clip.norm] * len(tensors)), 1.0]
+        scales = [1.0] * len(vector)
+        if clip is not None and self._split is not None:
+            per_indicator = 1.0 / (self._split.indicator_weight * self.clients_per_round)
+            scales = [*([clip.norm] * len(tensors)), per_indicator]
         released = [
             self._noised(steps, row, step, scale)
             for steps, row, scale in zip(sums, rows, scales, strict=True)
         ]
-        if self._clip is not None and self._split is not None and clip is not None:
+        if self._clip is not None and clip is not None:
             *released, indicators = released
-            weight = self._split.indicator_weight * self.clients_per_round
-            clip = self._clip.following(clip, adaptive_clip.HALF + float(indicators) / weight)
+            clip = self._clip.following(clip, adaptive_clip.HALF + float(indicators))
         # As tensorflow-privacy's NormalizedQuery divides.
         clients = np.float32(self.clients_per_round)
         means = [
@@ -376,29 +393,29 @@ class Aggregator:
 
         Raises:
           OSError: If it cannot be written.
+          ReleaseError: If it is the state of another aggregator.
         """
+        horizon = self._horizon_of(state)
         described = {
             "state_format": _STATE_FORMAT,
-            "noise_format": NOISE_FORMAT,
             "round_index": state.round_index,
-            "mechanism": self.mechanism.horizons[0].to_dict(),
+            "mechanism": horizon.to_dict(),
+            "options": self._options(),
             "tensors": state.tensors,
-            "source": self._source.value,
         }
         arrays = {
             f"history_{number}": history.history for number, history in enumerate(state.histories)
         }
-        with atomic_files.writing(path) as file:
+        with atomic_files.writing(path, mode=0o600) as file:
             np.savez(
                 file,
                 described=np.array(json.dumps(described)),
                 seed=state.seed,
                 stream=state.stream,
-                matrix=self._matrix(),
+                matrix=_matrix(horizon),
                 clip=np.array([] if state.clip is None else state.clip, np.float64),
                 **arrays,
             )
-        pathlib.Path(path).chmod(0o600)
 
     def load_state(self, path: str | os.PathLike[str]) -> AggregatorState:
         """Reads what :meth:`save_state` wrote, for the same mechanism or one that extends it.
@@ -407,8 +424,9 @@ class Aggregator:
           path: The file.
 
         Raises:
-          StateError: If it is missing, damaged, of another mechanism or source of random bits, or
-            of a version whose noise is another one.
+          StateError: If it is missing, damaged, of another mechanism or other options, or of a
+            version whose noise is another one; or if updates of its size are refused by a
+            mechanism that extends it.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -418,20 +436,17 @@ class Aggregator:
             tensors = described["tensors"]
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError("it has another format")
-            first = self.mechanism.horizons[0].to_dict()
-            if described["mechanism"] != first or not np.allclose(
-                arrays["matrix"], self._matrix(), rtol=_TOLERANCE, atol=_TOLERANCE
+            horizons = [each.to_dict() for each in self.mechanism.horizons]
+            before, whole = arrays["matrix"], _matrix(self.mechanism)
+            if described["mechanism"] not in horizons or not np.allclose(
+                before, whole[: len(before)], rtol=_TOLERANCE, atol=_TOLERANCE
             ):
-                raise ValueError("it is of a run of another mechanism")
-            if (described["noise_format"], described["source"]) != (
-                NOISE_FORMAT,
-                self._source.value,
-            ):
-                raise ValueError("its noise is that of another version or source of random bits")
-            if (len(arrays["clip"]) == 0) != (self._clip is None):
-                raise ValueError("its clip norm adapts, or this one's does, and not both")
+                raise ValueError("it is of a run of another mechanism, or of another extension")
+            if described["options"] != self._options():
+                raise ValueError("its noise is that of another version, or of other options")
             if tensors is not None:
                 tensors = tuple((tuple(shape), str(dtype)) for shape, dtype in tensors)
+                self._check_size(tensors)
             clip = None
             if len(arrays["clip"]):
                 norm, released_norm, fraction, total, number = map(float, arrays["clip"])
@@ -443,6 +458,7 @@ class Aggregator:
                 tensors,
                 (),
                 clip,
+                self._identities[-1],
             )
             if tensors is None or self._storage is NoiseStorage.DISK:
                 return state
@@ -454,10 +470,43 @@ class Aggregator:
                 "use the state and the mechanism of one run."
             ) from error
 
-    def _matrix(self) -> FloatArray:
-        """What the first horizon's noising matrix does to a vector: another one does another."""
-        recursion = self.mechanism.horizons[0].noise_recursion()
-        return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
+    def _options(self) -> dict[str, Any]:
+        """What the bits of a release follow from beside the mechanism, the seed and updates."""
+        return {
+            "noise_format": NOISE_FORMAT,
+            "source": self._source.value,
+            "storage": self._storage.value,
+            "clip_norm": self._norm if self._clip is None else repr(self._clip),
+            "clients_per_round": self.clients_per_round,
+            "steps_per_clip_norm": self._sums.steps_per_clip_norm,
+            "largest_cohort": self._sums.largest_cohort,
+        }
+
+    def _identity(self, horizon: Mechanism) -> bytes:
+        """Tells a state of a horizon of this run from those of other aggregators."""
+        described = json.dumps([horizon.to_dict(), self._options()]).encode()
+        digest = hashlib.blake2b(described, digest_size=16)
+        digest.update(_matrix(horizon).tobytes())
+        return digest.digest()
+
+    def _horizon_of(self, state: AggregatorState) -> Mechanism:
+        """The horizon that a state was released under, or is to begin with."""
+        if state.identity not in self._identities:
+            raise ReleaseError(
+                "The state is that of another aggregator: of another mechanism, another extension "
+                "or other options. Its rows of noise were added in other steps, so that a release "
+                "here could tell them. Go on with the aggregator of the state."
+            )
+        return self.mechanism.horizons[self._identities.index(state.identity)]
+
+    def _continued(self, state: AggregatorState) -> AggregatorState:
+        """The state as one of the whole run, whose size is checked where it begins to be."""
+        self._horizon_of(state)
+        if state.identity == self._identities[-1]:
+            return state
+        if state.tensors is not None:
+            self._check_size(state.tensors)
+        return dataclasses.replace(state, identity=self._identities[-1])
 
     def _for(self, state: AggregatorState, tensors: _Tensors) -> AggregatorState:
         """The state of updates of these tensors, which are known now."""
@@ -527,27 +576,28 @@ class Aggregator:
         released = np.rint(steps.astype(np.float64) * unit / step).astype(np.int64) + row
         return np.asarray(released.astype(np.float64) * (step * scale))
 
-    def _check_released(self, state: AggregatorState, sums: Sequence[IntArray]) -> None:
+    def _check_released(
+        self, state: AggregatorState, sums: Sequence[IntArray], step: float
+    ) -> None:
         """Records what the round's noise is added to; raises ReleaseError if it was to other."""
-        digest = hashlib.blake2b(digest_size=32, key=state.seed.tobytes())
+        unit = self._norm / self._sums.steps_per_clip_norm
+        # In other steps, the same sums would tell what they are beside the same row.
+        how = repr((state.tensors, step, unit, state.clip and state.clip.norm)).encode()
+        digest = hashlib.blake2b(how, digest_size=32, key=state.seed.tobytes())
         for array in sums:
             digest.update(np.ascontiguousarray(array).tobytes())
         found, key = digest.digest(), (_name(state), state.round_index)
         before = self._released.get(key)
-        path = None
-        if self._directory is not None:
+        if before is None and self._directory is not None:
             path = self._directory / "released" / _name(state) / f"round-{state.round_index}"
-            if before is None and path.exists():
-                before = path.read_bytes()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            before = atomic_files.write_once(path, found)
         if before is not None and before != found:
             raise ReleaseError(
                 "The noise of this round was added to other data before, so this aggregate is not "
                 "released: the difference of the two would have no noise. Go on from this state "
                 "with the clients and data of that time, or start a new run from a fresh state."
             )
-        if path is not None and before is None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_files.write_bytes(path, found)
         self._released[key] = found
 
 
@@ -559,6 +609,12 @@ def _described(structure: Any) -> tuple[list[Any], _Tensors]:
     """
     leaves = streams.leaves_of(structure)
     return leaves, tuple(streams.tensor_of(leaf) for leaf in leaves)
+
+
+def _matrix(mechanism: Mechanism) -> FloatArray:
+    """What a noising matrix does to a vector: another matrix, from where it differs on, another."""
+    recursion = mechanism.noise_recursion()
+    return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
 
 
 def _layout(tensors: _Tensors) -> RowLayout:

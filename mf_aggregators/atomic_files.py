@@ -29,19 +29,22 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str], *, waits_for_disk: bool = True) -> Iterator[IO[bytes]]:
+def writing(
+    path: str | os.PathLike[str], *, waits_for_disk: bool = True, mode: int | None = None
+) -> Iterator[IO[bytes]]:
     """Opens a binary file that takes its name after the block.
 
     Args:
       path: The name. What stands there stays as it was if the block raises.
       waits_for_disk: Whether it takes its name only once it is on disk. False is for what is
         checked before it is used and can be made again: a crash of the machine may damage it.
+      mode: The file's permissions; None for those of any new file.
 
     Yields:
       The file to write to.
     """
     with (
-        _replacing(pathlib.Path(path), waits_for_disk) as (_, descriptor),
+        _replacing(pathlib.Path(path), waits_for_disk, mode) as (_, descriptor),
         os.fdopen(descriptor, "wb", closefd=False) as file,
     ):
         yield file
@@ -53,6 +56,35 @@ def write_bytes(
     """Writes a file; see :func:`writing`."""
     with writing(path, waits_for_disk=waits_for_disk) as file:
         file.write(contents)
+
+
+def write_once(path: str | os.PathLike[str], contents: bytes) -> bytes:
+    """Writes a file that is never replaced, for its owner alone.
+
+    Args:
+      path: The file, in a directory that is there.
+      contents: What it is to hold.
+
+    Returns:
+      What it holds: ``contents``, or what another call wrote first, whichever process made it.
+
+    Raises:
+      OSError: If it cannot be written or read.
+    """
+    target = pathlib.Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(contents)
+            file.flush()
+            os.fsync(file.fileno())
+        # Unlike a renaming, it fails where the name is taken.
+        with contextlib.suppress(FileExistsError):
+            os.link(name, target)
+            synchronise(target.parent)
+    finally:
+        os.unlink(name)
+    return target.read_bytes()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -106,7 +138,7 @@ def usual_mode(mode: int) -> int:
 
 @contextlib.contextmanager
 def _replacing(
-    target: pathlib.Path, waits_for_disk: bool = True
+    target: pathlib.Path, waits_for_disk: bool = True, mode: int | None = None
 ) -> Iterator[tuple[pathlib.Path, int]]:
     """Yields the unfinished file's path and a descriptor of it."""
     descriptor, name = tempfile.mkstemp(
@@ -116,7 +148,7 @@ def _replacing(
     try:
         try:
             yield partial, descriptor
-            os.fchmod(descriptor, usual_mode(0o666))
+            os.fchmod(descriptor, usual_mode(0o666) if mode is None else mode)
             # A descriptor that was open all the time reports every write that the disk refused.
             if waits_for_disk:
                 os.fsync(descriptor)

@@ -33,9 +33,9 @@ class CheckedFactorization(Factorization):
     """A factorization of another package's class, with the errors that its matrix has.
 
     The strategy matrix is copied. The recursion is made anew from copies of its arrays, and is run:
-    its rows must be those of C^-1. (An aggregator draws rows by its graphs as well, and compares
-    them with C: ``tff.tensor_streams``.) Sensitivity and errors are computed by the base class from
-    the copy. A certified gap is dropped.
+    its rows must be those of C^-1. (The aggregator of TFF draws rows by its graphs as well, and
+    compares them with C: ``tff.tensor_streams``.) Sensitivity and errors are computed by the base
+    class from the copy. A certified gap is dropped.
     """
 
     def __init__(self, factorization: Factorization) -> None:

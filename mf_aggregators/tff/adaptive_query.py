@@ -186,8 +186,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         """
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
-        scales = [norm for _ in self._specs]
-        scales += [tf.ones_like(norm)] * (1 if self._metrics is None else 2)
+        scales = [norm for _ in self._specs] + [self._per_indicator(global_state)]
+        scales += [] if self._metrics is None else [tf.ones_like(norm)]
         released, mechanism, event = self._mechanism.scaled_result(
             sample_state, global_state.mechanism, scales
         )
@@ -197,13 +197,23 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             for record, spec in zip(tf.nest.flatten(records), self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], narrowed)
-        fraction = adaptive_clip.HALF + indicators / (self._split.indicator_weight * self._clients)
+        fraction = adaptive_clip.HALF + indicators
         state = AdaptiveState(
             self._next(global_state.clip, fraction),
             mechanism,
             self._means(metrics[0]) if metrics else global_state.released_metrics,
         )
         return result, state, event
+
+    def _per_indicator(self, global_state: AdaptiveState) -> tf.Tensor:
+        """What the noisy sum of indicators is multiplied by; from a table, as ``dp_query`` says."""
+        noise = global_state.mechanism.noise
+        rounds = self._mechanism.num_rounds
+        each = 1.0 / (self._split.indicator_weight * self._clients)
+        last = tf.constant(rounds - 1, tf.int64)
+        return tf.gather(
+            tf.constant([each] * rounds, tf.float64), tf.minimum(noise.round_index, last)
+        )
 
     def _means(self, sums: tf.Tensor) -> tf.Tensor:
         """The released metrics, (k,), of the noisy sums of what clients counted with."""
@@ -217,7 +227,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         period = self._clip.update_period
         total, number = clip.fraction_sum + fraction, clip.num_fractions + 1
         is_due = tf.equal(number, period)
-        error = total / period - self._clip.target_unclipped_quantile
+        # A product, because TensorFlow's optimizer makes one of a quotient.
+        error = total * (1.0 / period) - self._clip.target_unclipped_quantile
         smallest, largest = self._clip.bounds
         most = tf.constant(adaptive_clip.largest_exponent(self._clip), tf.float64)
         exponent = tf.minimum(tf.maximum(-self._clip.learning_rate * error, -most), most)

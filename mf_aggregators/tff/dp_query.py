@@ -152,6 +152,11 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         self._entropy = os.urandom(16) if seed is None else rows_of_z.seed_of(seed).tobytes()
         self._name = os.urandom(16)
 
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds there is noise for."""
+        return self._noise.recursion.num_rounds
+
     def initial_global_state(self) -> GlobalState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
         seed, stream = (
@@ -238,7 +243,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         # with other numbers than is written here, which changes last bits.
         noise, step, next_noise_state = self._noise.next_row(noise_state, self._noise_stddev or 1.0)
         unit = tf.gather(
-            tf.constant(np.full(self._noise.recursion.num_rounds, self._unit)),
+            tf.constant(np.full(self.num_rounds, self._unit)),
             next_noise_state.round_index - 1,
         )
         sums = self._checked_sums(sample_state)
@@ -260,6 +265,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     sums,
                     unit=unit,
                     clip_norm=self._l2_norm_clip,
+                    step=step,
                 )
             noised = [
                 _released(steps, unit, row, step, scale, tensor_streams.noise_dtype(spec.dtype))

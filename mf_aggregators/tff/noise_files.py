@@ -143,6 +143,7 @@ class ReleaseRecord:
         sums: list[tf.Tensor],
         unit: tf.Tensor,
         clip_norm: float,
+        step: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Returns the sums of a round, if its noise was added to nothing else before.
 
@@ -152,6 +153,8 @@ class ReleaseRecord:
           sums: The sums of the clients' clipped updates, before noise, in steps.
           unit: float64 scalar: their step.
           clip_norm: The L2 norm that updates are clipped to.
+          step: float64 scalar: that of the row of noise. In another one, the same sums would tell
+            what they are beside the same row.
 
         Returns:
           The sums. Running the graph fails with InvalidArgumentError if the round was
@@ -161,18 +164,24 @@ class ReleaseRecord:
         # Inside a function, operations with effects run in order and are never left out.
         @tf.function(autograph=False)
         def checked(
-            stream: tf.Tensor, i: tf.Tensor, unit: tf.Tensor, sums: tuple[tf.Tensor, ...]
+            stream: tf.Tensor,
+            i: tf.Tensor,
+            unit: tf.Tensor,
+            step: tf.Tensor,
+            sums: tuple[tf.Tensor, ...],
         ) -> tuple[tf.Tensor, ...]:
             name = tf.strings.reduce_join(tf.strings.as_string(stream), separator="-")
             path = tf.strings.join(
                 [self.directory, "/stream-", name, "/round-", tf.strings.as_string(i)]
             )
-            numbers = _numbers(sums) * unit
-            before, is_there = read(path, i, [_NUMBERS], tf.float64)
-            difference = tf.reduce_max(tf.abs(numbers - before))
+            numbers = tf.concat([_numbers(sums) * unit, step[tf.newaxis]], axis=0)
+            recorded_numbers, is_there = read(path, i, [_NUMBERS + 1], tf.float64)
+            before = recorded_numbers[:-1]
+            difference = tf.reduce_max(tf.abs(numbers[:-1] - before))
             most = _TOLERANCE * tf.reduce_max(tf.abs(before)) + _SMALLEST_DIFFERENCE * clip_norm
             is_same = tf.debugging.assert_equal(
-                tf.logical_not(is_there) | (difference <= most),
+                tf.logical_not(is_there)
+                | ((difference <= most) & tf.equal(recorded_numbers[-1], step)),
                 True,
                 message=processes.refusal(
                     "The noise of this round was added to other data before, so this aggregate "
@@ -192,7 +201,7 @@ class ReleaseRecord:
             with tf.control_dependencies([recorded]):
                 return tuple(tf.identity(tensor) for tensor in sums)
 
-        return list(checked(stream, i, unit, tuple(sums)))
+        return list(checked(stream, i, unit, step, tuple(sums)))
 
 
 def _numbers(sums: tuple[tf.Tensor, ...]) -> tf.Tensor:

@@ -268,6 +268,78 @@ def test_a_run_that_is_extended_goes_on_from_its_state(tmp_path: pathlib.Path) -
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"largest_cohort": 2**32},
+        {"secure_aggregation_bits": 50},
+        {"noise_storage": "disk"},
+        {"clip_norm": 2.0},
+        {"clients_per_round": 3.0},
+        {"mechanism": _mechanism(2.0)},
+        {"mechanism": _mechanism(1.0, 3)},
+    ],
+)
+def test_no_other_aggregator_goes_on_from_a_state(
+    changes: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """In other steps, sums beside the same row of noise would tell what they are."""
+    aggregator, other = _aggregator(), _aggregator(**changes)
+    state, _ = aggregator.next(aggregator.initialize(), [np.ones(3)])
+    with refuses("another aggregator", error=ReleaseError):
+        other.next(state, [np.ones(3)])
+    aggregator.save_state(state, tmp_path / "state.npz")
+    with refuses("state.npz", error=StateError):
+        other.load_state(tmp_path / "state.npz")
+    with refuses("another aggregator", error=ReleaseError):
+        other.save_state(state, tmp_path / "other.npz")
+    # An aggregator that is made again is the same.
+    assert _aggregator().next(state, [np.ones(3)])[0].round_index == 2
+
+
+def test_a_state_of_one_extension_is_none_of_another(tmp_path: pathlib.Path) -> None:
+    """The whole would be a matrix of neither, with a larger sensitivity than both."""
+    first = mfa.Mechanism(
+        mfa.factorizations.banded(8, num_bands=4), mfa.participation.MinSeparation(4), 1.0
+    )
+    longer, shorter = (
+        _aggregator(first.extended(rounds, num_parameters=3, storage="state"))
+        for rounds in (48, 16)
+    )
+    state = longer.initialize()
+    for _ in range(10):
+        state, _ = longer.next(state, [np.ones(3)])
+    longer.save_state(state, tmp_path / "state.npz")
+    with refuses("state.npz", error=StateError):
+        shorter.load_state(tmp_path / "state.npz")
+    with refuses("another aggregator", error=ReleaseError):
+        shorter.next(state, [np.ones(3)])
+    assert longer.load_state(tmp_path / "state.npz").round_index == 10
+
+
+def test_an_extended_run_is_checked_for_the_size_of_its_updates(tmp_path: pathlib.Path) -> None:
+    """The mechanism is stated for no rounding; rows of integers have less noise than that."""
+    first = mfa.Mechanism(
+        mfa.factorizations.blt(_NUM_ROUNDS, 2), mfa.participation.MinSeparation(3, 2), 1.0
+    )
+    begun, whole = _aggregator(first), _aggregator(first.extended(2 * _NUM_ROUNDS))
+    state, _ = begun.next(begun.initialize(), [np.ones(1000)])
+    begun.save_state(state, tmp_path / "state.npz")
+    with refuses("noise multiplier"):
+        whole.next(state, [np.ones(1000)])
+    with refuses("state.npz", error=StateError):
+        whole.load_state(tmp_path / "state.npz")
+
+
+def test_a_drawn_number_of_clients_needs_a_template() -> None:
+    scheme = mfa.participation.PoissonSampling(_NUM_ROUNDS, 1, 50, 5)
+    mechanism = mfa.Mechanism(mfa.factorizations.identity(_NUM_ROUNDS), scheme, 1.0)
+    with refuses("template"):
+        _aggregator(mechanism)
+    aggregator = _aggregator(mechanism, template=np.zeros(3))
+    assert aggregator.next(aggregator.initialize(), [])[1].shape == (3,)
+
+
 def test_states_are_values() -> None:
     aggregator = _aggregator(seed=1)
     state, _ = aggregator.next(aggregator.initialize(), [np.ones(4)])

@@ -18,7 +18,11 @@ _CLIP_NORM = 0.5
 
 
 def _check(
-    directory: pathlib.Path, i: int, *sums: np.ndarray, stream: tuple[int, int] = (1, -2)
+    directory: pathlib.Path,
+    i: int,
+    *sums: np.ndarray,
+    stream: tuple[int, int] = (1, -2),
+    step: float = 1e-9,
 ) -> None:
     checked = ReleaseRecord.in_directory(directory).check(
         tf.constant(stream, tf.int64),
@@ -26,6 +30,7 @@ def _check(
         [tf.constant(tensor) for tensor in sums],
         unit=tf.constant(1.0, tf.float64),
         clip_norm=_CLIP_NORM,
+        step=tf.constant(step, tf.float64),
     )
     for tensor, given_sum in zip(checked, sums, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), given_sum)
@@ -48,6 +53,13 @@ def test_the_same_updates_in_any_order_pass(tmp_path: pathlib.Path) -> None:
         for update in updates[order]:
             total += update
         _check(tmp_path, 3, *_split(total))
+
+
+def test_the_same_updates_in_other_steps_of_noise_are_refused(tmp_path: pathlib.Path) -> None:
+    """The integers beside one row would differ by a function of the sum alone."""
+    _check(tmp_path, 3, *_split(_updates(1)[0]))
+    with refuses("released", error=tf.errors.InvalidArgumentError):
+        _check(tmp_path, 3, *_split(_updates(1)[0]), step=1.001e-9)
 
 
 @pytest.mark.parametrize("change", ["another client", "one fewer", "one more"])
@@ -79,6 +91,7 @@ def test_every_coordinate_counts(tmp_path: pathlib.Path) -> None:
             list(sums),
             unit=tf.constant(1.0, tf.float64),
             clip_norm=_CLIP_NORM,
+            step=tf.constant(1e-9, tf.float64),
         )
 
     # Of each tensor the first and the last, and some between.
