@@ -24,7 +24,7 @@ from mf_aggregators.noise.integer_rows import IntegerRows
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 5
-_SHORT, _LONG = 5, 500
+_SHORT, _LONG = 4, 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _a_case(**options: Any) -> _Case:
     )
 
 
-@pytest.mark.parametrize("storage", ["state", "disk"])
+@pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
 def test_a_mutant_of_the_rows_is_seen(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other way round, each mutant of a graph differs from NumPy in the same comparison."""
     case = _a_case(noise_storage=storage)
