@@ -122,6 +122,7 @@ def audit_drawn(
         raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
     check_scheme(scheme)
     canaries = validation.positive_integer(canaries, "canaries")
+    false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     deltas = tuple(dict.fromkeys((validation.delta(delta), *_DELTAS)))
     bare = dataclasses.replace(mechanism, participation=SingleParticipation())
     claim = Claim(bare, clip_norm, clients_per_round)
