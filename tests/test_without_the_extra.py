@@ -32,7 +32,7 @@ _DRAWING = {
 _TRAINING = {
     "compare-mechanisms": "--output_dir=comparison",
     "make-text-dataset": "--input=text --output=text.sqlite",
-    "mf-audit": "--mechanism=identity",
+    "mf-audit": "--mechanism=identity --backend=tff",
     "reproduce-paper": "--only=bandmf-production,training --output_dir=trained",
     "run-cifar10": "--output_dir=run",
     "run-digits": "--output_dir=run",

@@ -90,7 +90,7 @@ def audit_clipping(
       ValueError: If a number is out of its range, or what is released is not finite.
     """
     trials = validation.positive_integer(trials, "trials")
-    rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
+    rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     tuning_runs = max(_FEWEST_TUNING_RUNS, 2 * _TUNING_RUNS_PER_DIMENSION * claim.num_rounds)
     with ProgressBar(
         total=3 * claim.num_rounds,

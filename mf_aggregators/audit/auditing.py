@@ -179,9 +179,7 @@ def audit(
         aggregator releases what is not finite.
     """
     canaries = validation.positive_integer(canaries, "canaries")
-    false_alarm_rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
-    if false_alarm_rate >= 1.0:
-        raise ValueError(f"false_alarm_rate must be below 1, found {false_alarm_rate}.")
+    false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     absences = canaries * ABSENCES_PER_CANARY
     dimension = min(canaries, _CANARIES_PER_RUN) * (1 + ABSENCES_PER_CANARY)
     memory.check(

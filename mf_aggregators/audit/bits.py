@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from mf_aggregators import validation
 from mf_aggregators.arrays import BoolArray, FloatArray
 from mf_aggregators.audit import processes, statistics
 from mf_aggregators.audit.auditing import Claim
@@ -98,7 +97,7 @@ def audit_bits(
     Raises:
       ValueError: If a number is out of its range.
     """
-    rate = validation.positive_number(false_alarm_rate, "false_alarm_rate")
+    rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     most_right = float(scipy.stats.norm.cdf(claim.mu / 2.0))
     rate_of_each = rate / len(_DTYPES)
     runs = math.ceil(_trials(most_right, rate_of_each) / (_BLOCKS * claim.num_rounds))

@@ -99,7 +99,7 @@ def audit_drawn(
     false_alarm_rate: float = 1e-4,
     show_progress: bool = False,
 ) -> DrawnResult:
-    """Audits an aggregator by runs in TensorFlow Federated whose clients a scheme draws.
+    """Audits an aggregator by runs, in TensorFlow Federated or NumPy, whose clients are drawn.
 
     Args:
       build_aggregator: As ``audit.audit`` takes it.
@@ -111,6 +111,9 @@ def audit_drawn(
       false_alarm_rate: The largest probability of ``exceeded`` for an intact mechanism.
       show_progress: Whether to show a bar on standard error.
 
+    Returns:
+      The bounds at ``delta``, at 0.02 and at 0.1.
+
     Raises:
       ValueError: If a number is out of its range, or clients are not drawn independently.
     """
@@ -119,6 +122,7 @@ def audit_drawn(
         raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
     check_scheme(scheme)
     canaries = validation.positive_integer(canaries, "canaries")
+    false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     deltas = tuple(dict.fromkeys((validation.delta(delta), *_DELTAS)))
     bare = dataclasses.replace(mechanism, participation=SingleParticipation())
     claim = Claim(bare, clip_norm, clients_per_round)

@@ -78,8 +78,12 @@ class Canaries:
           num_parameters: The model's d.
           num_rounds: The rounds n.
 
+        Returns:
+          The canaries, with directions of equally many coordinates.
+
         Raises:
-          ValueError: If the model has too few coordinates, or memory does not suffice.
+          ValueError: If there is no canary, the model has too few coordinates, or memory does not
+            suffice.
         """
         canaries = validation.positive_integer(canaries, "canaries")
         room = num_parameters - canaries
@@ -111,12 +115,35 @@ class Canaries:
         return len(self.is_included)
 
     def update(self, canary: int, norm: float) -> tuple[IntArray, FloatArray]:
-        """Returns the coordinates of a canary's update and its entries there, of an L2 norm."""
+        """Returns what a canary sends: the coordinates of its update, and the entries there.
+
+        Args:
+          canary: Which one, from 0.
+          norm: The L2 norm of the update.
+
+        Returns:
+          (q,) int64 coordinates and (q,) float32 entries, in the same order. The other entries of
+          the update are 0.
+
+        Raises:
+          IndexError: If there is no such direction.
+        """
         signs = self.signs[canary]
         return self.coordinates[canary], (signs * (norm / math.sqrt(signs.size))).astype(np.float32)
 
     def project(self, released: FloatArray) -> FloatArray:
-        """Returns (D,) float64: what (d,) released numbers are along each unit direction."""
+        """Returns what released numbers are along each direction.
+
+        Args:
+          released: (d,) floats: what a round released, in the order of the model's parameters.
+
+        Returns:
+          (D,) float64: the inner product with the unit vector of each direction, first those of
+          the canaries.
+
+        Raises:
+          IndexError: If there are fewer numbers than the model has parameters.
+        """
         along = np.sum(np.asarray(released, np.float64)[self.coordinates] * self.signs, axis=1)
         return np.asarray(along / math.sqrt(self.signs.shape[1]))
 
@@ -169,7 +196,14 @@ def mu_of_right_guesses(right: int, guesses: int, miss_probability: float) -> fl
 
 
 def largest_provable_mu(canaries: int) -> float:
-    """Returns the mu that so many canaries refute where every guess is right; none is larger."""
+    """Returns the mu that so many canaries refute where every guess is right; none is larger.
+
+    Args:
+      canaries: How many there are, at least 1.
+
+    Returns:
+      The mu, at half of FALSE_ALARM_RATE; 0 if even that many right guesses refute nothing.
+    """
     return mu_of_right_guesses(canaries, canaries, 0.5 * FALSE_ALARM_RATE)
 
 
@@ -220,6 +254,14 @@ def choose_guesses(canaries: int, mu: float, miss_probability: float) -> int:
 
     It is the best number for statistics that are N(0, 1) without and N(mu, 1) with a canary, and
     depends on no score. Another one makes the bound worse, and no less valid.
+
+    Args:
+      canaries: How many there are, at least 1.
+      mu: The mu that the run claims.
+      miss_probability: The largest probability with which the bound is above the true mu.
+
+    Returns:
+      The number, from 1 to ``canaries``.
     """
     # Quantiles of |log likelihood ratio| stand for a sample: half of the canaries are in.
     quantiles = scipy.special.ndtri((np.arange(canaries) + 0.5) / canaries)

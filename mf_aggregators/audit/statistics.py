@@ -21,12 +21,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import accounting
+from mf_aggregators import accounting, validation
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
 
@@ -40,6 +41,26 @@ _MOST_SIGNS_TRIED = 10
 # Correlations below so many standard errors are taken for zero.
 _STANDARD_ERRORS = 4.0
 _THRESHOLDS_TRIED = 1024
+
+
+def checked_false_alarm_rate(value: Any) -> float:
+    """Returns the false alarm rate of an audit, above 0 and below 1.
+
+    At any other one, all bounds would be 0 or false, and say of no mechanism that it is broken.
+
+    Args:
+      value: The rate.
+
+    Returns:
+      The rate as a float.
+
+    Raises:
+      ValueError: If it is not above 0 and below 1.
+    """
+    rate = validation.positive_number(value, "false_alarm_rate")
+    if rate >= 1.0:
+        raise ValueError(f"false_alarm_rate must be below 1, found {rate}.")
+    return rate
 
 
 def upper_bound_of_rate(events: float, trials: int, miss_probability: float) -> float:

@@ -24,6 +24,7 @@ from mf_aggregators import mechanism as mechanism_module
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
+from mf_aggregators.audit import statistics
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -121,7 +122,8 @@ def main(values: flags.FlagValues) -> int:
         moving = AdaptiveClip(claim.clip_norm, update_period=1)
         # A clip norm that moves would change the sums whose bits are attacked.
         standing = AdaptiveClip(claim.clip_norm, learning_rate=0.0)
-    rate = values.false_alarm_rate / (3.0 if values.adaptive_clip else 2.0)
+    rate = statistics.checked_false_alarm_rate(values.false_alarm_rate)
+    rate /= 3.0 if values.adaptive_clip else 2.0
     result = audit.audit(
         lambda: build_aggregator(moving),
         claim,

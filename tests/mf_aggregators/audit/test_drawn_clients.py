@@ -121,6 +121,19 @@ def test_the_mixture_has_the_probabilities_of_the_scheme() -> None:
     assert weights @ np.sum(patterns, axis=1) == pytest.approx(4 * 0.5, abs=0.08)
 
 
+@pytest.mark.parametrize("rate", [-0.1, 0.0, 1.0, 2.0, float("nan")])
+def test_false_alarm_rates_out_of_range_are_refused(rate: float) -> None:
+    mechanism = mfa.Mechanism(_BANDED, _SCHEMES["balls_in_bins"], 0.5)
+    with refuses("false_alarm_rate"):
+        audit_drawn(
+            lambda: pytest.fail("no aggregator is needed to see that"),
+            mechanism,
+            clip_norm=1.0,
+            clients_per_round=10.0,
+            false_alarm_rate=rate,
+        )
+
+
 def test_schemes_whose_clients_depend_on_each_other_are_refused() -> None:
     for name in ("fixed_size", "truncated_poisson", "random_allocation", "shuffling"):
         scheme = mfa.participation.sampling_scheme(

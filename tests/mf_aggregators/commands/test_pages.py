@@ -59,6 +59,8 @@ def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         marked=1,
         remark="",
         steps=[step],
+        separations=[("m", _AWKWARD, "2 apart"), ("best", "each", _AWKWARD)],
+        on_separations=f"Otherwise: {_AWKWARD}",
         pictures={"comparison": [_picture(_AWKWARD), _picture("2")], "costs": [_picture("3")]},
     )
     page = page_checks.read(path)
@@ -69,11 +71,15 @@ def test_a_plan_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         "only if",
         _AWKWARD,
         f"Infeasible: {_AWKWARD} is none.",
+        f"Otherwise: {_AWKWARD}",
     ]
     assert page.conditions == ["only if"]
     assert page.captions == [_AWKWARD, "2", "3"]
-    assert page.tables == [[[_AWKWARD, "b", "c"], ["0", "1", "2"], [_AWKWARD, "1", "2"]]]
-    assert page.marked == [[_AWKWARD, "1", "2"]]
+    assert page.tables == [
+        [[_AWKWARD, "b", "c"], ["0", "1", "2"], [_AWKWARD, "1", "2"]],
+        [["m", _AWKWARD, "2 apart"], ["best", "each", _AWKWARD]],
+    ]
+    assert page.marked == [[_AWKWARD, "1", "2"], ["best", "each", _AWKWARD]]
     # The command that made the page has the flags that were given.
     assert page.commands == [
         "\n".join(step.lines()),
