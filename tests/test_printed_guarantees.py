@@ -192,7 +192,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         observed_guarantee.noise_multiplier,
     ]
     sensitivity, epsilon = re.findall(
-        r"the sensitivity is ([\d.]+) and epsilon ([\d.]+), without", text
+        r"the sensitivity is (\d+\.\d+) and epsilon (\d+\.\d+)\.", text
     )[0]
     assert (sensitivity, epsilon) == ("1.23457", "3.45679")
     assert json.loads(json.dumps(statement.to_dict()))["planned"]["epsilon"] == planned.epsilon

@@ -153,6 +153,9 @@ def composed_epsilon(
 ) -> float:
     """Returns the epsilon of several runs together, for clients who may be in all of them.
 
+    Runs whose clients are drawn have to draw independently: two samplers with one seed draw the
+    same clients, and their runs together tell more than is returned.
+
     Args:
       events: What ``Mechanism.event``, :func:`event` and ``SamplingScheme.event`` returned, or any
         other event that dp-accounting's privacy loss distributions know where a client is added or

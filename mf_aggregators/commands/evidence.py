@@ -15,7 +15,11 @@ _BYTES_AT_ONCE = 1 << 20
 
 
 def hashes(
-    files: Iterable[pathlib.Path], folder: pathlib.Path, key_file: pathlib.Path | None = None
+    files: Iterable[pathlib.Path],
+    folder: pathlib.Path,
+    key_file: pathlib.Path | None = None,
+    *,
+    secrets: Iterable[pathlib.Path] = (),
 ) -> tuple[tuple[str, str], ...]:
     """Returns the names of files, from a folder, and their hashes.
 
@@ -25,12 +29,19 @@ def hashes(
       key_file: None for SHA-256. For files that tell a secret, a file with secret random bits: the
         hash is an HMAC-SHA-256 with its contents as the key. The SHA-256 of who was drawn would
         confirm a guess of it to every reader.
+      secrets: Files that are left out, and so is whatever has the same contents: a copy or a link
+        by another name would tell their SHA-256.
 
     Raises:
       OSError: If one cannot be read.
     """
     key = None if key_file is None else key_file.read_bytes()
-    return tuple((os.path.relpath(file, folder), _hash(file, key)) for file in files)
+    hidden = {_hash(file, None) for file in secrets}
+    return tuple(
+        (os.path.relpath(file, folder), _hash(file, key))
+        for file in files
+        if not hidden or _hash(file, None) not in hidden
+    )
 
 
 def today() -> str:

@@ -133,8 +133,8 @@ def check_flags(values: flags.FlagValues) -> None:
         output_paths.check_file(path, "statement", values.overwrite)
     for path in values[_REPEATED].value:
         check_choice(os.path.isfile(path), f"--{_REPEATED}={path} is no file.")
-    for path in stated_runs.other_runs(values[_OTHER_RUNS].value):
-        stated_runs.event_of(path, values.delta)
+    others = stated_runs.other_runs(values[_OTHER_RUNS].value)
+    stated_runs.events_of(others, values.delta, _seed_file(values))
 
 
 def write(values: flags.FlagValues, found: LedgerReport, factorization: str) -> dict[str, Any]:
@@ -299,14 +299,13 @@ def _statement(
     secure = values.secure_aggregation
     ledger = found.observed.ledger
     others = stated_runs.other_runs(values[_OTHER_RUNS].value)
-    files = evidence.hashes(_files(values), folder)
+    listed = [*_files(values), *(file for each in others for file in stated_runs.files_of(each))]
     secret: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[pathlib.Path, ...] = ()
     if ledger is not None and ledger.sampling is not None:
         # Who was drawn is a secret, and so is what would confirm a guess of it.
-        of_ledger, seed = (pathlib.Path(each) for each in (values.ledger, values.sampling_seed))
-        secret = evidence.hashes([of_ledger], folder, seed)
-        hidden = {os.path.relpath(each, folder) for each in (of_ledger, seed)}
-        files = tuple(each for each in files if each[0] not in hidden)
+        secrets = (pathlib.Path(values.ledger), pathlib.Path(values.sampling_seed))
+        secret = evidence.hashes(secrets[:1], folder, secrets[1])
     facts = RunFacts(
         mechanism=f"{factorization.capitalize()} matrix factorization for "
         f"{found.plan.num_rounds} rounds",
@@ -323,22 +322,18 @@ def _statement(
             period=values.period or "",
             custody=values.custody or "",
             secure_aggregation=None if secure is None else secure == _YES,
-            files=(
-                *files,
-                *secret,
-                *(
-                    each
-                    for other in others
-                    for each in evidence.hashes(stated_runs.files_of(other), folder)
-                ),
-            ),
+            files=(*evidence.hashes(listed, folder, secrets=secrets), *secret),
             date=date,
             secret_files=tuple(name for name, _ in secret),
             key_file=os.path.relpath(values.sampling_seed, folder) if secret else "",
         ),
     )
     statement = found.observed.completed(PrivacyStatement(facts, found.plan))
-    return stated_runs.with_other_runs(statement, others, folder)
+    return stated_runs.with_other_runs(statement, others, folder, _seed_file(values))
+
+
+def _seed_file(values: flags.FlagValues) -> pathlib.Path | None:
+    return None if values.sampling_seed is None else pathlib.Path(values.sampling_seed)
 
 
 def _files(values: flags.FlagValues) -> Iterator[pathlib.Path]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import checkpoints, mechanism, random_streams, validation
+from mf_aggregators import accounting, checkpoints, mechanism, random_streams, validation
 from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.mechanism import Mechanism, Observed
@@ -67,11 +67,13 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
 
     Args:
       directory: What ``Mechanism.save`` wrote, or a run directory. One that kept its plan, or is
-        under way, counts as planned; any other one as its worst case.
+        under way, counts as planned; any other one as its worst case. Without a ledger, what its
+        statement says of the plan decides, but for drawn clients, which nobody can check then.
       delta: For which the worst case is found.
 
     Raises:
-      CommandError: If it is neither, or cannot be read.
+      CommandError: If it is neither, or cannot be read, or its clients were drawn and its ledger
+        is gone.
     """
     try:
         if (directory / checkpoints.MECHANISM_FILE).exists():
@@ -86,8 +88,46 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     )
 
 
+def events_of(
+    directories: Sequence[pathlib.Path], delta: float, own_seed: pathlib.Path | None = None
+) -> list[dp_event.DpEvent]:
+    """Returns runs on disk as events, whose clients were drawn independently.
+
+    Args:
+      directories: What :func:`event_of` takes.
+      delta: For which worst cases are found.
+      own_seed: The file with the seed of the sampler of the run that they are composed with; it
+        need not be there. None where there is none.
+
+    Raises:
+      CommandError: If one cannot be read, or two samplers have the same seed: their runs drew the
+        same clients, and amplification does not hold of both together.
+    """
+    events = [event_of(each, delta) for each in directories]
+    found: dict[int, pathlib.Path] = {}
+    for file in ([] if own_seed is None else [own_seed]) + [
+        each / _SEED_FILE for each in directories
+    ]:
+        if not file.is_file():
+            continue
+        try:
+            seed = random_streams.load_seed(file)
+        except random_streams.SeedError as error:
+            raise CommandError(f"--other_runs: {error}") from error
+        check_choice(
+            seed not in found,
+            f"--other_runs: {file} and {found.get(seed)} hold the same seed: these runs drew the "
+            "same clients, and what amplifies each of them does not hold of both together.",
+        )
+        found[seed] = file
+    return events
+
+
 def with_other_runs(
-    statement: PrivacyStatement, directories: Sequence[pathlib.Path], folder: pathlib.Path
+    statement: PrivacyStatement,
+    directories: Sequence[pathlib.Path],
+    folder: pathlib.Path,
+    own_seed: pathlib.Path | None,
 ) -> PrivacyStatement:
     """Returns a statement with what holds of its run and others together.
 
@@ -95,17 +135,17 @@ def with_other_runs(
       statement: The statement of a run.
       directories: Where the others are; if there are none, the statement stays as it is.
       folder: From which they are named in the statement.
+      own_seed: As :func:`events_of` takes it.
 
     Raises:
       CommandError: If one cannot be read, or they cannot be composed.
     """
     if not directories:
         return statement
-    events = {
-        os.path.relpath(each, folder): event_of(each, statement.plan.delta) for each in directories
-    }
+    names = [os.path.relpath(each, folder) for each in directories]
+    events = events_of(directories, statement.plan.delta, own_seed)
     try:
-        return statement.with_other_runs(events)
+        return statement.with_other_runs(dict(zip(names, events, strict=True)))
     except ValueError as error:
         raise CommandError(f"--other_runs cannot be composed: {error}") from error
 
@@ -150,7 +190,8 @@ def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStat
         )
     others = contents["other_runs"]
     names = [] if others is None else others["names"]
-    return with_other_runs(statement, [folder / name for name in names], folder)
+    directories = [folder / name for name in names]
+    return with_other_runs(statement, directories, folder, folder / _SEED_FILE)
 
 
 def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[str]:
@@ -164,7 +205,8 @@ def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[st
       KeyError: If the configuration lacks what every run has.
       ValueError: If it cannot be read.
     """
-    flags = _json_of(folder / _CONFIG_FILE)["flags"]
+    config = _json_of(folder / _CONFIG_FILE)
+    flags = config["flags"]
     matrix, described = checkpoints.load_with_description(folder / _MATRIX)
     facts = statement.facts
     cohort = flags["simulated_clients"] or flags["clients_per_round"]
@@ -182,10 +224,15 @@ def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[st
     if statement.plan.sampling is None:
         schema = statement.plan.participation.to_dict()
         said["participation"] = (schema, described["errors"]["participation"])
-    asked = flags["noise_multiplier"]
-    if asked is not None and statement.plan.sampling is None and not statement.earlier_plans:
+        # Of the rounds that a run began with: the matrix decides what more rounds leave of it.
+        first, asked = (*statement.earlier_plans, statement.plan)[0], flags["noise_multiplier"]
         share = cohort / flags["clients_per_round"]
-        said["noise_multiplier"] = (statement.plan.noise_multiplier, asked * share)
+        added = None if asked is None else asked * share
+        said["noise_multiplier"] = (first.noise_multiplier, added)
+    else:
+        # What a target needs was found for this population, and is no flag.
+        added = config.get("noise_multiplier")
+        said["noise_multiplier"] = (statement.plan.noise_multiplier, added)
     broken = []
     if statement.observed_participation is not None:
         population = len(ledgers.load_archive(folder / _LEDGER_FILE).client_ids)
@@ -215,11 +262,29 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     )
     of_run = _mechanism_of(directory, contents)
     if not (directory / _LEDGER_FILE).exists():
-        return of_run.event()
+        return _event_without_ledger(directory, of_run, contents)
     observed = _observed(directory, of_run)
     if observed.keeps_participation:
         return of_run.event()
     return observed.worst_case(delta).event()
+
+
+def _event_without_ledger(
+    directory: pathlib.Path, of_run: Mechanism, contents: Mapping[str, Any]
+) -> dp_event.DpEvent:
+    """What the statement of a run says that it counts as, whose ledger was destroyed."""
+    if contents["widened"] is not None:
+        # Without amplification: a Gaussian mechanism, of this noise multiplier.
+        return accounting.event(contents["widened"]["noise_multiplier"])
+    # A run under way keeps its plan while its statement does not say otherwise. Who was drawn can
+    # be checked by nobody, also where a run was killed before its statement had a word on it.
+    keeps_plan = contents["realised_participation"] is None or contents["keeps_plan"] is True
+    check_choice(
+        of_run.sampling is None and keeps_plan,
+        f"--other_runs={directory} has no {_LEDGER_FILE}, without which nobody can tell whether it "
+        "kept its plan: bring the ledger of the run.",
+    )
+    return of_run.event()
 
 
 def _mechanism_of(folder: pathlib.Path, contents: Mapping[str, Any]) -> Mechanism:

@@ -128,7 +128,8 @@ def in_words(runs: OtherRuns | None) -> str:
     names = ", ".join(f"`{name}`" for name in runs.names)
     together = (
         f"what they\n     released together satisfies "
-        f"{printed_guarantees.pair(runs.epsilon, runs.delta)}-DP"
+        f"{printed_guarantees.pair(runs.epsilon, runs.delta)}-DP,\n     if each of them keeps what "
+        "its own statement assumes"
         if math.isfinite(runs.epsilon)
         else "there is no\n     guarantee for all of them together"
     )

@@ -458,7 +458,11 @@ class PrivacyStatement:
                 + (f"\n     {texts.RELEASED_METRICS}" if are_released else "")
             ),
             publishable=(
-                texts.publishable(are_released=are_released, has_files=has_files)
+                texts.publishable(
+                    are_released=are_released,
+                    has_files=has_files,
+                    is_sampled=sampling is not None,
+                )
                 if math.isfinite(self.stated.epsilon) and not facts.noise_seed_is_fixed
                 else texts.NOTHING_PUBLISHABLE
             ),

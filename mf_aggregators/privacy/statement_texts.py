@@ -115,12 +115,13 @@ def left_out(*, is_adaptive: bool, has_metrics: bool) -> str:
     )
 
 
-def publishable(*, are_released: bool, has_files: bool) -> str:
+def publishable(*, are_released: bool, has_files: bool, is_sampled: bool) -> str:
     """Returns what may be published of a run, in a sentence or two.
 
     Args:
       are_released: Whether metrics of training are released with noise.
       has_files: Whether there is a run directory with metrics and figures.
+      is_sampled: Whether clients are drawn, and who takes part is a secret.
     """
     if not are_released:
         return (
@@ -130,9 +131,15 @@ def publishable(*, are_released: bool, has_files: bool) -> str:
             else "The released output and this statement; no metrics of training,\n"
             "     unless they were released with noise by another mechanism."
         )
+    exact = (
+        ""
+        if is_sampled
+        else ", but for who took part and how many could: that is exact,\n     and under timers no "
+        "secret"
+    )
     where = (
         "`metrics.csv`, the figure\n     and what the command prints, in which all that is said of "
-        "clients that train was\n     released with noise"
+        f"clients that train was\n     released with noise{exact}"
         if has_files
         else "and the released\n     metrics of training"
     )

@@ -388,12 +388,13 @@ def _check_initial_weights(config: RunConfig) -> None:
 
 def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
     """Checks that runs can be composed before hours of training."""
-    for other in stated_runs.other_runs(config.other_runs):
+    others = stated_runs.other_runs(config.other_runs)
+    for other in others:
         command_line.check_choice(
             other.resolve() != directory.path.resolve(),
             f"--other_runs={other} is the run itself: name the others alone.",
         )
-        stated_runs.event_of(other, config.delta)
+    stated_runs.events_of(others, config.delta, directory.sampling_seed)
 
 
 def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour) -> TaskData:

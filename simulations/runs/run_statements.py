@@ -240,7 +240,9 @@ def _with_provenance(run: Run, statement: PrivacyStatement) -> PrivacyStatement:
     facts = dataclasses.replace(statement.facts, provenance=given)
     statement = dataclasses.replace(statement, facts=facts)
     try:
-        return stated_runs.with_other_runs(statement, others, directory.path)
+        return stated_runs.with_other_runs(
+            statement, others, directory.path, directory.sampling_seed
+        )
     except CommandError as error:
         # They could be read when the run began. Its own statement must not be lost with them.
         _LOGGER.warning("the statement leaves other runs out: %s", error)
@@ -256,10 +258,15 @@ def _files(
         folder / run_directory.CONFIG_FILE,
         *sorted(directory.factorization.glob("*")),
         folder / weights_files.FINAL_MODEL_FILE,
-        *([] if is_secret else [directory.ledger]),
+        directory.ledger,
         *(file for other in others for file in stated_runs.files_of(other)),
     ]
-    files = evidence.hashes((file for file in own if file.is_file()), folder)
+    secrets = [directory.ledger, directory.sampling_seed] if is_secret else []
+    files = evidence.hashes(
+        (file for file in own if file.is_file()),
+        folder,
+        secrets=[file for file in secrets if file.is_file()],
+    )
     # A run with a fixed seed has no file of it, and no guarantee.
     if not is_secret or not directory.sampling_seed.exists():
         return {"files": files}

@@ -252,6 +252,17 @@ def test_shuffled_runs_compose_by_the_pairs_that_are_proved_of_them() -> None:
     assert found < 2.0 * alone
 
 
+def test_runs_that_draw_the_same_clients_are_one_with_less_noise() -> None:
+    """The composition is of independent draws, and says less than the truth of equal ones."""
+    scheme = mfa.participation.PoissonSampling(10, 1, 10_000, 100)
+    draws = [[scheme.sampler(5).draw(i).tolist() for i in range(10)] for _ in range(2)]
+    assert draws[0] == draws[1]
+    twice = accounting.composed_epsilon([_mechanism(scheme, 1.0).event()] * 2, 1e-5)
+    # A sum that is released twice has the mean of both, with less noise, and nothing else.
+    as_one = accounting.composed_epsilon([_mechanism(scheme, 2.0**-0.5).event()], 1e-5)
+    assert twice < 0.5 * as_one
+
+
 def test_losses_are_composed_of_all_rounds_for_delta() -> None:
     """Whose Fourier transforms may lose what delta has to pay for."""
     event = mfa.participation.FixedSizeSampling(4_000, 2, 100, 10).event(20.0)

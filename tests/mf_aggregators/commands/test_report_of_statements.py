@@ -325,5 +325,20 @@ def test_batches_of_a_sampler_need_its_seed(
     for secret in ("participation.npz", "sampling_seed.json"):
         digest = hashlib.sha256((folder / secret).read_bytes()).hexdigest()
         assert not any(digest in text for text in texts)
+    # Nor by another name, as a copy or a link, in a folder or as evidence.
+    secrets = ("participation.npz", "sampling_seed.json")
+    for secret in secrets:
+        (folder / f"copy of {secret}").write_bytes((folder / secret).read_bytes())
+        (folder / "banded" / secret).symlink_to(folder / secret)
+    copies = [f"--evidence=copy of {secret}" for secret in secrets]
+    given = ("--sampling_seed=sampling_seed.json", "--evidence=model.bin", *copies)
+    status, _, err = _call(capsys, *arguments, "--statement=again.md", *given)
+    assert status == 0, err
+    files = json.loads((folder / "again.json").read_text())["statement"]["provenance"]["files"]
+    assert {"model.bin", "banded/arrays.npz", "participation.npz"} <= set(files)
+    assert not any("copy" in each or each == f"banded/{secrets[0]}" for each in files)
+    for secret in secrets:
+        assert hashlib.sha256((folder / secret).read_bytes()).hexdigest() not in files.values()
+    assert _verified(capsys, "again.md") == []
     random_streams.save_seed(2, folder / "sampling_seed.json")
     assert any("participation.npz is another" in each for each in _verified(capsys, "PRIVACY.md"))

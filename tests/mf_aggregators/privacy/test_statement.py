@@ -420,6 +420,7 @@ def test_a_statement_says_what_holds_with_other_runs_or_that_nobody_said() -> No
     text = " ".join(together.to_markdown().split())
     pair = f"({rounded_up(together.other_runs.epsilon)}, 0.0001)-DP"
     assert f"in this run and in `a`, `b`, what they released together satisfies {pair}" in text
+    assert f"{pair}, if each of them keeps what its own statement assumes." in text
     with refuses("at least one run"):
         statement.with_other_runs({})
 

@@ -149,6 +149,7 @@ def test_metrics_with_noise_are_in_the_statement_and_may_be_published(adapts: bo
     assert ("whether its update was clipped" in text) != adapts
     assert "whose updates, indicators and metrics are replaced by zero" in text
     assert "this statement, `metrics.csv`, the figure and what the command prints" in text
+    assert "but for who took part and how many could: that is exact, and under timers no" in text
     assert "and all metrics" not in text
     assert "held-out and of test data, which no round trains on" in text
 
@@ -160,6 +161,9 @@ def test_a_sampled_run_with_private_metrics_releases_its_number_of_clients() -> 
         plan = _plan(_values(*flags_of_run, "--noise_multiplier=1", *more))
         texts[name] = " ".join(run_statements.planned(plan).to_markdown().split())
     assert "count within -1 and 1" in texts["private"]
+    # Exact numbers of clients would be a secret here.
+    assert "clients that train was released with noise. Evaluations" in texts["private"]
+    assert "that is exact" not in texts["private"]
     # Nothing tells the sizes of batches.
     assert ("fractions in `metrics.csv`" in texts["exact"]) is True
     assert "fractions in `metrics.csv`" not in texts["private"]

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators import random_streams
 from mf_aggregators.audit.one_run import FreshNoise, RunAudit
 from mf_aggregators.commands import command_line, report, stated_runs
 from mf_aggregators.privacy.statement import PrivacyStatement
@@ -157,6 +158,59 @@ def test_an_extended_run_is_verified_with_all_its_horizons(
     assert _verified(capsys, tmp_path / "run") == []
 
 
+def _forge(run: pathlib.Path, place: str, value: float) -> None:
+    """Puts a number into a statement, and makes the rest of it anew from that."""
+    contents = json.loads((run / "privacy.json").read_text())
+    changed: Any = contents
+    *outer, name = place.split(".")
+    for each in outer:
+        changed = changed[int(each) if each.isdigit() else each]
+    changed[name] = value
+    forged = stated_runs.made_again(run, contents)
+    (run / "privacy.json").write_text(json.dumps(forged.to_dict()))
+    (run / "PRIVACY.md").write_text(forged.to_markdown())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_forged_noise_multiplier_of_drawn_clients_is_found(
+    is_there: bool, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    _ran(run, *_DRAWN, "--target_rho=2")
+    if not is_there:
+        # The statement is of this very file, which cannot be compared with it.
+        before = hashlib.sha256((run / "config.json").read_bytes()).hexdigest()
+        _edited(run / "config.json", '"noise_multiplier": ', '"another": ')
+        after = hashlib.sha256((run / "config.json").read_bytes()).hexdigest()
+        _edited(run / "privacy.json", before, after)
+    _forge(run, "planned.noise_multiplier", 6.0)
+    (found,) = _verified(capsys, run)
+    assert found.startswith("noise_multiplier is 6.0 in the statement")
+    assert found.endswith("and None in the files of the run.") != is_there
+
+
+def test_a_forged_noise_multiplier_of_an_extended_run_is_found(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    arguments = ("--mechanism=identity", "--clients_per_round=5", "--separation=4")
+    _ran(run, *arguments, "--target_epsilon=4")
+    more = ("--num_rounds=16", "--target_epsilon=8")
+    statement = _ran(run, *arguments, *more, rounds=16)
+    assert _verified(capsys, run) == []
+    # All horizons by the same factor, as noise that nobody added.
+    contents = json.loads((run / "privacy.json").read_text())
+    first = 2.0 * contents["earlier_plans"][0]["noise_multiplier"]
+    contents["planned"]["noise_multiplier"] *= 2.0
+    (run / "privacy.json").write_text(json.dumps(contents))
+    _forge(run, "earlier_plans.0.noise_multiplier", first)
+    assert json.loads((run / "privacy.json").read_text())["planned"]["epsilon"] < (
+        0.7 * statement.plan.epsilon
+    )
+    (found,) = _verified(capsys, run)
+    assert found.startswith(f"noise_multiplier is {first} in the statement")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The directory of a run that ended; each test works on a copy."""
@@ -237,16 +291,8 @@ def test_a_forged_statement_that_agrees_with_itself_is_not_that_of_the_run(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    contents = json.loads((run / "privacy.json").read_text())
-    *outer, name = place.split(".")
-    changed = contents
-    for each in outer:
-        changed = changed[each]
-    changed[name] = value
-    forged = stated_runs.made_again(run, contents)
-    (run / "privacy.json").write_text(json.dumps(forged.to_dict()))
-    (run / "PRIVACY.md").write_text(forged.to_markdown())
-    named = "participation" if "participation" in place else name
+    _forge(run, place, value)
+    named = "participation" if "participation" in place else place.split(".")[-1]
     (found,) = _verified(capsys, run)
     assert found.startswith(f"{named} is")
 
@@ -314,6 +360,22 @@ def test_no_statement_confirms_a_guess_of_who_was_drawn(
     assert "sampling_seed.json is not there" in found
 
 
+def test_a_secret_ledger_has_no_second_name(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    begun = _begun(run, *_DRAWN, "--noise_multiplier=0.7")
+    (run / "factorization" / "link").symlink_to("../participation.npz")
+    (run / "factorization" / "seed").symlink_to("../checkpoints/sampling_seed.json")
+    _ran(run, *_DRAWN, "--noise_multiplier=0.7")
+    files = json.loads((run / "privacy.json").read_text())["provenance"]["files"]
+    assert "participation.npz" in files
+    assert not {"factorization/link", "factorization/seed"} & set(files)
+    for secret in (begun.directory.ledger, begun.directory.sampling_seed):
+        assert hashlib.sha256(secret.read_bytes()).hexdigest() not in files.values()
+    assert _verified(capsys, run) == []
+
+
 def _together(path: pathlib.Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((path / "privacy.json").read_text())["other_runs"]
     return found
@@ -339,6 +401,7 @@ def test_a_run_states_what_holds_of_it_and_others_together(
     assert found["epsilon"] > 1.5 * plan.epsilon
     text = " ".join((run / "PRIVACY.md").read_text().split())
     assert "in this run and in `../first`, `../second`, `../saved`, what they released" in text
+    assert "-DP, if each of them keeps what its own statement assumes." in text
     assert "not named here are not counted" in text
     assert _verified(capsys, run) == []
     files = json.loads((run / "privacy.json").read_text())["provenance"]["files"]
@@ -361,6 +424,65 @@ def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
     expected = mfa.accounting.epsilon(sigma, kept.plan.delta)
     for name in ("run", "again"):
         assert _together(tmp_path / name)["epsilon"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_another_run_whose_ledger_was_destroyed_is_what_its_statement_says(
+    tmp_path: pathlib.Path,
+) -> None:
+    broken = _ran(tmp_path / "broken", *_BY_THE_CLOCK, cohorts=_BROKEN)
+    kept = _ran(tmp_path / "kept", *_TIMERS)
+    assert broken.worst_case is not None
+    assert broken.worst_case.noise_multiplier < 0.9 * broken.plan.noise_multiplier
+    for name, expected in (("broken", broken.worst_case), ("kept", kept.plan)):
+        for is_there in (True, False):
+            found = stated_runs.event_of(tmp_path / name, 1e-4)
+            assert found.noise_multiplier == pytest.approx(expected.noise_multiplier, rel=1e-9)
+            if is_there:
+                (tmp_path / name / "participation.npz").unlink()
+    # What it broke, but not how: nothing is known of it.
+    contents = json.loads((tmp_path / "broken" / "privacy.json").read_text())
+    (tmp_path / "broken" / "privacy.json").write_text(json.dumps({**contents, "widened": None}))
+    with refuses("broken", "bring the ledger", error=command_line.CommandError):
+        stated_runs.event_of(tmp_path / "broken", 1e-4)
+
+
+def test_another_run_whose_clients_were_drawn_needs_its_ledger(tmp_path: pathlib.Path) -> None:
+    drawn = tmp_path / "drawn"
+    statement = _ran(drawn, *_DRAWN, "--noise_multiplier=0.7")
+    assert stated_runs.event_of(drawn, 1e-4) == statement.plan.event()
+    ledger = (drawn / "participation.npz").read_bytes()
+    (drawn / "participation.npz").unlink()
+    contents = json.loads((drawn / "privacy.json").read_text())
+    # Also of a run that was killed before its statement had a word on who took part.
+    killed = {**contents, "realised_participation": None, "keeps_plan": None}
+    for each in (contents, killed):
+        (drawn / "privacy.json").write_text(json.dumps(each))
+        with refuses("drawn", "bring the ledger", error=command_line.CommandError):
+            stated_runs.event_of(drawn, 1e-4)
+    (drawn / "participation.npz").write_bytes(ledger)
+    assert stated_runs.event_of(drawn, 1e-4) == statement.plan.event()
+
+
+def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
+    drawn = (*_DRAWN, "--noise_multiplier=0.7")
+    statement = _ran(tmp_path / "first", *drawn)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    seed = copy / "checkpoints" / "sampling_seed.json"
+    # Its own digits, in other letters.
+    seed.write_text(f" {seed.read_text()}".replace("0x", "0X"))
+    refusals = [lambda: _begun(tmp_path / "run", *_TIMERS, f"--other_runs={first},{copy}")]
+    refusals += [
+        lambda: stated_runs.with_other_runs(
+            statement, [copy], tmp_path, first / "checkpoints" / "sampling_seed.json"
+        )
+    ]
+    for refused in refusals:
+        with refuses("the same seed", "copy", error=command_line.CommandError):
+            refused()
+    random_streams.save_seed(7, seed)
+    # Draws that are not of this seed count as a worst case.
+    assert len(stated_runs.events_of([first, copy], 1e-4)) == 2
 
 
 @pytest.mark.long
