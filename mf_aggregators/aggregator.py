@@ -15,6 +15,7 @@ what is done. A framework that adds up by itself (a secure sum, for one) takes t
 ``next``: :meth:`Aggregator.record` on each client, and :meth:`Aggregator.release` on the sum.
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -206,20 +207,39 @@ class Aggregator:
             else None
         )
         self._rounding = Rounding.of(self._rows, self._blocks)
-        scheme = mechanism.sampling
-        if template is None and scheme is not None and scheme.has_random_sizes:
-            raise ValueError(
-                "template is needed where the number of clients is drawn: a batch may be empty, "
-                "and its round has to be released like any other."
-            )
         self._template = template
         self._released: dict[tuple[str, int], bytes] = {}
         self._identities = tuple(map(self._identity, mechanism.horizons))
         if template is not None:
             self._check_size(_described(template)[1])
 
+    def with_template(self, template: Any) -> "Aggregator":
+        """Returns the same aggregator, with the same record, for updates like a template.
+
+        Args:
+          template: A structure of arrays, or of anything with a shape and a dtype.
+
+        Raises:
+          TypeError: If something in it is not floating point.
+          ValueError: If no guarantee is stated for updates of this size.
+        """
+        self._check_size(_described(template)[1])
+        other = copy.copy(self)
+        other._template = template
+        return other
+
     def initialize(self) -> AggregatorState:
-        """Returns the state before the first round, with a fresh secret unless it is fixed."""
+        """Returns the state before the first round, with a fresh secret unless it is fixed.
+
+        Raises:
+          ValueError: If the number of clients is drawn and there is no template.
+        """
+        scheme = self.mechanism.sampling
+        if self._template is None and scheme is not None and scheme.has_random_sizes:
+            raise ValueError(
+                "template is needed where the number of clients is drawn: a batch may be empty, "
+                "and its round has to be released like any other."
+            )
         seed = self._fixed_seed
         if seed is None:
             seed = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)

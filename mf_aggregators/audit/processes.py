@@ -54,7 +54,7 @@ def of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Process:
       dimension: Their length.
     """
     if isinstance(built, Aggregator):
-        return _InNumpy(built)
+        return _InNumpy(built.with_template(np.zeros(dimension, dtype)))
     # TensorFlow Federated takes seconds to import.
     from mf_aggregators.tff import compatibility
 

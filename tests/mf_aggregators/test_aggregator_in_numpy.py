@@ -335,8 +335,8 @@ def test_a_drawn_number_of_clients_needs_a_template() -> None:
     scheme = mfa.participation.PoissonSampling(_NUM_ROUNDS, 1, 50, 5)
     mechanism = mfa.Mechanism(mfa.factorizations.identity(_NUM_ROUNDS), scheme, 1.0)
     with refuses("template"):
-        _aggregator(mechanism)
-    aggregator = _aggregator(mechanism, template=np.zeros(3))
+        _aggregator(mechanism).initialize()
+    aggregator = _aggregator(mechanism).with_template(np.zeros(3))
     assert aggregator.next(aggregator.initialize(), [])[1].shape == (3,)
 
 
