@@ -186,8 +186,9 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         """
         norm = global_state.clip.norm
         # Noise and sum alike are in units of this round's norm, which was known before it.
-        scales = [norm for _ in self._specs] + [self._per_indicator(global_state)]
-        scales += [] if self._metrics is None else [tf.ones_like(norm)]
+        per_indicator = 1.0 / (self._split.indicator_weight * self._clients)
+        scales: list[Any] = [*(norm for _ in self._specs), per_indicator]
+        scales += [] if self._metrics is None else [1.0]
         released, mechanism, event = self._mechanism.scaled_result(
             sample_state, global_state.mechanism, scales
         )
@@ -204,16 +205,6 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             self._means(metrics[0]) if metrics else global_state.released_metrics,
         )
         return result, state, event
-
-    def _per_indicator(self, global_state: AdaptiveState) -> tf.Tensor:
-        """What the noisy sum of indicators is multiplied by; from a table, as ``dp_query`` says."""
-        noise = global_state.mechanism.noise
-        rounds = self._mechanism.num_rounds
-        each = 1.0 / (self._split.indicator_weight * self._clients)
-        last = tf.constant(rounds - 1, tf.int64)
-        return tf.gather(
-            tf.constant([each] * rounds, tf.float64), tf.minimum(noise.round_index, last)
-        )
 
     def _means(self, sums: tf.Tensor) -> tf.Tensor:
         """The released metrics, (k,), of the noisy sums of what clients counted with."""

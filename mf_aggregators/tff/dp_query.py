@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
@@ -221,38 +222,48 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           TypeError: If the sum is not one of int64.
           ValueError: If it has other tensors than the records of the query.
         """
-        scales = [tf.ones([], tf.float64) for _ in self._specs]
+        scales = [1.0] * len(self._specs)
         return self.scaled_result(sample_state, global_state, scales)
 
     def scaled_result(
-        self, sample_state: SampleState, global_state: GlobalState, scales: Sequence[tf.Tensor]
+        self,
+        sample_state: SampleState,
+        global_state: GlobalState,
+        scales: Sequence[tf.Tensor | float],
     ) -> tuple[Any, GlobalState, dp_accounting.DpEvent]:
         """Returns what :meth:`get_noised_result` does, times numbers that were known before.
 
         Args:
           sample_state: The sum.
           global_state: The state.
-          scales: A float64 scalar for each tensor.
+          scales: A float64 scalar for each tensor; a Python number where it is a constant.
 
         Raises:
           TypeError: As there.
           ValueError: As there.
         """
         noise_state = global_state.noise
-        # Numbers of the query come from tables: TensorFlow's optimizer would multiply a constant
-        # with other numbers than is written here, which changes last bits.
-        noise, step, next_noise_state = self._noise.next_row(noise_state, self._noise_stddev or 1.0)
-        unit = tf.gather(
-            tf.constant(np.full(self.num_rounds, self._unit)),
-            next_noise_state.round_index - 1,
+        stddev = self._noise_stddev or 1.0
+        noise, step, next_noise_state = self._noise.next_row(noise_state, stddev)
+        steps_of_rounds, units = (
+            self._noise.store.rows.steps * stddev,
+            np.full(self.num_rounds, self._unit),
         )
+
+        def of_this_round(numbers: FloatArray) -> tf.Tensor:
+            return tensor_streams.of_round(numbers, next_noise_state.round_index - 1)
+
+        def scaled(number: tf.Tensor, numbers: FloatArray, scale: tf.Tensor | float) -> tf.Tensor:
+            return number * scale if tf.is_tensor(scale) else of_this_round(numbers * scale)
+
+        unit = of_this_round(units)
         sums = self._checked_sums(sample_state)
         if self._noise_stddev == 0.0:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
                 noised = [
                     tf.cast(
-                        tf.cast(steps, tf.float64) * (unit * scale),
+                        tf.cast(steps, tf.float64) * scaled(unit, units, scale),
                         tensor_streams.noise_dtype(spec.dtype),
                     )
                     for steps, spec, scale in zip(sums, self._specs, scales, strict=True)
@@ -267,9 +278,12 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     clip_norm=self._l2_norm_clip,
                     step=step,
                 )
+            released_steps = [scaled(step, steps_of_rounds, scale) for scale in scales]
             noised = [
-                _released(steps, unit, row, step, scale, tensor_streams.noise_dtype(spec.dtype))
-                for steps, row, spec, scale in zip(sums, noise, self._specs, scales, strict=True)
+                _released(steps, unit, row, step, released, tensor_streams.noise_dtype(spec.dtype))
+                for steps, row, spec, released in zip(
+                    sums, noise, self._specs, released_steps, strict=True
+                )
             ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
         next_state = global_state._replace(noise=next_noise_state)
@@ -394,16 +408,16 @@ def _released(
     unit: tf.Tensor,
     row: tf.Tensor,
     step: tf.Tensor,
-    scale: tf.Tensor,
+    released_step: tf.Tensor,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """A sum and a row of noise, each in steps of its own, as floats of a type, times a scale."""
+    """A sum and a row of noise, each in steps of its own, in other steps as floats of a type."""
 
     def add(sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         # All that follows is a function of these integers, whatever it rounds.
         of_sums = tf.cast(tf.round(tf.cast(sums, tf.float64) * unit / step), tf.int64)
         released = of_sums + tf.cast(row, tf.int64)
-        return tf.cast(tf.cast(released, tf.float64) * (step * scale), dtype)
+        return tf.cast(tf.cast(released, tf.float64) * released_step, dtype)
 
     return _map_tiles(add, dtype, sums, row)
 

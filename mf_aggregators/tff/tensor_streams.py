@@ -8,6 +8,7 @@ cheaper, and :func:`make` takes that one.
 """
 
 import dataclasses
+import math
 import os
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,7 @@ import scipy.linalg
 import tensorflow as tf
 
 from mf_aggregators import validation
+from mf_aggregators.arrays import FloatArray
 from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory, rows_of_z
 from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
@@ -156,7 +158,7 @@ class TensorNoise:
             for position, shape, tensor in zip(segment.positions, shapes, tensors, strict=True):
                 row[position] = tf.reshape(tensor, shape)
         kept = tuple(histories) if state.history else state.history
-        step = tf.gather(tf.constant(self.store.rows.steps * stddev), i)
+        step = of_round(self.store.rows.steps * stddev, i)
         return row, step, state._replace(round_index=i + 1, history=kept)
 
     def _checked_round(self, state: NoiseState) -> tf.Tensor:
@@ -183,6 +185,19 @@ class TensorNoise:
         ]
         with tf.control_dependencies([check for check in checks if check is not None]):
             return tf.identity(state.round_index)
+
+
+def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
+    """Returns a number of a round, as no constant of the graph.
+
+    TensorFlow's optimizer makes a constant of a table whose entries are all the same. It multiplies
+    constants with other numbers than is written in the graph, which changes last bits.
+
+    Args:
+      numbers: (n,) float64: one for each round.
+      i: int64 scalar: the round, of those that there are.
+    """
+    return tf.gather(tf.constant([*numbers, math.nan], tf.float64), i)
 
 
 def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:
