@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pathlib
 import sys
@@ -29,19 +30,45 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[_LONG_TEST] = "1"
 
 
+# Before pytest's own, which reads -m.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves long tests out, unless they are asked for: by --all, by -m, or by a test's name.
 
-    The library's modules, which are many and quick, come last: of several processes, none is
-    left with a long module while the others have nothing to do.
+    The library's modules, which are many and quick, come last, and of them those without
+    TensorFlow: of several processes, none is left with a long module while the others have
+    nothing to do.
     """
-    items.sort(key=lambda item: item.path.is_relative_to(_LIBRARY))
+    items.sort(
+        key=lambda item: (
+            item.path.is_relative_to(_LIBRARY),
+            not item.path.is_relative_to(_LIBRARY / "tff"),
+        )
+    )
+    _mark_further_cases(items)
     if config.option.all or config.option.markexpr or any("::" in arg for arg in config.args):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def _mark_further_cases(items: list[pytest.Item]) -> None:
+    """Marks as long what ``short_cases`` leaves out of a test's cases: those between, evenly."""
+    of_tests: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("short_cases") and not item.get_closest_marker("long"):
+            of_tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in of_tests.values():
+        marker = cases[0].get_closest_marker("short_cases")
+        assert marker is not None
+        (number,) = marker.args
+        last = len(cases) - 1
+        short = {round(index * last / max(1, number - 1)) for index in range(number)}
+        for index, item in enumerate(cases):
+            if index not in short:
+                item.add_marker("long")
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +79,22 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer
     server = CommandServer(tmp_path_factory.mktemp("commands"))
     yield server
     server.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_outlives_the_tests() -> Iterator[None]:
+    """Ends the workers of a module's tests, which keep gigabytes."""
+    yield
+    if "tensorflow_federated" in sys.modules:
+        import psutil
+
+        from mf_aggregators.tff import processes
+
+        # To end them looks at every object of Python, which most modules need not pay for.
+        if any(
+            processes._name(child) == processes._WORKER for child in psutil.Process().children()
+        ):
+            processes.end_workers()
 
 
 @pytest.fixture

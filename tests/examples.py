@@ -11,13 +11,14 @@ import pytest
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 
 
-def examples(number: int) -> int:
+def examples(number: int, one_in: int = 4) -> int:
     """Returns how many examples to draw.
 
     Args:
-      number: How many the long test draws; the short one draws a fourth, and at least four.
+      number: How many the long test draws.
+      one_in: The short one draws a fourth or another part of them, and at least four.
     """
-    return number if _LONG_TEST in os.environ else max(4, number // 4)
+    return number if _LONG_TEST in os.environ else max(4, number // one_in)
 
 
 def covering(*axes: Sequence[Any]) -> list[Any]:

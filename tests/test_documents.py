@@ -68,6 +68,10 @@ _NAMES = [
     for path in sorted(ROOT.glob(pattern))
     if (name := str(path.relative_to(ROOT))) != _GENERATED
 ]
+# They train, audit or plan for seconds: the short test checks their flags, and runs the others.
+_SLOW = tuple(
+    f"docs/{name}.md" for name in ("audit", "commands", "devices", "planning", "tasks", "workers")
+)
 _OF_DEVELOPERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _REASONS = ("installs packages", "needs other machines", "trains for hours")
 _FENCE = re.compile(
@@ -568,9 +572,26 @@ def _without_numbers(line: str) -> str:
     return _NUMBER.sub("#", _RUN.sub("runs/#", _without_blanks(line)))
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if name in _SLOW else name for name in _NAMES],
+)
 def test_documents_run_as_printed(name: str, place: pathlib.Path) -> None:
     _run_document(name, _read(name), is_long_test=False)
+
+
+@pytest.mark.parametrize("name", _SLOW)
+def test_commands_of_slow_documents_have_their_flags(name: str, place: pathlib.Path) -> None:
+    ours = [
+        command
+        for block in _blocks(name, _read(name))
+        if block.language == "bash"
+        for command in block.commands
+        if command.is_ours
+    ]
+    assert ours
+    for command in ours:
+        _check_flags(command, command.arguments)
 
 
 def _is_small_in_short_test(name: str) -> bool:

@@ -68,6 +68,7 @@ def test_faults_are_found(draw: Callable[[Any], object], fault: str) -> None:
 # Figures of the documentation.
 
 
+@pytest.mark.short_cases(6)
 @pytest.mark.parametrize("path", _RESULTS, ids=lambda path: path.stem)
 def test_figures_of_the_committed_results(path: pathlib.Path) -> None:
     drawing = Drawing(**json.loads(path.read_text(encoding="utf-8"))["drawing"])
@@ -98,6 +99,7 @@ def _configurations(
     return Drawing("trained configurations", {"configurations": found})
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("epsilons", "half_width"),
     [pytest.param([8.0], None, marks=pytest.mark.long), ([0.001, 2.0, 18.9], 3.0)],
@@ -191,6 +193,7 @@ def _metrics(num_rounds: int, scale: float, is_private: bool, has_others: bool) 
     return rows
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("num_rounds", "scale", "is_private"),
     [(1, 1.0, True), (3, 1e-9, False), (3, 3e12, True), (200, 1.0, True), (10_000, 1.0, False)],
@@ -212,6 +215,7 @@ def test_figures_of_runs(num_rounds: int, scale: float, is_private: bool) -> Non
     )
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("num_runs", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
     ("names", "factor"),
@@ -240,6 +244,7 @@ def test_figures_of_comparisons(names: list[str], factor: float, num_runs: int) 
         assert figure_checks.faults(figure) == []
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -269,6 +274,7 @@ def test_the_figure_of_a_report(
     assert figure_checks.faults(figure) == []
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("ledger", "multiplier"), covering([None, "kept", "broken", "sampled"], [0.3, 0.543, 8.0])
 )

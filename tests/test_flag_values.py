@@ -54,27 +54,29 @@ _CALLS = (
     ("simulate-participation", f"{_SIMULATE} --separation=3"),
     (
         "simulate-participation",
-        f"{_SIMULATE} --timer=wall_clock --timer_hours=1 --availability=diurnal",
-    ),
-    (
-        "simulate-participation",
         f"{_SIMULATE} --separation=2 --availability=independent --available_probability=0.5",
     ),
     ("compare-mechanisms", "--output_dir={folder}/comparison"),
     ("make-text-dataset", "--input={folder}/text --output={folder}/text.sqlite --overwrite"),
     ("reproduce-paper", "--output_dir={folder}/report --only=bandmf-production"),
     ("run-digits", "--output_dir={folder}/run --num_rounds=4 --mechanism=identity"),
+    ("start-tff-worker", ""),
+)
+_CALLS_OF_LONG_TEST = (
+    (
+        "simulate-participation",
+        f"{_SIMULATE} --timer=wall_clock --timer_hours=1 --availability=diurnal",
+    ),
+    (
+        "run-digits",
+        "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2 "
+        "--noise_multiplier=1",
+    ),
     (
         "run-stackoverflow",
         "--output_dir={folder}/run --dataset={folder}/made.sqlite --cache_dir={folder}/cache "
         "--num_rounds=4 --clients_per_round=3 --vocab_size=9 --mechanism=identity --delta=0.1",
     ),
-    ("start-tff-worker", ""),
-)
-_CALL_OF_LONG_TEST = (
-    "run-digits",
-    "--output_dir={folder}/run --num_rounds=4 --sampling=poisson --num_bands=2 "
-    "--noise_multiplier=1",
 )
 
 
@@ -129,7 +131,8 @@ def _bad_values(flag: "flags.Flag[Any]") -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments"), [*_CALLS, pytest.param(*_CALL_OF_LONG_TEST, marks=pytest.mark.long)]
+    ("command", "arguments"),
+    [*_CALLS, *(pytest.param(*call, marks=pytest.mark.long) for call in _CALLS_OF_LONG_TEST)],
 )
 def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
     command: str, arguments: str, folder: pathlib.Path
@@ -153,6 +156,6 @@ def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
 
 
 def test_every_command_has_its_numbers_tried() -> None:
-    tried = {command for command, _ in _CALLS}
+    tried = {command for command, _ in (*_CALLS, *_CALLS_OF_LONG_TEST)}
     # Its flags are those of run-digits, and it needs a download.
     assert tried | {"run-cifar10"} == set(console_commands.of_setup()["commands"])

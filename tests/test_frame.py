@@ -201,6 +201,18 @@ def test_a_worker_left_behind_by_the_tests_is_ended(
 # tests/conftest.py
 
 
+def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs the tests in a directory."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("arguments", "run"),
     [
@@ -222,16 +234,37 @@ def test_long_tests_run_if_asked_for(
         "def test_short():\n    pathlib.Path('ran-short').touch()\n"
         "@pytest.mark.long\ndef test_long():\n    pathlib.Path('ran-long').touch()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = _pytest(tmp_path, arguments)
 
-    assert done.returncode == 0, done.stdout
+    assert ended.returncode == 0, ended.stdout
     assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{name}" for name in run}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run"),
+    [
+        pytest.param([], {0, 4, 9}, marks=pytest.mark.long),
+        (["-m", "not long"], {0, 4, 9}),
+        pytest.param(["--all"], {*range(10)}, marks=pytest.mark.long),
+    ],
+)
+def test_some_cases_of_a_test_are_short(
+    tmp_path: pathlib.Path, arguments: list[str], run: set[int]
+) -> None:
+    """The first, the last and one between, of those that are not long already."""
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / "test_x.py").write_text(
+        "import pathlib\nimport pytest\n"
+        "@pytest.mark.short_cases(3)\n"
+        "@pytest.mark.parametrize('n', [*range(10), pytest.param(10, marks=pytest.mark.long)])\n"
+        "def test_some(n):\n    pathlib.Path(f'ran-{n}').touch()\n"
+    )
+    ended = _pytest(tmp_path, arguments)
+    assert ended.returncode == 0, ended.stdout
+    ran = {int(path.name.removeprefix("ran-")) for path in tmp_path.glob("ran-*")}
+    assert ran - {10} == run
+    assert (10 in ran) == ("--all" in arguments)
 
 
 # README.md and .ci/run

@@ -116,6 +116,7 @@ def _listed(heading: str) -> set[str]:
     return files
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("storage", ["state", "disk"])
 def test_a_row_of_noise_from_checkpoint_to_model(storage: str, tmp_path: pathlib.Path) -> None:
     mfa.checkpoints.save(mfa.factorizations.banded(8, num_bands=3), tmp_path / "banded")

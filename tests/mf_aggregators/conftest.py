@@ -1,19 +1,8 @@
 """What tests through TensorFlow Federated share."""
 
-import sys
 from collections.abc import Iterator
 
 import pytest
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    """Ends the workers of a module's tests, which keep gigabytes."""
-    yield
-    if "tensorflow_federated" in sys.modules:
-        from mf_aggregators.tff import processes
-
-        processes.end_workers()
 
 
 @pytest.fixture

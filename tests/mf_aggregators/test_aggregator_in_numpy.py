@@ -148,6 +148,7 @@ def _states(aggregator: mfa.Aggregator, state: Any, rounds: int) -> Iterator[tup
         yield state, release
 
 
+@pytest.mark.short_cases(12)
 @pytest.mark.parametrize("storage", ["state", "disk"])
 @pytest.mark.parametrize("mechanism", range(len(small_mechanisms.factorizations(_NUM_ROUNDS))))
 def test_a_saved_run_goes_on_as_it_would_have(

@@ -168,6 +168,7 @@ def _survives(index: int, relative_gap: float | None = None) -> tuple[float, flo
     return attained / of_matrix, attained / bound if bound > 0.0 else np.nan
 
 
+@pytest.mark.short_cases(8)
 @pytest.mark.parametrize("index", range(_NUM_SHORT))
 def test_no_matrix_is_better_than_a_certificate_allows(index: int) -> None:
     of_matrix, _ = _survives(index)

@@ -452,6 +452,7 @@ def test_a_plan_for_an_error_makes_a_mechanism_for_it_that_has_such_an_option(
             mechanism_flags.given_options(flags_given, "discounted")
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("place", ["build", "for_timers"])
 @pytest.mark.parametrize("error", [KeyError("discount"), ValueError("needs --discount.")])
 def test_a_plan_goes_on_without_what_cannot_be_made(

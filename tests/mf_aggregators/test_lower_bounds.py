@@ -18,6 +18,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import schemas
 from tests.refusals import refuses
@@ -75,7 +76,7 @@ def _any_parameters(
 
 
 @given(st.integers(1, 8), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_second_moments_are_those_of_random_signs_on_patterns_of_the_schema(
     num_rounds: int, data: st.DataObject
 ) -> None:
@@ -198,7 +199,7 @@ def test_shares_leave_nothing_out_and_take_nothing_twice() -> None:
 
 
 @given(st.integers(1, 7), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_no_strategy_matrix_is_better(num_rounds: int, data: st.DataObject) -> None:
     """Sensitivities by enumeration, for one-dimensional contributions: the smallest there are."""
     participation = data.draw(schemas(num_rounds))
@@ -315,6 +316,7 @@ def test_timers_have_a_larger_bound_than_an_exact_order() -> None:
     assert timers.max_error > timers.rmse
 
 
+@pytest.mark.long
 def test_large_workloads_have_a_bound_by_closed_form_or_by_cells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -97,6 +97,7 @@ def test_calibrated_for_rho_it_has_that_rho() -> None:
     assert sampled.guarantee(1e-6).zcdp_rho <= 0.08 * (1 + 1e-12)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -419,6 +420,7 @@ _SCHEMES: list[Participation] = [
 ]
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("participation", _SCHEMES)
 def test_losses_state_what_the_guarantee_does(participation: Participation) -> None:
     """Two runs of them are those of each, and no more than two of the other direction's."""
@@ -456,6 +458,7 @@ def test_what_is_known_of_losses_of_pairs_alone() -> None:
         shuffled.privacy_loss_distribution(pessimistic=False)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["fixed_size", "truncated_poisson", "random_allocation"])
 def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
     """And not those of the scheme that it is a kind of, which may be far smaller."""

@@ -15,6 +15,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import schemas
 from tests.refusals import refuses
@@ -44,7 +45,7 @@ def _problems(draw: st.DrawFn, largest: int = 9) -> tuple[np.ndarray, Participat
 
 
 @given(_problems())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_never_below_and_if_exact_equal_to_enumeration(
     problem: tuple[np.ndarray, Participation],
 ) -> None:
@@ -57,7 +58,7 @@ def test_never_below_and_if_exact_equal_to_enumeration(
 
 
 @given(_problems(), st.integers(1, 5), st.integers(1, 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_bound_is_that_of_the_definition_whatever_is_computed_at_a_time(
     problem: tuple[np.ndarray, Participation], rows: int, columns: int
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_bound_is_that_of_the_definition_whatever_is_computed_at_a_time(
 
 
 @given(_problems(largest=7), st.integers(2, 4), st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_never_below_the_change_of_vector_contributions(
     problem: tuple[np.ndarray, Participation], dimension: int, seed: int
 ) -> None:
@@ -99,7 +100,7 @@ def test_never_below_the_change_of_vector_contributions(
 
 
 @given(st.integers(1, 10), st.integers(1, 10), st.integers(0, 2**32 - 1), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_banded_matrices_are_exact_under_their_separation(
     num_rounds: int, num_bands: int, seed: int, data: st.DataObject
 ) -> None:
@@ -132,7 +133,7 @@ def test_a_symmetric_banded_matrix_is_not_taken_for_a_banded_one() -> None:
 
 
 @given(st.integers(1, 9), st.floats(0.0, 1.0), st.integers(-8, 8), st.integers(0, 2**32 - 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_bands_are_those_of_the_entries_on_both_sides(
     num_rounds: int, share: float, above: int, seed: int
 ) -> None:

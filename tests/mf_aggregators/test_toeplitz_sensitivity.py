@@ -12,6 +12,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
 from tests.refusals import refuses
@@ -50,7 +51,7 @@ def _problems(draw: st.DrawFn, largest: int) -> tuple[str, np.ndarray, int, Part
 
 
 @given(_problems(largest=9))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_never_below_enumeration_and_exact_where_it_says_so(
     problem: tuple[str, np.ndarray, int, Participation],
 ) -> None:
@@ -71,7 +72,7 @@ def test_never_below_enumeration_and_exact_where_it_says_so(
 
 
 @given(_problems(largest=7), st.integers(2, 3), st.integers(0, 2**32 - 1))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_never_below_the_change_of_vector_contributions(
     problem: tuple[str, np.ndarray, int, Participation], dimension: int, seed: int
 ) -> None:
@@ -85,7 +86,7 @@ def test_never_below_the_change_of_vector_contributions(
 
 
 @given(st.integers(1, 60), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_no_pattern_beats_the_first_one_if_coefficients_fall_from_the_separation_on(
     num_rounds: int, data: st.DataObject
 ) -> None:
@@ -139,7 +140,7 @@ def test_a_rise_from_the_separation_on_is_a_bound() -> None:
 
 
 @given(_problems(largest=24))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_bounds_are_no_looser_than_a_larger_matrix_that_falls(
     problem: tuple[str, np.ndarray, int, Participation],
 ) -> None:
@@ -216,7 +217,7 @@ def test_a_million_rounds_lose_no_digits_to_the_sums() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 45), st.integers(0, 2**32 - 1), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_pattern_sums_and_their_adjoint_are_a_matrix_and_its_transpose(
     num_rounds: int, separation: int, seed: int, data: st.DataObject
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import workloads
+from tests.examples import examples
 from tests.refusals import refuses
 
 
@@ -73,7 +74,7 @@ def _training(draw: st.DrawFn) -> workloads.Workload:
 
 
 @given(_training(), st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_workloads_give_what_training_does(workload: workloads.Workload, seed: int) -> None:
     """Averages are formed here one by one; those that move start at the initial model, zero."""
     n = workload.num_rounds
@@ -127,7 +128,7 @@ def _check_structure(workload: workloads.Workload, matrix: np.ndarray) -> None:
     st.sampled_from([-3.0, 0.5, 1.0]),
     st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_toeplitz_workloads_have_their_coefficients(
     later: list[float], first: float, has_few_bands: bool
 ) -> None:

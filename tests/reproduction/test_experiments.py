@@ -27,6 +27,7 @@ from reproduction.experiment import Outcome, Row, Workspace, parse_printed
 _WORKSPACE = Workspace()
 
 
+@pytest.mark.long
 def test_min_separation_sampling_needs_less_noise_than_poisson_sampling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

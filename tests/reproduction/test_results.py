@@ -17,6 +17,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("reproduction.
 """
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("module", ["prefix_sums", "banded_guarantees", "training"])
 def test_all_that_an_import_brings_counts(module: str) -> None:
     """Python itself says which modules of the package are loaded."""
@@ -25,6 +26,7 @@ def test_all_that_an_import_brings_counts(module: str) -> None:
     assert results._needed(module) == {name.partition(".")[2] for name in loaded}
 
 
+@pytest.mark.long
 def test_only_what_an_experiment_needs_makes_it_void(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

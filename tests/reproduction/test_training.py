@@ -387,6 +387,7 @@ def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
     return planned_runs.plan(options, data, RunDirectory("not written"), setting.separation)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("definition", "settings"),
     [
@@ -423,6 +424,7 @@ def test_runs_take_the_flags_of_their_configurations(
         assert found == pytest.approx(configuration.epsilon, rel=1e-4)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("definition", "settings"), [pair for pair in _DEFINITIONS if "stackoverflow" in pair[1]]
 )
@@ -474,6 +476,7 @@ def _slope_by_definition(
     return float(covariance[0, 1] / covariance[0, 0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [pytest.param(0.0, marks=pytest.mark.long), 0.02])
 def test_the_best_rates_are_fitted_to_both_errors(
     spread: float,
@@ -641,6 +644,7 @@ def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
     return found
 
 
+@pytest.mark.long
 def test_each_mechanism_of_a_panel_has_a_style_of_its_own(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:

@@ -262,6 +262,7 @@ def test_the_comparison_of_three_mechanisms(
     assert len(workplace.checks()) == 3
 
 
+@pytest.mark.long
 def test_clip_norms_are_compared(workplace: _Workplace, capfd: pytest.CaptureFixture[str]) -> None:
     status, out, err = _call(
         capfd,
@@ -307,6 +308,7 @@ def test_bad_clip_norms_are_refused(
 _THREE_MECHANISMS = ("identity", "none", "banded")
 
 
+@pytest.mark.long
 def test_more_repetitions_add_only_theirs(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +387,7 @@ def test_runs_of_other_versions_are_not_compared(
     assert [name for name, _ in workplace.started()] == ["banded_1"]
 
 
+@pytest.mark.long
 def test_runs_of_different_versions_are_not_tabulated(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -503,6 +506,7 @@ def test_epsilons_that_differ_are_said_and_nothing_is_claimed(
     assert f"\n{unfair}" in (workplace.output / "comparison.md").read_text()
 
 
+@pytest.mark.long
 def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -529,6 +533,7 @@ def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
     assert checked == [f"--mechanism={each}" for each in (*_THREE_MECHANISMS, "banded")]
 
 
+@pytest.mark.long
 def test_a_second_stop_is_passed_on_at_once(workplace: _Workplace) -> None:
     for name in ("hold-banded_1", "deaf"):
         (workplace.control / name).touch()
@@ -547,6 +552,7 @@ def test_a_second_stop_is_passed_on_at_once(workplace: _Workplace) -> None:
     assert not _is_alive(int(at_work.read_text()))
 
 
+@pytest.mark.long
 def test_a_run_that_ends_while_a_stop_waits_is_kept(workplace: _Workplace) -> None:
     for name in ("hold-banded_1", "deaf"):
         (workplace.control / name).touch()
@@ -591,6 +597,7 @@ def _at_work(workplace: _Workplace) -> set[str]:
     return {name for name in names if name != "run"}
 
 
+@pytest.mark.long
 def test_two_runs_at_a_time(workplace: _Workplace, capfd: pytest.CaptureFixture[str]) -> None:
     holds = {name: workplace.control / f"hold-{name}" for name in ("none_1", "banded_1")}
     for hold in holds.values():
@@ -635,6 +642,7 @@ def test_a_stop_reaches_all_runs_under_way(
     assert len(workplace.started()) == 8
 
 
+@pytest.mark.long
 def test_two_requests_end_all_runs_under_way(workplace: _Workplace) -> None:
     for name in ("hold-identity_1", "hold-none_1", "deaf"):
         (workplace.control / name).touch()
@@ -693,6 +701,7 @@ def test_flags_are_handed_on_as_a_shell_would(given_flags: dict[str, str | None]
     assert sorted(parsed.values()) == sorted(words)
 
 
+@pytest.mark.long
 def test_mechanisms_without_heldout_accuracy_are_left_out_of_the_figure(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:

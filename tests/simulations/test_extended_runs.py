@@ -59,7 +59,11 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 # Whole runs.
 
 
-@pytest.fixture(scope="module", params=["state", pytest.param("disk", marks=pytest.mark.long)])
+# Long: the rows of an extended run are compared by tests of the aggregator in the short test.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(storage, marks=pytest.mark.long) for storage in ("state", "disk")],
+)
 def runs(
     request: pytest.FixtureRequest,
     commands: CommandServer,

@@ -71,6 +71,7 @@ def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
             np.testing.assert_array_equal(cohort, expected)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -132,6 +133,7 @@ def test_a_round_of_no_client_releases_the_noise_of_its_own_row(
             process.next(before, [run.client_dataset("client_1", 0)])
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -295,6 +295,7 @@ def test_bad_input_is_refused_in_one_line(
     assert not (tmp_path / "x.sqlite").exists()
 
 
+@pytest.mark.long
 def test_runs_as_a_module_without_tff(tmp_path: pathlib.Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"A sentence of {name}.")

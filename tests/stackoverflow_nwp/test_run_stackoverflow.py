@@ -175,6 +175,7 @@ def _check_directory(output: pathlib.Path, rounds: int) -> dict[str, object]:
     return privacy
 
 
+@pytest.mark.long
 def test_a_private_run_from_start_to_statement(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -334,6 +335,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert noise < mfa.accounting.noise_multiplier(8.0, 0.01)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
 @pytest.mark.parametrize("bands", [["--mechanism=identity"], ["--num_bands=2"]])
 def test_only_what_the_sampler_drew_is_amplified(

@@ -42,6 +42,7 @@ def test_the_papers_model_has_the_papers_size() -> None:
     assert task.keras_model().count_params() == 4_050_748
 
 
+@pytest.mark.long
 def test_metrics_agree_with_tffs_own_task(text: datasets.FederatedText) -> None:
     """TFF's baseline task, its pipeline and its evaluation, on the same model."""
     words = list(WORDS[:-1])

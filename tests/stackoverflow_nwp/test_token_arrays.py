@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stackoverflow_nwp import federated_text, token_arrays
+from tests.examples import examples
 from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import WORDS
 
@@ -58,7 +59,7 @@ def test_special_tokens_are_those_of_tff() -> None:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
         st.lists(st.sampled_from((*WORDS, "", "\t", "na\u00efve", "The")), max_size=8).map(
@@ -75,6 +76,7 @@ def test_rows_are_those_of_tff(
     np.testing.assert_array_equal(tokenizer.rows(sentences), tff_rows(sentences))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("split", federated_text.SPLITS)
 def test_clients_have_the_rows_of_tffs_pipeline(small_file: pathlib.Path, split: str) -> None:
     import tensorflow_federated as tff
@@ -172,7 +174,7 @@ def test_bad_arguments(small_file: pathlib.Path) -> None:
         token_arrays.open_client_tokens(small_file, "dev", _VOCABULARY)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     rows=hnp.arrays(np.int32, st.tuples(st.integers(0, 30), st.integers(2, 25))),
     client=st.text(max_size=10).filter(lambda name: "\x00" not in name and name.isprintable()),
@@ -255,6 +257,7 @@ def _fill(path: pathlib.Path, first: int) -> None:
         cache.put(str(client), _ROWS[client:])
 
 
+@pytest.mark.long
 def test_processes_share_a_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "cache"
     context = multiprocessing.get_context("spawn")

@@ -84,6 +84,7 @@ def test_the_epsilons_of_denisov_et_al(multiplier: float, printed: float, exact:
     assert default.get_epsilon(1e-6) <= integers.get_epsilon(1e-6) * (1 + 1e-9)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("multiplier", [0.3, 0.7, 1.5, 6.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
 def test_agreement_with_discretized_privacy_loss(multiplier: float, delta: float) -> None:
@@ -107,7 +108,7 @@ def test_the_two_directions_are_inverse(epsilon: float, log_delta: float) -> Non
 
 
 @given(st.floats(0.31, 20.0), st.floats(0.31, 20.0))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_more_noise_is_never_less_private(one: float, other: float) -> None:
     less, more = sorted([one, other])
     assert accounting.epsilon(more, 1e-6) <= accounting.epsilon(less, 1e-6) + 1e-9

@@ -203,6 +203,7 @@ _RELATIVE = 1e-6
 _OF_SEARCHES = 1e-3
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("module", _GOLDEN)
 def test_a_version_has_its_numbers(module: str) -> None:
     assert search.ACCOUNTING_VERSION == 4

@@ -173,6 +173,7 @@ def test_one_sampled_round_against_the_best_attacks(sigma: float, probability: f
     assert np.all(found <= best * 1.06 + 1e-3)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     "scheme",
     [

@@ -112,6 +112,7 @@ class _NumpyAggregator:
 _INTACT: dict[str, Callable[..., Any]] = {"tff": _aggregator, "numpy": _NumpyAggregator}
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("schema", _SCHEMAS)
 @pytest.mark.parametrize("mechanism", _MECHANISMS)
 @pytest.mark.parametrize("place", ["numpy", pytest.param("tff", marks=pytest.mark.long)])
@@ -121,6 +122,7 @@ def test_every_intact_mechanism_leaks_what_it_claims_and_no_more(
     _check_intact(mechanism, schema, _INTACT[place])
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("mechanism", ["banded", "blt"])
 def test_the_aggregator_leaks_what_it_claims_and_no_more(mechanism: str) -> None:
     _check_intact(mechanism, "min_sep", _aggregator_in_numpy)

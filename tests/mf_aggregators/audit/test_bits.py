@@ -114,6 +114,7 @@ def _with_floats(
     )
 
 
+@pytest.mark.long
 def test_noise_that_is_added_in_floats_is_told_through_tff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,7 +41,7 @@ def test_the_bound_on_a_rate_is_missed_as_seldom_as_it_says(
     assert missed <= miss_probability * (1.0 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(trials=st.integers(1, 200), data=st.data())
 def test_the_bound_on_a_rate_solves_the_binomial_equation(trials: int, data: st.DataObject) -> None:
     """At the bound, so few events have just the miss probability: it cannot be smaller."""
@@ -88,6 +88,7 @@ def test_no_threshold_shows_more_than_the_exact_epsilon(
     assert bound <= mfa.accounting.exact_epsilon(1.0 / mu, delta) + 1e-6
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-6, 0.1])
 def test_the_best_thresholds_show_the_exact_epsilon(mu: float, delta: float) -> None:
@@ -115,6 +116,7 @@ def test_scores_are_counted_and_what_is_no_number_is_an_error() -> None:
 _SIZES = (100_000, 2000, 1e-4 / 6.0)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("power", [0.3, 1.0, 3.0, 700.0])
 def test_thresholds_are_better_than_any_other(power: float) -> None:
     """Better by the bound on mu and by epsilon at either delta, expected of Gaussian scores."""

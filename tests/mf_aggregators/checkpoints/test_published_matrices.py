@@ -5,7 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
-from simulations.workers import quiet
 from tests.refusals import refuses
 
 _RATES = tuple(float(rate) for rate in np.linspace(1.0, 0.05, 16))
@@ -47,12 +46,6 @@ _SCHEMAS: list[Participation] = [
     MinSeparation(4, 3),
     MinSeparation(2),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    yield
-    quiet.end_workers()
 
 
 def _write(directory: pathlib.Path, name: str, array: Any) -> None:
@@ -336,6 +329,7 @@ def test_a_copy_is_saved_as_a_checkpoint_and_the_original_is_not_replaced(
     assert again.parameters["source"] == f"p/{_C}"
 
 
+@pytest.mark.long
 def test_the_aggregator_adds_the_noise_of_the_published_matrix(tmp_path: pathlib.Path) -> None:
     factorization = banded(workloads.prefix_sum(4), 2)
     _publish(tmp_path, workloads.prefix_sum(4), factorization.strategy_matrix())

@@ -15,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.checkpoints.published_matrices import parse_tensor, read_tensor
+from tests.examples import examples
 from tests.refusals import refuses
 
 _Writer = Callable[[np.ndarray], bytes]
@@ -37,7 +38,7 @@ _ARRAYS = hypothesis.extra.numpy.arrays(
 
 
 @pytest.mark.parametrize("write", _WRITERS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(array=_ARRAYS)
 def test_what_tensorflow_writes_is_read_bit_by_bit(write: _Writer, array: np.ndarray) -> None:
     read = parse_tensor(write(array), "file")
@@ -69,7 +70,7 @@ def test_the_last_value_stands_for_all_that_follow() -> None:
 
 
 @pytest.mark.parametrize("write", _WRITERS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(array=_ARRAYS)
 def test_no_beginning_of_a_file_is_read(write: _Writer, array: np.ndarray) -> None:
     whole = write(array)
@@ -93,14 +94,14 @@ def test_no_beginning_of_an_abbreviated_list_is_read() -> None:
 
 
 @pytest.mark.parametrize("write", _WRITERS)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(array=_ARRAYS, rest=st.binary(min_size=1, max_size=24))
 def test_nothing_may_follow(write: _Writer, array: np.ndarray, rest: bytes) -> None:
     with refuses("file", "tensor"):
         parse_tensor(write(array) + rest, "file")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(array=_ARRAYS, position=st.integers(0), byte=st.integers(0, 255))
 def test_damage_is_a_value_error_or_another_value(
     array: np.ndarray, position: int, byte: int

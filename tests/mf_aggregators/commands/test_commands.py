@@ -208,6 +208,7 @@ def test_report_draws_a_figure(tmp_path: pathlib.Path, capsys: pytest.CaptureFix
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_report_writes_a_trade_off_curve(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -413,6 +414,7 @@ _VALUES = {
 }
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(("accuracy", "num_buffers"), [("0.1", 1), ("1e-6", 2)])
 def test_blt_chooses_its_buffers(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], accuracy: str, num_buffers: int
@@ -589,6 +591,7 @@ def test_missing_and_impossible_flags_are_refused(
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -84,6 +84,7 @@ def _numbers(texts: Sequence[str]) -> list[float]:
     return [float(text.removeprefix("~")) for text in texts]
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -147,6 +148,7 @@ def test_the_page_of_a_plan_has_the_numbers_of_its_json(
     assert ("~" in page.text) == any(each["is_estimate"] for each in candidates)
 
 
+@pytest.mark.long
 def test_the_page_of_a_plan_for_an_error_is_about_it(
     capsys: pytest.CaptureFixture[str],
     cache: str,
@@ -170,6 +172,7 @@ def test_the_page_of_a_plan_for_an_error_is_about_it(
     assert "(--error=max)" in page.text
 
 
+@pytest.mark.long
 def test_curves_of_a_plan_are_those_of_its_candidates(
     capsys: pytest.CaptureFixture[str],
     cache: str,
@@ -208,6 +211,7 @@ def test_curves_of_a_plan_are_those_of_its_candidates(
         assert _lengths(figure) == [each[field] for each in fields["candidates"]]
 
 
+@pytest.mark.long
 def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
     capsys: pytest.CaptureFixture[str],
     cache: str,
@@ -224,6 +228,7 @@ def test_epsilons_of_amplified_candidates_are_those_of_their_scheme(
     assert found[1] == pytest.approx(scheme.epsilon(multiplier, 1.5e-3), rel=1e-9)
 
 
+@pytest.mark.long
 def test_epsilons_of_clients_that_draw_for_themselves_are_estimates_but_for_the_target(
     capsys: pytest.CaptureFixture[str],
     cache: str,
@@ -259,6 +264,7 @@ def _reported(
     return fields, page_checks.read(path)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("ledger", [None, "kept", "broken"])
 def test_the_page_of_a_report_has_the_numbers_of_its_json(
     capsys: pytest.CaptureFixture[str],

@@ -126,6 +126,7 @@ def _arguments(expression: str) -> tuple[Any, dict[str, Any]]:
     return value(call.args[0]), named
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -199,6 +200,7 @@ def _weights(tmp_path: pathlib.Path, num_rounds: int) -> str:
     return str(path)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -292,6 +294,7 @@ def test_a_table_for_an_error_begins_with_it(
         assert written == pytest.approx(errors, rel=1e-3)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("sampling", "condition"),
     [
@@ -391,6 +394,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_no_harm(
     assert json.loads(out) == json.loads(_call(capsys, *_SETTING, *small, cache)[1])
 
 
+@pytest.mark.long
 def test_a_script_gets_the_same_twice(cache: str) -> None:
     command = [sys.executable, "-m", "mf_aggregators.commands.plan", *_SETTING, "--format=json"]
     first, second = (
@@ -459,6 +463,7 @@ def test_bad_input_is_one_clear_line(
     assert all("done" in line for line in progress)
 
 
+@pytest.mark.long
 def test_regrets_of_further_separations(
     capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
 ) -> None:
@@ -672,6 +677,7 @@ def test_a_template_is_marked_above_its_command(
     assert all(line.startswith("  # ") and len(line) <= 102 for line in notes)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "phrases"),
     [
@@ -707,6 +713,7 @@ def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
     _arguments(fields["commands"][-1])
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
 def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
     cache: str, sampling: str
@@ -785,6 +792,7 @@ def test_printed_commands_train(
     assert result["privacy"]["planned"]["epsilon"] <= 7.123456789
 
 
+@pytest.mark.long
 def test_an_approximation_is_printed_with_what_it_approximates(
     capsys: pytest.CaptureFixture[str],
     cache: str,

@@ -74,6 +74,7 @@ def test_a_run_that_kept_its_plan(
     assert fields["worst_client_sensitivity"] == pytest.approx(math.sqrt(3))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("rounds", [(0, 4, 8), (0, 1, 2)])
 def test_no_client_is_named_that_nobody_asked_for(
     tmp_path: pathlib.Path,
@@ -394,6 +395,7 @@ def _shuffled() -> tuple[list[int], ...]:
     return tuple([4 * (i // 4) + i % 4] for i in range(12))
 
 
+@pytest.mark.short_cases(6)
 @pytest.mark.parametrize(
     ("scheme", "cohorts", "deviation"),
     [
@@ -437,6 +439,7 @@ def test_nothing_is_amplified_that_the_ledger_contradicts(
     assert [name for name, value in fields.items() if isinstance(value, list)] == []
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("rounds", [1, 5, 12])
 @pytest.mark.parametrize(
     "scheme",
@@ -498,6 +501,7 @@ def _drawn(tmp_path: pathlib.Path, scheme: SamplingScheme, seed: int) -> tuple[s
     return _sampled_ledger(tmp_path, cohorts, scheme), flag
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -553,6 +557,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert "--sampling_seed, with the secret seed of the run, compares every draw" in out
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("scheme", _SEPARATED, ids=str)
 def test_tampered_draws_are_found(
     tmp_path: pathlib.Path,

@@ -43,6 +43,7 @@ def _call(
     )
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     ("redirections", "status", "out", "err"),
     [

@@ -23,6 +23,7 @@ from mf_aggregators.factorizations._patterns import (
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 
 
@@ -99,7 +100,7 @@ def test_another_solver_finds_nothing_better(seed: int) -> None:
 
 
 @given(st.integers(2, 24), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_structure_sensitivity_and_certificate(num_rounds: int, data: st.DataObject) -> None:
     num_bands = data.draw(st.integers(1, num_rounds))
     momentum = data.draw(st.sampled_from([0.0, 0.9]))

@@ -22,7 +22,7 @@ from mf_aggregators.participation import (
     Participation,
 )
 from mf_aggregators.workloads import Workload, fingerprint
-from tests.examples import covering
+from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
@@ -104,7 +104,7 @@ def test_two_bands_in_closed_form() -> None:
 
 
 @given(st.integers(2, 8), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
     num_rounds: int, data: st.DataObject
 ) -> None:
@@ -124,6 +124,7 @@ def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
             assert computed.value == pytest.approx(truth, rel=1e-10)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_bands", "participation"),
     covering([2, 16, 200], [PAPER, MinSeparation(20), MinSeparation(1)]),
@@ -153,6 +154,7 @@ def test_coefficients_that_rise_are_bounded_and_not_exact() -> None:
     assert not computed.is_exact
 
 
+@pytest.mark.short_cases(5)
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
     ("num_rounds", "participation"),
@@ -368,6 +370,7 @@ def test_no_error_is_above_that_of_version_1_0_0(
     assert measured(workload, schema) <= earlier
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=10, deadline=None)
 def test_another_solver_finds_nothing_better_where_clients_return(data: st.DataObject) -> None:
@@ -392,6 +395,7 @@ def test_another_solver_finds_nothing_better_where_clients_return(data: st.DataO
     assert error_of(ours, error, schema) <= best * (1 + 1e-5)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
     "participation", [SINGLE, MinSeparation(10), MinSeparation(16, 3)], ids=str
@@ -405,6 +409,7 @@ def test_more_bands_are_never_worse(participation: Participation, error: ErrorMe
     assert errors[3] < 0.7 * errors[0]
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
     "participation",
@@ -439,7 +444,7 @@ def _dense_rows(workload: Workload, noising: np.ndarray) -> np.ndarray:
 
 
 @given(_changing(60), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_of_any_workload_by_dense_algebra(workload: Workload, data: st.DataObject) -> None:
     num_rounds = workload.num_rounds
     num_bands = data.draw(st.integers(1, num_rounds))

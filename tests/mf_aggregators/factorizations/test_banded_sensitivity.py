@@ -73,6 +73,7 @@ def test_the_largest_pattern_sum_is_that_of_all_patterns(
     assert largest_pattern_sum(values, separation, most) == largest(0, most)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     "participation",
     [

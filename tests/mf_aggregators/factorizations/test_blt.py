@@ -25,7 +25,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
-from tests.examples import covering
+from tests.examples import covering, examples
 from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.toeplitz_cases import PAPER, SINGLE, error_of, prefix, schemas
 from tests.refusals import refuses
@@ -94,7 +94,7 @@ def test_one_buffer_in_closed_form() -> None:
 
 
 @given(_interlacing())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_coefficients_are_those_of_the_rational_function(
     decays: tuple[np.ndarray, np.ndarray],
 ) -> None:
@@ -111,7 +111,7 @@ def test_coefficients_are_those_of_the_rational_function(
 
 
 @given(_examples(largest=8), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_sensitivities_are_exact_under_every_schema(
     factorization: BltFactorization, data: st.DataObject
 ) -> None:
@@ -129,7 +129,7 @@ def test_sensitivities_are_exact_under_every_schema(
 
 
 @given(st.integers(2, 40), st.integers(1, 3), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     num_rounds: int, num_buffers: int, data: st.DataObject
 ) -> None:
@@ -177,6 +177,7 @@ def _found_by_another_solver(
     return min(float(result.fun) for result in found)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     ("size", "error"),
     covering(
@@ -204,6 +205,7 @@ def test_another_solver_finds_no_better_single_buffer(
     assert error_of(factorization, error, participation) <= other * (1 + 1e-4)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize("participation", [SINGLE, MinSeparation(8)], ids=str)
 def test_another_solver_finds_no_two_better_buffers(
@@ -229,6 +231,7 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
     assert error_of(factorization, "mean", SINGLE) == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", ["mean", pytest.param("max", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("num_rounds", "participation"),
@@ -260,6 +263,7 @@ def test_more_buffers_are_never_worse(
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(errors))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "participation", "error"),
     [
@@ -289,6 +293,7 @@ def test_the_fewest_buffers_of_an_accuracy(
         assert chosen.parameters["accuracy"] == accuracy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_rounds", "participation", "error"),
     [
@@ -308,6 +313,7 @@ def test_more_buffers_are_not_worse_above_the_size_of_a_full_search(
     assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(errors))
 
 
+@pytest.mark.long
 def test_a_search_at_fewer_rounds_finds_what_a_search_at_all_does() -> None:
     """A separation far below the rounds is not scaled away; 16.8438 by a search at all rounds."""
     participation = MinSeparation(50, 5)

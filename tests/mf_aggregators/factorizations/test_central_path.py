@@ -57,6 +57,7 @@ def _multipliers(cone: MultiplierCone, free: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.short_cases(5)
 @pytest.mark.parametrize(("equal", "entries"), _VARIANTS)
 @pytest.mark.parametrize("sizes", [(6, 2, 3), (7, 2, 4), (7, 2, 2), (5, 1, 3)])
 def test_no_feasible_matrix_costs_more_than_the_cone_says(
@@ -139,6 +140,7 @@ def test_slopes_and_curvatures_are_those_of_the_objective(
     assert direction @ curvature @ direction == pytest.approx(second, rel=2e-2)
 
 
+@pytest.mark.short_cases(8)
 @pytest.mark.parametrize(
     "schema", [SingleParticipation(), FixedEpochOrder(4, 6), FixedEpochOrder(2, 6)], ids=str
 )
@@ -168,6 +170,7 @@ def test_weights_of_rounds_reach_the_target_of_the_mean(
         assert variance == pytest.approx(most**2, rel=2e-5)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(("equal", "entries"), _VARIANTS)
 @pytest.mark.parametrize(
     ("schema", "momentum"), [(FixedEpochOrder(6, 5), 0.9), (FixedEpochOrder(3, 7), 0.0)], ids=str
@@ -243,6 +246,7 @@ def test_a_wrong_dual_is_caught(mutant: str | None, monkeypatch: pytest.MonkeyPa
     assert (is_sound and gap <= 1e-3) == (mutant is None)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("num_rounds", [80, 77])
 def test_the_path_begins_near_the_optimum_of_fewer_rounds(

@@ -153,6 +153,7 @@ def test_a_described_workload_gives_the_errors_of_its_matrix(name: str) -> None:
             assert found.sensitivity == factorization.sensitivity(schema)
 
 
+@pytest.mark.short_cases(36)
 @every_mechanism
 @pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
 def test_the_sensitivity_is_never_below_the_largest_change(
@@ -180,6 +181,7 @@ def test_the_sensitivity_is_never_below_the_largest_change(
             assert change <= computed.value * (1 + 1e-9)
 
 
+@pytest.mark.short_cases(24)
 @every_mechanism
 @pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
 def test_no_error_is_below_the_lower_bound(name: str, schema: Participation) -> None:
@@ -339,6 +341,7 @@ def test_a_checkpoint_gives_the_mechanism_back(name: str, tmp_path: pathlib.Path
             )
 
 
+@pytest.mark.short_cases(18)
 @every_mechanism
 @pytest.mark.parametrize("rounds", [1, 4, 9, _NUM_ROUNDS])
 def test_a_run_that_ends_early_has_the_sensitivity_of_its_part(name: str, rounds: int) -> None:
@@ -387,6 +390,7 @@ def test_structured_mechanisms_store_what_their_structure_needs(
     assert stored <= 8 * most_numbers + 2000
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -546,9 +550,10 @@ def _unoptimised(
     )
 
 
+@pytest.mark.short_cases(5)
 @pytest.mark.parametrize("kind", _KINDS)
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_sensitivities_of_any_matrix(kind: str, data: st.DataObject) -> None:
     factorization, _ = data.draw(_unoptimised(kind, 8))
     num_rounds = factorization.num_rounds
@@ -570,7 +575,7 @@ def test_sensitivities_of_any_matrix(kind: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", _KINDS)
 @given(st.data(), st.floats(0.0, 0.95))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60, one_in=10), deadline=None)
 def test_every_view_is_that_of_the_dense_matrix(
     kind: str, data: st.DataObject, momentum: float
 ) -> None:

@@ -242,6 +242,7 @@ def test_banded_matrices_of_any_kind_go_on(
 _AT_MOST = {"blt": 1.03, "toeplitz": 1.03, "banded": 1.08, "tree": 1.0 + 1e-12, "identity": 1.0}
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("schema", [SingleParticipation(), MinSeparation(16)])
 def test_extensions_are_nearly_as_good_as_what_is_planned_for_all_rounds(
     schema: Participation,

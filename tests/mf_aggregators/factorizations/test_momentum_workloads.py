@@ -45,6 +45,7 @@ def _dense_errors(
     return np.asarray(sensitivity * np.linalg.norm(decoder, axis=1))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(("mechanism", "momentum"), covering(list(_BUILDERS), [0.5, 0.9, 0.97]))
 def test_one_participation_is_near_the_dense_optimum(mechanism: str, momentum: float) -> None:
     """Not below it, and closer by far than a matrix for prefix sums."""
@@ -62,6 +63,7 @@ def test_one_participation_is_near_the_dense_optimum(mechanism: str, momentum: f
     assert "momentum" not in _BUILDERS[mechanism](12, _SINGLE).parameters
 
 
+@pytest.mark.short_cases(2)
 @_EVERY_BUILDER
 @pytest.mark.parametrize("error", ["mean", "max"])
 def test_clients_that_return_have_less_error_than_with_a_matrix_for_sums(
@@ -154,6 +156,7 @@ def test_square_roots_of_the_workload(momentum: float) -> None:
     assert inverse.strategy_matrix() == pytest.approx(root)
 
 
+@pytest.mark.short_cases(1)
 @_EVERY_BUILDER
 def test_a_constant_learning_rate_changes_nothing(mechanism: str) -> None:
     plain = _BUILDERS[mechanism](20, _SINGLE, workload=_momentum(20))
@@ -193,6 +196,7 @@ def _factorize(directory: pathlib.Path, *arguments: str) -> console_commands.End
     )
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [("toeplitz",), ("blt", "--num_buffers=2"), ("banded_inverse", "--num_bands=8")],

@@ -143,6 +143,7 @@ def _start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(MultiEpochSearch, "_run_from_diagonal", from_bands)
 
 
+@pytest.mark.short_cases(14)
 @pytest.mark.usefixtures("_start")
 @pytest.mark.parametrize(
     ("pattern_entries", "equal"),
@@ -185,6 +186,7 @@ def test_orthogonal_patterns_are_part_of_the_class_of_equal_norms() -> None:
     assert _other_optimum(workload, participation, "any", equal_diagonal=True) < 0.95 * error
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("pattern_entries", _VARIANTS)
 @pytest.mark.parametrize(("num_rounds", "epochs", "separation"), [(23, 4, 6), (24, 3, 5)])
 def test_the_matrix_is_in_the_class_it_is_the_best_of(
@@ -296,6 +298,7 @@ def test_the_optimality_conditions_hold_at_moderate_size(
     assert bound >= error * (1 - 5e-4)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("num_rounds", "epochs", "separation"), [(24, 4, 6), (26, 4, 7), (20, 2, 5)]
 )
@@ -448,6 +451,7 @@ def test_gradients_by_factors_of_correlations_are_slopes(
     assert np.sum(by_entries * along) == pytest.approx(slope, rel=1e-5, abs=1e-6 * root_sum)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("equal_column_norms", [False, True])
 @pytest.mark.parametrize(
     ("num_rounds", "epochs", "separation"), [(96, 12, 8), (96, 32, 3), (97, 49, 2), (60, 60, 1)]
@@ -480,6 +484,7 @@ def test_many_participations_converge(
         assert least * (1 - 1e-9) <= squared_error <= least * (1 + best.optimality_gap + 1e-9)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "epochs", "separation"), [(256, 64, 4), (200, 50, 4), (120, 60, 2)]
 )
@@ -522,6 +527,7 @@ def test_a_start_that_rounding_has_spoiled_leaves_its_matrix(
         assert error**2 / (1 + found.optimality_gap) <= least**2
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "epochs", "separation", "workload"),
     [
@@ -566,6 +572,7 @@ def test_a_search_that_is_stopped_says_so_and_states_its_gap() -> None:
     assert stated <= best.total_error(workload, participation) ** 2 * (1 + 1e-9)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "momentum", "equal_column_norms"),
     [(64, 0.8, False), (200, 0.8, False), (64, 0.95, False), (64, 0.95, True)],
@@ -596,6 +603,7 @@ def test_what_cannot_be_solved_is_refused() -> None:
         optimal(workload, FixedEpochOrder(2, 4), max_evaluations=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("momentum", [0.0, pytest.param(0.9, marks=pytest.mark.long)])
 def test_fewer_participations_than_fit_are_never_worse_than_narrower_classes(
     momentum: float,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import NotConvergedWarning, identity, optimal
 from mf_aggregators.participation import MinSeparation, SingleParticipation
+from tests.examples import examples
 from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
@@ -44,6 +45,7 @@ def test_two_rounds_have_a_closed_form() -> None:
     assert factorization.total_error(workload, _SINGLE) == pytest.approx(golden, rel=1e-10)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_another_solver_finds_nothing_better(seed: int) -> None:
     """Direct minimisation over the entries of X, for a workload without structure."""
@@ -73,7 +75,7 @@ def test_another_solver_finds_nothing_better(seed: int) -> None:
 
 
 @given(st.integers(1, 12), st.floats(0.0, 0.97), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_certificate_holds_for_momentum_and_learning_rates(
     num_rounds: int, momentum: float, seed: int
 ) -> None:

@@ -16,6 +16,7 @@ from mf_aggregators.factorizations._multi_epoch_dual import (
 )
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.participation import FixedEpochOrder
+from tests.examples import examples
 
 
 def _factors(layout: PatternLayout, generator: np.random.Generator) -> np.ndarray:
@@ -58,7 +59,7 @@ def _check(spectra: PatternSpectra, workload: np.ndarray, seed: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_roots_by_blocks_are_those_of_the_whole(data: st.DataObject) -> None:
     # D of one to three bands beside the diagonal, and classes of which some are shorter.
     reach = data.draw(st.integers(1, 3))
@@ -117,6 +118,7 @@ def test_nearly_singular_factors_are_left_to_the_whole() -> None:
     np.testing.assert_allclose(spectra.whole(root, factors), expected, atol=1e-6 * largest)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_searches_by_blocks_and_by_the_whole_find_one_optimum(
     momentum: float, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ def least_by_power_means(
     return float(np.max(rows) if weights is None else weights @ rows)
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_no_other_solver_is_below_the_bound_on_the_maximum(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -210,6 +211,7 @@ def test_a_checkpoint_keeps_the_error(tmp_path: pathlib.Path) -> None:
     assert loaded.optimality_gap == found.optimality_gap
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_bands", [1, 2, 3])
 def test_no_other_banded_matrix_is_below_the_bound_on_the_maximum(
@@ -419,6 +421,7 @@ def squared_sensitivity(strategy: FloatArray, participation: Participation) -> f
     return found
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("num_rounds", "separation", "most"), [(4, 2, 2), (5, 2, 2), (6, 2, 3)])
 def test_no_random_matrix_is_below_the_bound_where_clients_return(

@@ -24,6 +24,7 @@ from mf_aggregators.factorizations.structured import (
 )
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
+from tests.examples import examples
 from tests.refusals import refuses
 
 _SINGLE = SingleParticipation()
@@ -73,7 +74,7 @@ def test_the_error_that_is_watched_is_the_total_error(
 
 
 @given(st.integers(1, 24), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_approximations_are_never_better_than_the_optimum(
     num_rounds: int, data: st.DataObject
 ) -> None:

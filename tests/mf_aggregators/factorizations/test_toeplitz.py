@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     MinSeparation,
     Participation,
 )
+from tests.examples import examples
 from tests.mf_aggregators.toeplitz_cases import (
     PAPER,
     SINGLE,
@@ -85,7 +86,7 @@ def test_two_rounds_in_closed_form() -> None:
 
 
 @given(st.integers(2, 12), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.DataObject) -> None:
     num_bands = data.draw(st.integers(1, num_rounds))
     error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
@@ -112,7 +113,7 @@ def test_gradients_are_the_slopes_of_their_values(num_rounds: int, data: st.Data
 
 
 @given(st.integers(1, 10), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_objective_is_the_error_that_is_stated(num_rounds: int, data: st.DataObject) -> None:
     num_bands = data.draw(st.integers(1, num_rounds))
     participation = data.draw(schemas(num_rounds))
@@ -145,6 +146,7 @@ def _found_by_another_solver(
     )
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
     ("num_bands", "participation"),

@@ -191,6 +191,7 @@ def _least(function: Callable[[np.ndarray], float], starts: list[list[float]]) -
 _LAST = np.eye(1, 12, 11)[0]
 
 
+@pytest.mark.short_cases(4)
 @_EVERY_OTHER
 @pytest.mark.parametrize(
     ("schema", "error"),
@@ -216,6 +217,7 @@ def test_toeplitz_against_a_search_over_dense_errors(
     assert found >= least * (1.0 - 1e-6)
 
 
+@pytest.mark.short_cases(3)
 @_EVERY_OTHER
 @pytest.mark.parametrize(
     ("schema", "error"),
@@ -242,6 +244,7 @@ def test_blt_against_a_search_over_dense_errors(
     assert found <= least * (1.0 + (2e-3 if isinstance(error, str) and error == "max" else 1e-6))
 
 
+@pytest.mark.short_cases(2)
 @_EVERY_OTHER
 @pytest.mark.parametrize("error", ["mean", "max"])
 def test_overlapping_columns_against_a_search_over_dense_errors(
@@ -269,6 +272,7 @@ def test_overlapping_columns_against_a_search_over_dense_errors(
     assert found <= least + (3e-3 if error == "max" else 2e-4)
 
 
+@pytest.mark.short_cases(3)
 @_EVERY_OTHER
 @pytest.mark.parametrize("schema", [_ONCE, MinSeparation(8)], ids=str)
 @pytest.mark.parametrize("error", ["mean", "max"])

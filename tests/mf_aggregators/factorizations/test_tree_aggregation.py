@@ -22,6 +22,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+from tests.examples import examples
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 
@@ -152,7 +153,7 @@ def test_the_full_estimator_has_the_smaller_error() -> None:
 
 
 @given(st.integers(1, 12), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_sensitivity_is_that_of_the_worst_pattern(num_rounds: int, data: st.DataObject) -> None:
     rounds = data.draw(st.integers(1, num_rounds))
     separation = data.draw(st.integers(1, num_rounds + 1))
@@ -178,7 +179,7 @@ def test_the_sensitivity_is_that_of_the_worst_pattern(num_rounds: int, data: st.
 
 
 @given(st.integers(13, 45), st.integers(2, 9), st.integers(2, 8), st.integers(0, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_search_finds_patterns_of_uneven_spacing(
     num_rounds: int, separation: int, most: int, unreleased: int
 ) -> None:
@@ -206,7 +207,7 @@ def test_the_search_settles_what_its_bounds_leave_open(
 
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_search_that_gives_up_is_an_upper_bound(
     num_rounds: int, separation: int, most: int, steps: int
 ) -> None:

@@ -23,6 +23,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.workloads import Workload
+from tests.examples import examples
 from tests.refusals import refuses
 
 _ONCE = SingleParticipation()
@@ -80,7 +81,7 @@ def _allowing_large_gaps() -> Iterator[None]:
 
 
 @hypothesis.given(data=st.data(), workload=_workloads())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 def test_optimal_takes_every_workload(data: st.DataObject, workload: np.ndarray) -> None:
     num_rounds = len(workload)
     schema = data.draw(_schemas(num_rounds))
@@ -117,7 +118,7 @@ def test_optimum_of_diagonal_workload_is_independent_noise(
 
 
 @hypothesis.given(data=st.data(), workload=_workloads(), equal_column_norms=st.booleans())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=examples(40), deadline=None)
 def test_banded_takes_every_workload(
     data: st.DataObject, workload: np.ndarray, equal_column_norms: bool
 ) -> None:
@@ -148,6 +149,7 @@ _MAKERS: dict[str, Callable[[Any], Factorization]] = {
 }
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("make", _MAKERS.values(), ids=_MAKERS)
 @pytest.mark.parametrize("rounds", [6, np.int64(6)], ids=["int", "int64"])
 def test_int_is_prefix_sum_for_mechanisms(
@@ -258,6 +260,7 @@ _TRAINING: dict[str, Workload] = {
 }
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("workload", _TRAINING.values(), ids=_TRAINING)
 @pytest.mark.parametrize("schema", [_ONCE, FixedEpochOrder(2, 6)], ids=str)
 def test_optima_of_a_described_workload_are_those_of_its_matrix(

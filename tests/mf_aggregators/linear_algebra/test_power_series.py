@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.linear_algebra import power_series
+from tests.examples import examples
 
 
 def _dense(series: np.ndarray, num_rounds: int) -> np.ndarray:
@@ -50,7 +51,7 @@ def test_the_square_root_squared_is_the_prefix_sum(length: int) -> None:
 
 
 @given(_LENGTHS, _LENGTHS, _LENGTHS, _SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_products_of_series_are_products_of_matrices(
     first: int, second: int, length: int, seed: int
 ) -> None:
@@ -61,7 +62,7 @@ def test_products_of_series_are_products_of_matrices(
 
 
 @given(_LENGTHS, _LENGTHS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_correlation_is_the_transposed_product(
     num_rounds: int, terms: int, data: st.DataObject
 ) -> None:

@@ -227,7 +227,7 @@ def test_matrices_that_are_the_same_in_all_rounds_need_few_weights(
 
 
 @given(_LONG_RECURSIONS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
     """Tiles make the next block at any round of a block, the first and the last included."""
     blocks = Blocks.of(recursion)

@@ -64,6 +64,7 @@ _EVERY_MECHANISM = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.short_cases(16)
 @_EVERY_MECHANISM
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("size", [1, 1000, TILE, TILE + 5000, 2 * TILE])
@@ -101,6 +102,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.short_cases(3)
 @_EVERY_MECHANISM
 def test_files_of_small_models_take_no_more_than_said(
     factorization: Factorization, tmp_path: pathlib.Path

@@ -21,6 +21,7 @@ from mf_aggregators.noise.recursions import (
     WindowNoise,
 )
 from mf_aggregators.noise.rows_of_z import NoiseSource
+from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
 
@@ -120,6 +121,7 @@ def _z(num_rounds: int, size: int) -> np.ndarray:
     )
 
 
+@pytest.mark.short_cases(6)
 @_EVERY_MECHANISM
 def test_rows_are_those_of_exact_rational_arithmetic(factorization: Factorization) -> None:
     """Bit for bit: floats err by less than a thousandth of a step, so that few could differ."""
@@ -142,7 +144,7 @@ def test_rows_are_those_of_real_arithmetic_but_for_their_rounding(
 
 
 @given(random_recursions.recursions())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviations(
     recursion: NoiseRecursion,
 ) -> None:
@@ -197,7 +199,7 @@ def test_states_are_values() -> None:
 
 
 @given(st.integers(0, 20_000), random_recursions.recursions())
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_pieces_of_coordinates_do_not_matter(size: int, recursion: NoiseRecursion) -> None:
     rows = IntegerRows.of(recursion)
     z = _z(recursion.num_rounds, size)

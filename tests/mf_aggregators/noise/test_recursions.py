@@ -88,7 +88,7 @@ def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
 
 
 @given(random_recursions.recursions(), st.sampled_from([(), (3,), (2, 3), (0,)]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
     num_rounds = recursion.num_rounds
     z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
@@ -103,7 +103,7 @@ def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[in
 
 
 @given(random_recursions.recursions(), st.floats(1e-3, 1e3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_scaling_to_sensitivity_one_multiplies_every_row(
     recursion: NoiseRecursion, sensitivity: float
 ) -> None:
@@ -212,6 +212,7 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
         assert found == costs, factorization
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "make",
     [

@@ -146,7 +146,7 @@ def test_noise_is_enlarged_by_what_roundings_take(factorization: Factorization) 
 
 
 @given(_attacks())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_rows_that_follow_from_the_same_rows_have_the_same_z(
     attack: tuple[IntegerRows, Blocks, Rounding, int],
 ) -> None:
@@ -210,6 +210,7 @@ _PRINTED: dict[str, Callable[[int], Factorization]] = {
 _SEARCHED = "`banded`, 16 bands", "`optimal` (dense)"
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.noise import discrete_gaussian, integer_rows, rows_of_z
 from mf_aggregators.noise.rows_of_z import TILE, NoiseSource, random_blocks
+from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
 
@@ -20,7 +21,7 @@ _LONG = {source: rows_of_z.integers(source, _SEED, 7, 0, 3 * TILE + 1001) for so
 
 
 @given(st.sampled_from(NoiseSource), st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject) -> None:
     long = _LONG[source]
     edges = [tile * TILE + half * _HALF for tile in range(4) for half in range(2)]

@@ -30,6 +30,7 @@ from tests.refusals import refuses
 _DELTA = 1e-6
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     ("epsilon", "num_bands", "printed"),
     [
@@ -78,6 +79,7 @@ def test_one_sampled_query_is_the_mixture_of_two_gaussians() -> None:
     assert found == pytest.approx(epsilon, rel=1e-3)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "num_bands"),
     [(8, 1), (10, 3), *(pytest.param(*each, marks=pytest.mark.long) for each in ((9, 4), (7, 7)))],
@@ -176,6 +178,7 @@ def test_fixed_size_subsets_cost_what_their_worst_case_does() -> None:
     assert max(deltas) > delta
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sigma", [0.8, 1.5, 4.0])
 def test_fixed_size_subsets_cost_less_than_replacing_a_client(sigma: float) -> None:
     """Renyi accounting of sampling without replacement bounds them as well, and from afar."""
@@ -279,6 +282,7 @@ def test_noise_that_a_client_could_leave_is_refused(sigma: float, name: str) -> 
         scheme.epsilon(sigma, 1e-6)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     "target",
     [16.0, *(pytest.param(each, marks=pytest.mark.long) for each in (100.0, 1e3)), 1e5],
@@ -372,6 +376,7 @@ def test_rounding_is_taken_off_delta(delta: float, compositions: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_grids_stay_small() -> None:
     """One query with hardly any chance of being in it: epsilon is almost nothing."""
     assert PoissonSampling(1, 1, 2000, 1).epsilon(1.0, 1e-6) < 0.2

@@ -152,7 +152,9 @@ def test_nearer_columns_hide_less() -> None:
     assert epsilons[0] < 0.9 * epsilons[2]
 
 
-@pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
+@pytest.mark.parametrize(
+    "sampling", [pytest.param("min_separation", marks=pytest.mark.long), "balls_in_bins"]
+)
 def test_public_functions(sampling: str) -> None:
     sizes: dict[str, Any] = {
         "num_rounds": 12,

@@ -113,6 +113,7 @@ _SHORT = [("positive", 3), ("signs", 5), ("decaying", 8)]
 _ALL = [(kind, n) for kind in _KINDS for n in range(2, 9) if (kind, n) not in _SHORT]
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("kind", "num_rounds"),
     [*_SHORT, *(pytest.param(*each, marks=pytest.mark.long) for each in _ALL)],
@@ -206,6 +207,7 @@ _ALL_BINS = [
 ]
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("kind", "num_rounds", "num_bins"),
     [

@@ -283,6 +283,7 @@ def test_all_ways_to_cut_a_part_into_batches_are_equally_likely() -> None:
     assert scipy.stats.chisquare(np.bincount(pairs, minlength=9)).pvalue > _FALSE_ALARM
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_parts_draw_independently(name: str) -> None:
     """Who of a part is in the batch of a round, and who of the next one in that of the next."""

@@ -100,6 +100,7 @@ def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
     return True
 
 
+@pytest.mark.short_cases(9)
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -173,6 +174,7 @@ def test_few_participations_are_no_deviation_of_random_numbers() -> None:
     assert scheme.deviation(1000, _cohorts(*[range(0)] * 40)) is None
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("rounds", [1, 7, 64])
 @pytest.mark.parametrize("name", ["poisson", "fixed_size"])
 def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
@@ -193,6 +195,7 @@ def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
         assert scheme.deviation(31, cohorts) is None
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("rounds", [1, 7, 64])
 @pytest.mark.parametrize(
     "scheme",

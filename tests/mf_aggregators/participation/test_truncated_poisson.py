@@ -49,6 +49,7 @@ def _largest(p: np.ndarray, q: np.ndarray, step: float) -> tuple[np.ndarray, np.
     return np.array(both[0]), np.array(both[1])
 
 
+@pytest.mark.short_cases(5)
 @pytest.mark.parametrize(
     ("size", "q", "largest"),
     [(2, 0.5, 1), (3, 0.9, 1), (4, 0.3, 2), (4, 0.8, 3), (5, 0.6, 2), (6, 0.5, 3), (3, 0.4, 3)],

@@ -39,6 +39,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampling", "epsilon"),
     [("poisson", 4.0), pytest.param("fixed_size", 0.3, marks=pytest.mark.long)],
@@ -74,6 +75,7 @@ def test_all_bands_are_compared_as_by_brute_force(
     assert squared[best.num_bands - 1] == pytest.approx(min(squared), rel=band_choice.RELATIVE_GAP)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("epsilon", "epochs", "printed"),
     [
@@ -134,6 +136,7 @@ def test_one_band_is_independent_noise(cache: pathlib.Path) -> None:
     assert choice.effective_rmse == pytest.approx(choice.noise_multiplier * choice.rmse / 10)
 
 
+@pytest.mark.long
 def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
     assert proposals.powers_of_two(1) == [1]
     assert proposals.powers_of_two(8) == [1, 2, 4, 8]
@@ -213,6 +216,7 @@ def test_fewer_bands_win_among_equals() -> None:
         band_choice.best([])
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("name", sampling_schemes())
 def test_one_round(name: str) -> None:
     """One batch of 10 among 90."""

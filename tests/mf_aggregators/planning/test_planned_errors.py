@@ -82,6 +82,7 @@ def test_the_worst_round_decides(cache: pathlib.Path) -> None:
     assert quantity_of("max") in plan.reason
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("separation", [16, 128])
 def test_another_matrix_is_recommended_for_the_worst_round(
     cache: pathlib.Path, separation: int
@@ -108,6 +109,7 @@ def test_another_matrix_is_recommended_for_the_worst_round(
     assert gap <= 1e-3
 
 
+@pytest.mark.long
 def test_another_mechanism_is_recommended_for_the_worst_round(cache: pathlib.Path) -> None:
     """A tree is as good as 16 bands on average, and much worse in its worst round."""
     sizes: dict[str, Any] = {
@@ -123,6 +125,7 @@ def test_another_mechanism_is_recommended_for_the_worst_round(cache: pathlib.Pat
     assert np.max(_rows(tree)) > 1.1 * np.max(_rows(for_max.recommended))
 
 
+@pytest.mark.long
 def test_weights_decide(cache: pathlib.Path) -> None:
     plan = _made(cache, error=np.array(_WEIGHTS))
     shares = np.divide(_WEIGHTS, np.sum(_WEIGHTS))
@@ -198,6 +201,7 @@ def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.P
     )
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
 def test_sampling_compares_worst_rounds(cache: pathlib.Path, sampling: str) -> None:
     changes: dict[str, Any] = {

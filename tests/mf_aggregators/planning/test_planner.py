@@ -181,6 +181,7 @@ def with_any(cache: pathlib.Path) -> Plan:
     return planning.make(setting, cache_directory=cache)
 
 
+@pytest.mark.long
 def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
     _check(with_any)
     ways = {
@@ -207,6 +208,7 @@ def test_all_ways_of_taking_part_are_compared(with_any: Plan) -> None:
     assert {"identity", "banded", "blt", "banded_inverse", "tree"} <= set(bins)
 
 
+@pytest.mark.long
 def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -> None:
     """Clients that draw for themselves win here, and their other rows are estimates."""
     chosen = with_any.recommended
@@ -254,6 +256,7 @@ def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.Monk
     assert "delta pays for no test of" in plan.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", ["min_separation", "balls_in_bins"])
 def test_one_way_of_taking_part(cache: pathlib.Path, with_any: Plan, sampling: str) -> None:
     """The rows of one scheme are those among all schemes."""
@@ -280,6 +283,7 @@ def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
     assert max(each.num_bands or 0 for each in plan.candidates) == 3
 
 
+@pytest.mark.long
 def test_a_client_that_takes_part_once(cache: pathlib.Path) -> None:
     """One participation: the optimum of Denisov et al., and nothing below the lower bound."""
     setting = dataclasses.replace(
@@ -318,6 +322,7 @@ def test_few_rounds(cache: pathlib.Path, rounds: int, sampling: str | None) -> N
         assert plan.recommended.kind == "identity"
 
 
+@pytest.mark.long
 def test_everybody_in_every_round(cache: pathlib.Path) -> None:
     """With B = m and no limit, sens(C) counts all columns: sqrt(n (n + 1) / 2) for C = I."""
     plan = _made(cache, num_rounds=7, population=10, participation=MinSeparation(1))
@@ -351,6 +356,7 @@ def test_more_memory_is_never_worse(cache: pathlib.Path) -> None:
     assert errors == sorted(errors, reverse=True)
 
 
+@pytest.mark.long
 def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pathlib.Path) -> None:
     """One participation: within 0.02 % of the dense optimum, for fewer rows of Z."""
     plan = _made(
@@ -369,6 +375,7 @@ def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pat
     assert plan.recommended.cost.seconds_per_round < optimal.cost.seconds_per_round
 
 
+@pytest.mark.long
 def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> None:
     """Clients that return: where memory is short, it is better than what else fits."""
     schema, memory = MinSeparation(40), 16.0 * _ROW_IN_BYTES
@@ -418,6 +425,7 @@ def test_without_disk_noise_stays_in_the_state(cache: pathlib.Path) -> None:
     assert {each.cost.storage for each in plan.candidates} == {costs.NoiseStorage.STATE}
 
 
+@pytest.mark.long
 def test_many_rounds_are_not_planned_beyond_the_disk(cache: pathlib.Path) -> None:
     """Toeplitz noise of all bands needs tables of n^2 / 2 numbers, whatever the model."""
     setting = dataclasses.replace(

@@ -56,6 +56,7 @@ def _proposals(**seconds_of_each: float) -> list[Proposal]:
     ]
 
 
+@pytest.mark.long
 def test_what_takes_long_is_computed_elsewhere_and_waited_for(tmp_path: pathlib.Path) -> None:
     found = _proposals(longest=9.0, fails=3.0, short=0.0, on_it=3.0, also_on_it=3.0, killed=3.0)
     compute = functools.partial(_note, tmp_path)
@@ -78,6 +79,7 @@ def test_what_takes_long_is_computed_elsewhere_and_waited_for(tmp_path: pathlib.
     assert whole["3"][2:3] == whole["4"][2:3] == ["0"]
 
 
+@pytest.mark.long
 def test_cores_that_are_left_go_to_threads(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
         raise KeyError("the plan cannot be made")
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_process_ends_at_the_deadline(tmp_path: pathlib.Path, processes: int) -> None:
     found = _proposals(short=0.0, also_short=0.0, endless=0.1)

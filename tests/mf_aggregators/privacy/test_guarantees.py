@@ -251,6 +251,7 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
         assert guarantee.epsilon > plan.epsilon
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7])
 def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
@@ -265,6 +266,7 @@ def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) 
     assert guarantee.epsilon <= plan.epsilon
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("scheme", "participation"),
     [
@@ -484,6 +486,7 @@ def test_who_shares_a_client_has_half_the_noise() -> None:
     assert (part.amplified_epsilon, part.amplified_delta) == (None, None)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("multiplier", [0.45, 1.0, 3.0])
 @pytest.mark.parametrize("clients_per_round", [3, 60])
 def test_who_shares_a_client_that_is_sampled(multiplier: float, clients_per_round: int) -> None:

@@ -21,6 +21,7 @@ from simulations.devices.availability import Always, Availability, Diurnal, Inde
 from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.devices.device_populations import DevicePopulation, TooFewEligibleClientsError
 from simulations.devices.reference_timer import Device, Policy, Request
+from tests.examples import examples
 from tests.refusals import refuses
 
 _HOUR = 3600.0
@@ -65,7 +66,7 @@ def _patterns(starts: np.ndarray, ends: np.ndarray, seconds: float) -> list[tupl
 
 @given(_times(), st.integers(1, 12), st.none() | st.integers(1, 3))
 @example((np.array([0.0, 4.0, 6.0]), np.array([0.0, 4.0, 6.0])), 3, None)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_times_allow_what_some_device_can_do_and_no_more(
     times: tuple[np.ndarray, np.ndarray], seconds: int, most: int | None
 ) -> None:

@@ -218,6 +218,7 @@ def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyState
     return _ended(facts, plan, factorization, observed)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("name", sampling_schemes())
 def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) -> None:
     statement = _sampled(True, name)
@@ -255,6 +256,7 @@ def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     assert f"({rounded_up(statement.stated.epsilon)}, " in text
 
 
+@pytest.mark.short_cases(9)
 @pytest.mark.parametrize("keeps_sampling", [True, False, None])
 @pytest.mark.parametrize("name", sampling_schemes())
 def test_a_statement_of_a_sampled_run_cannot_name_a_client(

@@ -144,7 +144,7 @@ def test_no_vector_is_longer_than_the_noise_is_for(
         np.testing.assert_allclose(vector[:-1], record / max(length, norm), atol=1e-6)
 
 
-def _whitened(kind: type, runs: int = 200) -> np.ndarray:
+def _whitened(kind: type, runs: int) -> np.ndarray:
     """C (what was released less what was summed) over its standard deviation, of fresh runs.
 
     The attacker knows the data, and every norm has to follow from fractions that were released.
@@ -174,7 +174,7 @@ def _whitened(kind: type, runs: int = 200) -> np.ndarray:
 
 def test_what_is_released_has_the_covariance_of_the_mechanism() -> None:
     """Updates and indicators, whitened by C and by a norm that adapts: 1e-7 false alarms."""
-    check_standard_normal(_whitened(AdaptiveClipSumQuery))
+    check_standard_normal(_whitened(AdaptiveClipSumQuery, examples(400)))
 
 
 @pytest.mark.parametrize(

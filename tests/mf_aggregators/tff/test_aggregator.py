@@ -67,6 +67,12 @@ def _without_noise(value_type: Any) -> tff.templates.AggregationProcess:
     return _process(value_type)
 
 
+@functools.cache
+def _with_noise() -> tff.templates.AggregationProcess:
+    """One with noise, whose rounds several tests look at."""
+    return _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+
+
 def _queried(specs: Any, rounds: int = 1, **changes: Any) -> list[list[np.ndarray]]:
     """What the aggregator's query releases in rounds of one client's zeros, without TFF."""
     with warnings.catch_warnings():
@@ -296,11 +302,13 @@ def _check_secure_sum(
         states = [output.state for output in outputs]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     _check_secure_sum(monkeypatch, 32, 3)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize(
     "bits",
@@ -392,15 +400,10 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
 @pytest.mark.parametrize(
     ("mechanism", "storage"),
     [
-        # State vectors; a history of rows is on disk, below. Tests of the rows have every kind of
-        # recursion, and so has the comparison with the aggregator in NumPy.
-        *(
-            (mechanism, "state")
-            if mechanism == "structured"
-            else pytest.param(mechanism, "state", marks=pytest.mark.long)
-            for mechanism in _MECHANISMS
-        ),
-        # On disk, rows that follow from rows; from states and rows of Z in the state above.
+        # In the state, tests of the rows have every kind of recursion, and so has the comparison
+        # with the aggregator in NumPy.
+        *(pytest.param(mechanism, "state", marks=pytest.mark.long) for mechanism in _MECHANISMS),
+        # On disk, rows that follow from rows.
         *(
             (mechanism, "disk")
             if mechanism == "banded"
@@ -455,7 +458,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     ("source", "is_nest"),
     [
         pytest.param("chacha20", False, marks=pytest.mark.long),
-        ("chacha20", True),
+        pytest.param("chacha20", True, marks=pytest.mark.long),
         pytest.param("philox", True, marks=pytest.mark.long),
     ],
 )
@@ -502,7 +505,7 @@ def _noised(directory: pathlib.Path, storage: str, source: str = "chacha20") -> 
     )
 
 
-@pytest.mark.parametrize("storage", [pytest.param("state", marks=pytest.mark.long), "disk"])
+@pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
 def test_the_noise_of_a_round_is_not_added_to_other_data(
     storage: str, tmp_path: pathlib.Path
 ) -> None:
@@ -585,15 +588,15 @@ def test_scaling_the_matrix_does_not_change_a_run() -> None:
 
 
 def test_two_starts_of_one_process_have_different_noise() -> None:
-    process = _process(tff.TensorType(np.float32, [5]), noise_multiplier=1.0)
+    process = _with_noise()
     first, second = (
-        process.next(process.initialize(), [np.zeros(5, np.float32)]).result for _ in range(2)
+        process.next(process.initialize(), [np.zeros(2, np.float32)]).result for _ in range(2)
     )
     assert not np.any(first == second)
 
 
 def test_a_round_past_the_last_one_fails_and_says_why() -> None:
-    process = _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+    process = _with_noise()
     state = process.initialize()
     for _ in range(_NUM_ROUNDS):
         state = process.next(state, [np.zeros(2, np.float32)]).state
@@ -614,7 +617,7 @@ def test_measurements_say_how_many_clients_there_were_and_should_be() -> None:
 
 
 def test_measurements_count_rounds_and_reveal_no_seed() -> None:
-    process = _process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
+    process = _with_noise()
     output = process.next(process.initialize(), [np.zeros(2, np.float32)])
     assert output.measurements["dp_query_metrics"] == {"rounds_released": 1}
 
@@ -711,6 +714,7 @@ def plain_mean() -> list[np.ndarray]:
     return list(process.get_model_weights(state).trainable)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("builder", ["unweighted", "weighted"])
 def test_federated_averaging_takes_it(builder: str, plain_mean: list[np.ndarray]) -> None:
     optimizer = tff.learning.optimizers.build_sgdm(0.1)

@@ -100,6 +100,7 @@ def test_it_trains_as_federated_averaging_does_and_measures_what_clients_do() ->
     assert output.metrics["client_work"] == ()
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("bits", [None, 32])
 def test_one_sum_with_noise_is_all_that_leaves_the_clients(bits: int | None) -> None:
     process = _process(noise_multiplier=1.0, secure_aggregation_bits=bits)
@@ -110,6 +111,7 @@ def test_one_sum_with_noise_is_all_that_leaves_the_clients(bits: int | None) -> 
         tff.test.assert_not_contains_unsecure_aggregation(process.next)
 
 
+@pytest.mark.long
 def test_large_updates_are_zero_and_their_metrics_count() -> None:
     process = _process(zeroing_norm=0.03)
     output = process.next(process.initialize(), [_data([2.0]), _data([1.0])])

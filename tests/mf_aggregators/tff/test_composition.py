@@ -258,6 +258,7 @@ def _process(query: Any, value_type: Any, sums: Any = None) -> tff.templates.Agg
     return factory.create(tff.types.to_type(value_type))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("inner", [None, _SumPlusOne()], ids=["default", "inner"])
 def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
     """Of numbers, and of structures, within it and in a factory of the user's."""
@@ -276,6 +277,7 @@ def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
     _assert_close(output.result, [0.1 + 5 / 13 + 0.6, 0.2 + 12 / 13 + 0.8])
 
 
+@pytest.mark.long
 def test_tffs_factory_takes_nested_queries_and_records_without_entries() -> None:
     nested = NestedSumQuery({"a": _query(4.0), "b": tfp.NormalizedQuery(_query(), 2.0)})
     value_type = collections.OrderedDict(a=np.float32, b=np.float32)
@@ -333,6 +335,7 @@ def test_a_record_of_releases_counts_the_round_of_tffs_factory(tmp_path: pathlib
         process.next(state, [np.array([0.1, 0.2], np.float32)])
 
 
+@pytest.mark.long
 def test_the_mean_of_half_precision_is_cast_once() -> None:
     """Sums and numbers of clients beyond float16's largest number, 65,504, and with noise."""
     halves = [tf.float16.as_numpy_dtype, tf.bfloat16.as_numpy_dtype]

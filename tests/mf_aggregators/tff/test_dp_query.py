@@ -31,6 +31,7 @@ from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query, tensor_streams
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.tensor_streams import NoiseOptions
+from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
 
@@ -96,6 +97,7 @@ def test_without_noise_the_sum_of_clipped_records_is_exact() -> None:
     np.testing.assert_allclose(alone, _flat(inside), rtol=1e-7, atol=0.5 * 2.0**-30)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("entries", [[0.3, -0.1], [-0.4, 0.2], [0.0, 0.0], [2.0**-40, 0.7]])
 def test_released_numbers_are_multiples_of_a_step_that_no_data_determine(
     entries: list[float],
@@ -127,7 +129,7 @@ def test_released_numbers_are_multiples_of_a_step_that_no_data_determine(
     ],
 )
 def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> None:
-    """Over 300 fresh seeds: C Y / stddev is white, so cov(Y) = stddev^2 (C^T C)^-1.
+    """Over fresh seeds: C Y / stddev is white, so cov(Y) = stddev^2 (C^T C)^-1.
 
     False alarm once in ten million runs.
     """
@@ -143,7 +145,7 @@ def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> N
     step = tf.function(lambda state: query.get_noised_result(zeros, state)[:2])
     start = tf.function(query.initial_global_state)
     samples = []
-    for _ in range(300):
+    for _ in range(examples(400)):
         state, rows = start(), []
         for _ in range(_NUM_ROUNDS):
             result, state = step(state)
@@ -205,6 +207,7 @@ def test_every_start_has_noise_of_its_own() -> None:
     assert len({_query(identity(3), 1.0)._entropy for _ in range(20)}) == 20
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**31, 2**32, 2**63, 2**64 + 1, 10**40])
 def test_fixed_seeds_of_any_size_repeat_and_differ(seed: int) -> None:
     def noise(value: int) -> np.ndarray:

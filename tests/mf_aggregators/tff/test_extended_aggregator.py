@@ -126,6 +126,7 @@ def _saved(state: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: np.asarray(leaf), state)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("name", "storage"),
     [
@@ -171,6 +172,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     assert np.mean(np.square(z)) == pytest.approx(1.0, abs=0.3)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -198,6 +200,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
     np.testing.assert_allclose(noised[0] - sums, (noised[1] - sums) * ratio, atol=3e-6)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("name", "more"),
     [

@@ -13,6 +13,7 @@ import tensorflow as tf
 from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import tensor_rows
+from tests.examples import examples
 
 _INT64 = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)])
@@ -32,7 +33,7 @@ _INT64 = st.one_of(
     ),
     st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_blocks_are_those_of_numpy(
     source: NoiseSource,
     seed: tuple[int, int],

@@ -60,13 +60,30 @@ _FACTORIZATIONS = small_mechanisms.factorizations(_NUM_ROUNDS)
 # Each kind of recursion, and what it is without earlier rows or vectors of its own; the others
 # are more mechanisms of the same kinds, whose graphs take seconds to make.
 _IN_SHORT = (0, 3, 5, 7, 11, 12, 13)
-_EVERY_MECHANISM = pytest.mark.parametrize(
-    "index",
+# On disk one graph reads and writes what any of them has: rows, and vectors as well.
+_ON_DISK_IN_SHORT = (3, 13)
+
+
+def _kinds(in_short: tuple[int, ...]) -> list[Any]:
+    return [
+        index if index in in_short else pytest.param(index, marks=pytest.mark.long)
+        for index in range(len(_FACTORIZATIONS))
+    ]
+
+
+def _id(index: int) -> str:
+    return f"{index}-{_FACTORIZATIONS[index].mechanism}"
+
+
+_EVERY_MECHANISM = pytest.mark.parametrize("index", _kinds(_IN_SHORT), ids=_id)
+_EVERY_MECHANISM_ON_DISK = pytest.mark.parametrize("index", _kinds(_ON_DISK_IN_SHORT), ids=_id)
+_EVERY_MECHANISM_AND_STORAGE = pytest.mark.parametrize(
+    ("index", "storage"),
     [
-        index if index in _IN_SHORT else pytest.param(index, marks=pytest.mark.long)
+        pytest.param(index, storage, marks=() if index in in_short else pytest.mark.long)
+        for storage, in_short in (("state", _IN_SHORT), ("disk", _ON_DISK_IN_SHORT))
         for index in range(len(_FACTORIZATIONS))
     ],
-    ids=lambda index: f"{index}-{_FACTORIZATIONS[index].mechanism}",
 )
 _BOTH_STORAGES = pytest.mark.parametrize("storage", ["state", "disk"])
 
@@ -197,8 +214,7 @@ def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(tensor, other)
 
 
-@_EVERY_MECHANISM
-@_BOTH_STORAGES
+@_EVERY_MECHANISM_AND_STORAGE
 def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     stream = _stream(index, storage)
     seed = np.array([-7, 2**63 - 5], np.int64)
@@ -216,8 +232,8 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
 @pytest.mark.parametrize(
     ("index", "storage"),
     [
-        (3, "disk"),
         (3, "state"),
+        pytest.param(3, "disk", marks=pytest.mark.long),
         *(pytest.param(13, storage, marks=pytest.mark.long) for storage in ("state", "disk")),
     ],
 )
@@ -234,11 +250,11 @@ def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, st
 @pytest.mark.parametrize(
     "index",
     [2, pytest.param(13, marks=pytest.mark.long)],
-    ids=lambda i: _FACTORIZATIONS[i].mechanism,
+    ids=_id,
 )
 @_BOTH_STORAGES
 def test_rows_of_more_than_one_tile(index: int, storage: str) -> None:
-    recursion = _FACTORIZATIONS[index].noise_recursion()
+    recursion = small_mechanisms.factorizations(4)[index].noise_recursion()
     specs = (
         tf.TensorSpec((70_000,), tf.float32),
         tf.TensorSpec((), tf.float64),
@@ -286,6 +302,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("index", "storage"),
     [
@@ -328,8 +345,7 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
         tensor_streams.check_rows(parts, matrix)
 
 
-@_EVERY_MECHANISM
-@_BOTH_STORAGES
+@_EVERY_MECHANISM_AND_STORAGE
 def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
     stream = _stream(index, storage)
     state = stream.start()._replace(round_index=tf.constant(_NUM_ROUNDS, tf.int64))
@@ -354,6 +370,10 @@ def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
     for state in states:
         shapes = [tuple(tensor.shape) for tensor in state.history]
         assert shapes == ([(1, kept, 11)] if kept else [])
+
+
+@_EVERY_MECHANISM_ON_DISK
+def test_on_disk_the_state_holds_no_history(index: int) -> None:
     _, states = _stream(index, "disk").all_rows(_stream(index, "disk").start())
     assert all(state.history == () for state in states)
 
@@ -362,8 +382,7 @@ def _contents(state: NoiseState) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in tf.nest.flatten(state)]
 
 
-@_EVERY_MECHANISM
-@_BOTH_STORAGES
+@_EVERY_MECHANISM_AND_STORAGE
 def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
     """Twice in a row, and from every earlier round: TFF may repeat or resume any of them."""
     stream = _stream(index, storage)
@@ -416,7 +435,7 @@ def _happen(event: Any, directory: pathlib.Path) -> None:
             file.write_bytes(contents)
 
 
-@_EVERY_MECHANISM
+@_EVERY_MECHANISM_ON_DISK
 @given(events=st.lists(_EVENTS, min_size=1, max_size=2 * _NUM_ROUNDS))
 @example(events=["delete all"] * _NUM_ROUNDS)
 @example(events=["nothing", "delete all"] * _NUM_ROUNDS)
@@ -449,7 +468,7 @@ def test_whatever_happens_to_the_files_rows_stay_the_same(index: int, events: li
         shutil.rmtree(path, ignore_errors=True)
 
 
-@_EVERY_MECHANISM
+@_EVERY_MECHANISM_ON_DISK
 def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     stream = _stream(index, "disk")
     assert stream.files is not None
@@ -550,7 +569,11 @@ def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     assert names == {pathlib.Path(path).name for path in files.transitions}
 
 
-@pytest.mark.parametrize("index", [3, 5, 11, 13], ids=lambda i: _FACTORIZATIONS[i].mechanism)
+@pytest.mark.parametrize(
+    "index",
+    [3, 13, *(pytest.param(index, marks=pytest.mark.long) for index in (5, 11))],
+    ids=_id,
+)
 def test_damaged_weights_give_no_rows(index: int) -> None:
     """Rather than those of another matrix."""
     stream = _stream(index, "disk")
@@ -586,7 +609,7 @@ def test_every_round_makes_its_share_of_the_next_block() -> None:
     assert np.diff([0, *made]).tolist() == [5 * 2, 5 * 2, 2 * 4, 3 * 4, 4, 4, 4, 2 * 4]
 
 
-@_EVERY_MECHANISM
+@_EVERY_MECHANISM_ON_DISK
 def test_no_row_is_made_twice(index: int) -> None:
     """If the files are there: what each round writes is the next block, in the block's last one."""
     stream = _stream(index, "disk")
@@ -709,6 +732,7 @@ def _check_drift(integers: np.ndarray, name: str, num_rounds: int) -> None:
     assert np.max(difference) < 1e-5 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "name",
     [*_KINDS, *(pytest.param(name, marks=pytest.mark.long) for name in _OF_QUADRATIC_COST)],
@@ -740,6 +764,7 @@ def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
     _check_drift(rows, name, num_rounds)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", _KINDS)
 @_DRIFT_ROUNDS
 def test_rounding_of_states_does_not_add_up(name: str, num_rounds: int) -> None:

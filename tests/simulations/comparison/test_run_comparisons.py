@@ -24,6 +24,7 @@ from mf_aggregators.participation import sampling_scheme
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.comparison.run_comparisons import Row
+from tests.examples import examples
 from tests.refusals import refuses
 
 
@@ -163,7 +164,7 @@ def test_the_twelve_runs_of_the_readme(target: float, together: float) -> None:
 
 
 @given(st.lists(st.floats(0.6, 9.0), min_size=2, max_size=7))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
     runs = [_run(each, accounting.epsilon(each, 1e-4)) for each in multipliers]
     found = run_comparisons.composition(runs)
@@ -209,6 +210,7 @@ def test_runs_whose_noise_does_not_give_what_they_state_are_not_composed(
     assert "states epsilon 9 at delta 0.0001, and its noise multiplier 3" in (found.reason or "")
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "drawn", [((2.0, None), (2.5, "poisson")), ((1.5, "poisson"), (3.0, "shuffling"))]
 )
@@ -240,6 +242,7 @@ def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
     assert repeated_runs._finished(result, 1.0).noise_multiplier is None
 
 
+@pytest.mark.long
 def test_sampled_runs_compose_with_others() -> None:
     runs = [_run(0.9, 2.0, "poisson")] * 2 + [_run(2.0, 1.5)]
     found = run_comparisons.composition(runs)
@@ -251,6 +254,7 @@ def test_sampled_runs_compose_with_others() -> None:
     assert found.epsilon < 0.9 * gaussian.exact_epsilon(unamplified, 1e-4)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["fixed_size", "truncated_poisson", "random_allocation"])
 def test_all_drawn_runs_enter_amplified(sampling: str) -> None:
     scheme = sampling_scheme(sampling, **_SIZES)
@@ -266,6 +270,7 @@ def test_all_drawn_runs_enter_amplified(sampling: str) -> None:
     assert found < 0.9 * gaussian.exact_epsilon(one, 1e-4)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("num_bands", [4, 12])
 def test_clients_that_draw_for_themselves_enter_amplified_with_their_checkpoint(
     num_bands: int, tmp_path: pathlib.Path

@@ -182,7 +182,7 @@ def test_diurnal_devices_are_those_of_one_device_at_a_time(
 
 
 @given(_diurnals(), st.floats(0.0, 1e6), _SEEDS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_nobody_is_available_when_that_is_said_to_be_impossible(
     model: Diurnal, seconds: float, seed: int
 ) -> None:

@@ -25,6 +25,7 @@ from simulations.devices.device_populations import (
     draw_cohort,
 )
 from simulations.training import task_parts
+from tests.examples import examples
 from tests.refusals import refuses
 
 
@@ -68,7 +69,7 @@ def test_too_few_eligible_clients_are_reported() -> None:
     st.integers(1, 12),
     st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_plans_found_feasible_never_run_out_of_clients(
     num_clients: int, clients_per_round: int, separation: int, num_rounds: int, seed: int
 ) -> None:

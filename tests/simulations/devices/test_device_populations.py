@@ -298,6 +298,7 @@ class _Half(Availability):
         return (devices % 2 == 0) & (devices < 2 * self.num_available)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("devices", "over_selection"),
     # The cohort is found by draws alone; by either way, as the first draws turn out; by asking

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from simulations.devices import reference_timer
 from simulations.devices.reference_timer import Device, OpenRound, Policy, Request
+from tests.examples import examples
 from tests.refusals import refuses
 
 _RUN = "words of 2026"
@@ -397,7 +398,7 @@ _EVENTS = st.sampled_from(
         max_size=120,
     ),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_long_life_keeps_to_the_policy(
     policy: Policy, events: list[tuple[str, str, float, float]]
 ) -> None:

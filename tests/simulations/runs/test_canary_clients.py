@@ -151,6 +151,7 @@ def test_a_run_that_was_stopped_and_resumed_has_the_records_of_one_that_was_not(
         assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.long
 def test_a_real_run_is_not_refuted_and_reaches_half_of_epsilon_8(audited: _Audited) -> None:
     found = audited.outcome.audit
     assert not found.is_refuted

@@ -64,7 +64,7 @@ def _loss_alone(weights: Sequence[np.ndarray], split: str) -> Mapping[str, float
     [
         ({"client_ids": ("0", "1")}, "143"),
         ({"evaluate": _loss_alone}, "accuracy"),
-        ({"accuracy": "hits"}, "hits"),
+        pytest.param({"accuracy": "hits"}, "hits", marks=pytest.mark.long),
     ],
 )
 def test_a_task_that_is_not_what_it_says_is_refused(
@@ -184,6 +184,7 @@ def _tags(path: pathlib.Path) -> set[str]:
     return {value.tag for event in events for value in event.summary.value}
 
 
+@pytest.mark.long
 def test_a_run_with_private_metrics_shows_nothing_of_its_clients_without_noise(
     plan: Run, task: FederatedTask, trained: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_run_says_which_mechanisms_have_its_training_inside() -> None:
     assert sorted(run_config.mechanisms_of_training()) == sorted(_OF_TRAINING)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("mechanism", _OF_TRAINING)
 def test_the_matrix_is_for_the_training_if_asked_and_for_sums_if_not(mechanism: str) -> None:
     own = _flags_of(mechanism)
@@ -156,6 +157,7 @@ def test_training_is_the_workload_of_the_documents() -> None:
     assert tuple(run.server_rates) == run.training.learning_rates
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("mechanism", _OF_TRAINING)
 @pytest.mark.parametrize("more", [[], ["--simulated_clients=2"]], ids=["", "fewer clients"])
 def test_the_statement_is_the_same_but_for_the_sensitivity(mechanism: str, more: list[str]) -> None:
@@ -331,6 +333,7 @@ def test_a_checkpoint_for_another_workload_goes_on_as_far_as_that_is_known(
 # What is said of it.
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -399,6 +402,7 @@ def test_a_checkpoint_and_its_own_workload_exclude_each_other(tmp_path: pathlib.
 # Making the same matrix without a run.
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("mechanism", _OF_TRAINING)
 def test_the_rates_and_the_command_make_the_matrix_of_the_run(
     mechanism: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -164,6 +164,7 @@ def test_every_round_is_computed_where_it_is_asked_for() -> None:
     assert found < budget.spent(100) == exact.spent(102)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffling"])
 def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
     scheme = sampling_scheme(

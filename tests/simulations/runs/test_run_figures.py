@@ -173,6 +173,7 @@ def test_a_run_without_metrics_says_so(rows: list[dict[str, str]], tmp_path: pat
     assert (tmp_path / "run.png").read_bytes().startswith(_PNG)
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.dictionaries(
@@ -218,6 +219,7 @@ def test_a_column_is_numbers_or_nan() -> None:
     np.testing.assert_array_equal(found, [1.5] + [np.nan] * 4 + [2.0, np.nan])
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("name", "beginning"), [("a.png", _PNG), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")]
 )

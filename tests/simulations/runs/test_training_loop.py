@@ -158,6 +158,7 @@ class _FullDisk:
         return self._process.next(*arguments)
 
 
+@pytest.mark.long
 def test_a_round_without_space_for_its_noise_is_refused_and_run_later(
     process: Any,
     whole_run: _WholeRun,
@@ -404,6 +405,7 @@ def _disturbed_run(sooner_process: Any, **changes: Any) -> FederatedRun:
     return _run(sooner_process, **{**arguments, **changes})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("behaviour", [_DISTURBED, pytest.param(_BY_CLOCK, marks=pytest.mark.long)])
 def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
     sooner_process: Any, tmp_path: pathlib.Path, behaviour: DeviceBehaviour
@@ -461,6 +463,7 @@ def test_an_attempt_that_was_abandoned_uses_no_row_of_noise(
     assert guarantees.keeps_plan(run.participation, summed)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -479,6 +482,7 @@ def test_other_devices_do_not_go_on_with_a_run(
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
 
 
+@pytest.mark.long
 def test_a_round_says_what_its_devices_did(process: Any, tmp_path: pathlib.Path) -> None:
     run = _run(process)
     store = linear_run.store_of(tmp_path)

@@ -94,6 +94,7 @@ def _verified(capsys: pytest.CaptureFixture[str], path: pathlib.Path) -> list[st
 _BROKEN = [[0, 1, 2, 3, 4]] * 2 + [[5 * index + i for i in range(5)] for index in range(2, 12)]
 
 
+@pytest.mark.short_cases(6)
 @pytest.mark.parametrize(
     ("arguments", "more"),
     [

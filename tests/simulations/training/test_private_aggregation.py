@@ -112,6 +112,7 @@ def test_a_clip_norm_that_adapts_is_released_and_not_measured(zeroing_norm: floa
     assert found["next_clip_norm"] == pytest.approx(1.01 * np.exp(0.5 - fraction))
 
 
+@pytest.mark.long
 def test_without_zeroing_a_large_update_is_clipped() -> None:
     process = _process(clip_norm=1.01)
     output = process.next(process.initialize(), _UPDATES)
@@ -134,6 +135,7 @@ def test_zeroing_looks_at_the_largest_entry_alone() -> None:
     np.testing.assert_array_equal(above.result, np.zeros(3))
 
 
+@pytest.mark.long
 def test_measure_false_measures_nothing_and_changes_nothing() -> None:
     arguments = {"noise_multiplier": 1.0, "seed": 7, "zeroing_norm": 10.0}
     plain, measured = _process(measure=False, **arguments), _process(**arguments)
@@ -143,6 +145,7 @@ def test_measure_false_measures_nothing_and_changes_nothing() -> None:
     np.testing.assert_array_equal(first.result, second.result)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("zeroing_norm", [pytest.param(None, marks=pytest.mark.long), 5.0])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, pytest.param(-np.inf, marks=pytest.mark.long)])
 @pytest.mark.parametrize("position", [pytest.param(0, marks=pytest.mark.long), 2])
@@ -189,6 +192,7 @@ _NEST = tff.types.to_type(
 )
 
 
+@pytest.mark.long
 def test_any_nest_of_floats_is_one_vector() -> None:
     process = _process(_NEST, zeroing_norm=3.0, clip_norm=100.0)
     value = collections.OrderedDict(
@@ -203,6 +207,7 @@ def test_any_nest_of_floats_is_one_vector() -> None:
     assert found["zeroed_fraction"] == 0.0
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("zeroing_norm", [None, pytest.param(0.5, marks=pytest.mark.long), 20.0])
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float | None) -> None:
     # The same noise in all calls, from one state: what differs is the client.
@@ -246,6 +251,7 @@ def _data(scale: float) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, np.full((1, 1), scale, np.float32))).batch(1)
 
 
+@pytest.mark.long
 def test_metrics_arrive_through_the_learning_process() -> None:
     process = tff.learning.algorithms.build_unweighted_fed_avg(
         _linear_model,
@@ -358,6 +364,7 @@ def test_bad_arguments_are_refused() -> None:
         private_aggregation.expected_noise_norm(identity, _PARTICIPATION, 1.0, 1.0, 1, -1)
 
 
+@pytest.mark.long
 def test_it_is_an_unweighted_factory() -> None:
     for measure in (True, False):
         found = _aggregator(measure=measure, zeroing_norm=1)

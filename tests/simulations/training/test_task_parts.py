@@ -222,6 +222,7 @@ def _convolutional() -> tf.keras.Model:
     return tf.keras.Model(inputs, tf.keras.layers.Flatten()(outputs))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("model", [_dense, _convolutional])
 def test_each_evaluation_is_of_its_own_weights_and_examples(
     model: Callable[[], tf.keras.Model],

@@ -170,6 +170,7 @@ def test_noise_is_added_once(process: Any, addresses: tuple[str, ...]) -> None:
     _assert_same(_trained(process, remote_workers.connect(addresses), data), whole, 0.0)
 
 
+@pytest.mark.long
 def test_noise_files_and_their_record_stay_here(
     disk_process: tuple[Any, pathlib.Path], addresses: tuple[str, ...]
 ) -> None:
@@ -198,6 +199,7 @@ def test_noise_files_and_their_record_stay_here(
     assert any(directory.rglob("row*"))
 
 
+@pytest.mark.long
 def test_a_refusal_of_the_server_part_reaches_the_loop(
     addresses: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
@@ -327,6 +329,7 @@ def _released(
     return released
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 def test_an_error_does_not_wait_for_the_other_workers(
     process: Any, workers: tuple[WorkerProcess, ...], addresses: tuple[str, ...]
@@ -344,6 +347,7 @@ def test_an_error_does_not_wait_for_the_other_workers(
             workers[0].thaw()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 def test_a_long_computation_is_waited_for(addresses: tuple[str, ...]) -> None:
     # Longer than the timeouts, and the worker answers meanwhile.

@@ -100,6 +100,7 @@ def test_divergences_are_bounded_closely(
     assert all(bound > 0.2 for _, bound in with_failure)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_what_is_proved_is_true_and_near_the_truth(
     distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
@@ -116,6 +117,7 @@ def test_what_is_proved_is_true_and_near_the_truth(
     assert certificates.from_dict(json.loads(json.dumps(candidate.to_dict()))) == candidate
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 @pytest.mark.parametrize("direction", [0, 1])
 def test_false_candidates_are_not_proved(

@@ -19,6 +19,7 @@ from tests.mf_aggregators.participation.monte_carlo.test_certificates import _CA
 _EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
 def test_both_divergences_are_between_their_bounds_and_near_them(
     distribution: RoundsDistribution, matrix: list[list[float]], sigma: float

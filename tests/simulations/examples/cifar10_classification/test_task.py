@@ -49,6 +49,7 @@ def test_initial_weights_follow_from_the_seed(
         assert np.array_equal(weights[0], cifar10.initial_weights[0]) == same
 
 
+@pytest.mark.long
 def test_evaluations_are_of_two_splits_that_share_no_image(
     cifar10: FederatedTask, images: tuple[Images, Images]
 ) -> None:

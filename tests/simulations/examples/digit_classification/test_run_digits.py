@@ -326,6 +326,7 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
         run_config.of_flags(values, command)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("sampling", "enforcement"),
     [("poisson", "there are no timers"), ("min_separation", "as its device would")],
