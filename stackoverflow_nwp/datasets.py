@@ -114,9 +114,12 @@ class FederatedText:
         split: str,
         words: Sequence[str],
         sequence_length: int = token_arrays.DEFAULT_SEQUENCE_LENGTH,
+        max_eager_examples: int = token_arrays.MAX_EAGER_EXAMPLES,
     ) -> token_arrays.ClientTokens:
         """Opens the tokens of a split; see `token_arrays.open_client_tokens`."""
-        return token_arrays.open_client_tokens(self.path, split, words, sequence_length)
+        return token_arrays.open_client_tokens(
+            self.path, split, words, sequence_length, max_eager_examples
+        )
 
     def client_data(self, split: str) -> Any:
         """Opens a split as a `tff.simulation.datasets.ClientData` of StackOverflow's six fields."""

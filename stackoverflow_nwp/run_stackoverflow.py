@@ -31,6 +31,7 @@ from simulations.training.federated_task import (
     default_texts,
 )
 from stackoverflow_nwp import datasets
+from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES
 
 _COUNTS = (
     "vocab_size",
@@ -43,6 +44,8 @@ _COUNTS = (
 )
 # The number of sentences that the most frequent word is counted on.
 _COUNTED_SENTENCES = 50_000
+# A split is tokenized as a whole if it has at most so many times the sentences that are needed.
+_MOST_READ = 10
 _BYTES_PER_NUMBER = 4
 
 
@@ -213,10 +216,12 @@ class NextWordData:
             options["shared_embedding"],
         )
         words = self.text.vocabulary(options["vocab_size"])
-        splits = {
-            split: self.text.client_tokens(split, words, options["sequence_length"])
-            for split in ("train", "heldout", "test")
-        }
+        length = options["sequence_length"]
+        splits = {"train": self.text.client_tokens("train", words, length)}
+        for split in ("heldout", "test"):
+            # Of a split of many more sentences than are needed, clients are read one by one.
+            at_most = min(_MOST_READ * options[f"{split}_sentences"], MAX_EAGER_EXAMPLES)
+            splits[split] = self.text.client_tokens(split, words, length, at_most)
         heldout, test, counted = (
             all_sentences(splits[split], at_most, seed, number)
             for number, (split, at_most) in enumerate(

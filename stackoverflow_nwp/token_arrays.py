@@ -5,7 +5,7 @@ and the arrays are cached (`EagerClientTokens`), or, for data too large for that
 tokenized and cached when it is first asked for (`LazyClientTokens`). Both give the same rows.
 """
 
-import collections
+import array
 import contextlib
 import dataclasses
 import hashlib
@@ -296,22 +296,27 @@ def tokenize_split(
     path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, show_progress: bool = True
 ) -> TokenArrays:
     """Tokenizes all sentences of a split, each client's in the order of the file."""
-    rows_of_client: dict[str, list[list[int]]] = collections.defaultdict(list)
+    # Of millions of sentences, lists of lists would take gigabytes.
+    tokens, owners = array.array("i"), array.array("i")
+    client_ids = federated_text.clients_of_split(path, split)
+    numbers = {client: number for number, client in enumerate(client_ids)}
     sentences = ProgressBar(
         federated_text.read_tokens(path, split),
         desc=f"Tokenizing {split}",
         unit="sentence",
         disable=not show_progress,
     )
-    for client, tokens in sentences:
-        rows_of_client[client].append(tokenizer.row(tokens))
-    client_ids = federated_text.clients_of_split(path, split)
-    lengths = [len(rows_of_client.get(client, ())) for client in client_ids]
-    rows = [row for client in client_ids for row in rows_of_client.get(client, ())]
+    for client, sentence in sentences:
+        if client in numbers:
+            tokens.extend(tokenizer.row(sentence))
+            owners.append(numbers[client])
+    rows = np.frombuffer(tokens, np.intc).reshape(-1, tokenizer.sequence_length + 1)
+    of_rows = np.frombuffer(owners, np.intc)
+    lengths = np.bincount(of_rows, minlength=len(client_ids))
     return TokenArrays(
         client_ids=client_ids,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        tokens=np.array(rows, dtype=np.int32).reshape(-1, tokenizer.sequence_length + 1),
+        tokens=rows[np.argsort(of_rows, kind="stable")].astype(np.int32, copy=False),
     )
 
 

@@ -8,7 +8,6 @@ planned guarantee as well; one that broke it has only what its own rounds give.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -331,31 +330,34 @@ def observed_participation(
         that were released: such a ledger cannot be trusted.
     """
     num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
-    separations: set[int] = set()
-    most, num_clients = 0, 0
-    for rounds in rounds_of_clients:
-        if not len(rounds):
-            continue
-        num_clients += 1
-        most = max(most, len(rounds))
-        if rounds[0] < 0 or rounds[-1] >= num_rounds:
-            raise ValueError(
-                f"a client took part in rounds {rounds[0]} to {rounds[-1]}, and {num_rounds} "
-                "rounds were released: the ledger is broken."
-            )
-        for earlier, later in itertools.pairwise(rounds):
-            if later <= earlier:
-                raise ValueError(
-                    f"a client took part in round {earlier} and then in round {later}: the "
-                    "ledger is broken."
-                )
-            separations.add(int(later) - int(earlier))
+    of_clients = [np.asarray(rounds, dtype=np.int64) for rounds in rounds_of_clients if len(rounds)]
+    if not of_clients:
+        return ObservedParticipation(num_rounds, 0, None, 0, largest_separation=None)
+    # At once: a run may ask for hundreds of thousands of clients in every round.
+    sizes = np.array([len(rounds) for rounds in of_clients])
+    together = np.concatenate(of_clients)
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    is_out = (together < 0) | (together >= num_rounds)
+    if np.any(is_out):
+        rounds = of_clients[clients[np.argmax(is_out)]]
+        raise ValueError(
+            f"a client took part in rounds {rounds[0]} to {rounds[-1]}, and {num_rounds} "
+            "rounds were released: the ledger is broken."
+        )
+    is_of_one = clients[1:] == clients[:-1]
+    separations = np.diff(together)[is_of_one]
+    if np.any(separations <= 0):
+        earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
+        raise ValueError(
+            f"a client took part in round {together[earlier]} and then in round "
+            f"{together[earlier + 1]}: the ledger is broken."
+        )
     return ObservedParticipation(
         num_rounds,
-        num_clients,
-        min(separations, default=None),
-        most,
-        largest_separation=max(separations, default=None),
+        len(of_clients),
+        int(separations.min()) if len(separations) else None,
+        int(sizes.max()),
+        largest_separation=int(separations.max()) if len(separations) else None,
     )
 
 

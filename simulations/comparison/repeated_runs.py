@@ -1,7 +1,8 @@
 """Runs of a training command, each in a process of its own: several variants, several times.
 
-Every run draws its own secret noise, cohorts and initial weights. Finished runs keep their
-results; what was cut off is resumed; a stop leaves as many runs of each variant.
+Every run draws its own secret noise. Cohorts, data order and initial weights are the same for all
+variants of a repetition. Finished runs keep their results; what was cut off is resumed; a stop
+leaves as many runs of each variant.
 """
 
 import concurrent.futures
@@ -50,6 +51,8 @@ HELP_OF_PARALLEL_RUNS = (
 # Flags that a finished run would have finished the same with.
 _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)")
 _POLL_SECONDS = 0.1
+# An audited run draws its own canaries, and the clients with them.
+_AUDITED = re.compile(r"--audit_canaries(=|$)")
 # What runs under way have after a second request to stop.
 _SECONDS_TO_END = 20.0
 # A lower estimate, of a run in the list of them all.
@@ -74,6 +77,8 @@ class FinishedRun:
         or how clients were sampled.
       sampling: How that guarantee is amplified; None if it is not.
       checkpoint: Where the run keeps its factorization; None if that is not known.
+      initial_model: The SHA-256 of the weights that it began with; None if an older result does not
+        say it.
     """
 
     test_accuracy: float
@@ -84,6 +89,7 @@ class FinishedRun:
     noise_multiplier: float | None = None
     sampling: SamplingScheme | None = None
     checkpoint: pathlib.Path | None = None
+    initial_model: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +159,7 @@ class RepeatedRun:
 
     def arguments(self, directory: pathlib.Path) -> list[str]:
         """Returns the command line of a process that trains into a directory."""
+        is_audited = any(_AUDITED.match(flag) for flag in self.variant.flags)
         return [
             sys.executable,
             "-m",
@@ -160,6 +167,7 @@ class RepeatedRun:
             f"--output_dir={directory}",
             f"--mechanism={self.variant.mechanism}",
             "--format=json",
+            *([] if is_audited else [f"--cohort_seed={self.repetition}"]),
             *self.variant.flags,
         ]
 
@@ -415,6 +423,7 @@ def _finished(
         noise_multiplier=float(multiplier) if is_private and multiplier is not None else None,
         sampling=(sampling_from_dict(sampling) if is_private and sampling is not None else None),
         checkpoint=checkpoint,
+        initial_model=result.get("initial_model"),
     )
 
 

@@ -342,6 +342,12 @@ def to_markdown(rows: Sequence[Row]) -> str:
             for row in rows
         ),
     ]
+    return aligned(cells)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table of a heading and rows, whose first column is of names."""
+    cells = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     # The first column is of names; the others are of numbers.
     cells.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])

@@ -123,7 +123,8 @@ def begin(
       OSError: If the directory cannot be written.
     """
     data = _opened(config, command, behaviour)
-    seed = secrets.randbits(64) if config.seed is None else config.seed
+    given = config.seed if config.cohort_seed is None else config.cohort_seed
+    seed = secrets.randbits(64) if given is None else given
     run = planned_runs.plan(config, data, directory, max_bands, seed=seed, behaviour=behaviour)
     _check_noise_directory(run)
     directory.create(_description(run, command), only_for_owner=run.mechanism.sampling is not None)
@@ -595,6 +596,7 @@ def _print_outcome(
         "rounds": rounds,
         "test_accuracy": outcome.test_accuracy,
         "untrained_accuracy": outcome.untrained_accuracy,
+        "initial_model": outcome.initial_model,
         **outcome.facts,
         "num_parameters": outcome.num_parameters,
         **({} if clip_norms is None else {"clip_norms": clip_norms}),

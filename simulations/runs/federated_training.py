@@ -3,6 +3,7 @@
 import collections
 import csv
 import dataclasses
+import hashlib
 import math
 import os
 import sys
@@ -127,6 +128,7 @@ class Outcome:
       stopped_by_rule: Whether its stopping rule has ended it.
       test_accuracy: The accuracy of the final model on test clients; None if interrupted.
       untrained_accuracy: The accuracy of the initial model on test clients.
+      initial_model: The SHA-256 of its trained weights, in hexadecimal digits.
       num_parameters: The number of parameters of the model.
       facts: What the task says besides; nothing with private metrics.
       audit: What the canaries found; None without any, or before the run's end.
@@ -139,6 +141,7 @@ class Outcome:
     stopped_by_rule: bool
     test_accuracy: float | None
     untrained_accuracy: float
+    initial_model: str
     num_parameters: int
     facts: Mapping[str, Any]
     audit: RunAudit | None
@@ -243,6 +246,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             None if interrupted else _evaluated(process, task, last.state, TEST)["accuracy"]
         ),
         untrained_accuracy=untrained_accuracy,
+        initial_model=_sha256(task.initial_weights),
         num_parameters=_num_parameters(task),
         # Counts of the clients' data, and baselines that follow from them.
         facts={} if run.config.private_metrics else task.facts,
@@ -302,6 +306,15 @@ def _untrained_accuracy(task: FederatedTask) -> float:
             "missing."
         )
     return untrained["accuracy"]
+
+
+def _sha256(weights: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for weight in weights:
+        # Shape and type too, so that no number can move from one weight to the next unseen.
+        digest.update(f"{weight.dtype.str}{weight.shape}".encode())
+        digest.update(np.ascontiguousarray(weight).tobytes())
+    return digest.hexdigest()
 
 
 def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:

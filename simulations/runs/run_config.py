@@ -197,6 +197,13 @@ class RunConfig(Mapping[str, Any]):
         "guarantee. Default: secret random bits.",
         default=None,
     )
+    cohort_seed: int | None = _flag(
+        "Training",
+        "A seed of cohorts, devices, the order of data and initial weights: runs with the same one "
+        "differ in nothing but noise and what else they are asked. Noise, and what a --sampling "
+        "draws, have secret seeds all the same. Default: random bits.",
+        default=None,
+    )
     mechanism: str = _flag(
         "Mechanism",
         "The noise: correlated by a matrix factorization (optimal is the dense optimum for single "
@@ -647,6 +654,17 @@ def _check_numbers(options: RunConfig) -> None:
     )
     if options.seed is not None:
         validation.integer_at_least(options.seed, 0, "--seed")
+    if options.cohort_seed is not None:
+        validation.integer_at_least(options.cohort_seed, 0, "--cohort_seed")
+        check_choice(
+            options.seed is None,
+            "--seed and --cohort_seed exclude each other: the first is one of everything.",
+        )
+        check_choice(
+            options.audit_canaries is None,
+            "--cohort_seed and --audit_canaries exclude each other: an audit holds for canaries "
+            "that are drawn at random, and these follow from that seed.",
+        )
 
 
 def _clip_norm(value: float | str) -> float | str:

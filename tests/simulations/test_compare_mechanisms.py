@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations import compare_mechanisms
 from simulations.runs import run_directory
+from simulations.runs.round_records import ParticipationLedger
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -41,7 +43,7 @@ _QUANTILE = math.tan(0.475 * math.pi)
 _NOISE_OF_EIGHT = accounting.noise_multiplier(8.0, 1e-4)
 
 _RUN = f"""
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, shutil, signal, sys, time
 
 flags = dict(flag[2:].partition("=")[::2] for flag in sys.argv[1:])
 directory = pathlib.Path(flags["output_dir"])
@@ -58,7 +60,14 @@ signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
 signal.signal(signal.SIGINT, lambda *_: stops.append(1))
 conditions = control / "conditions.json"
 kept = json.loads(conditions.read_text()) if conditions.exists() else {{}}
-(directory / "config.json").write_text(json.dumps(kept.get("config", {{}})))
+seed = flags.get("cohort_seed")
+(directory / "config.json").write_text(
+    json.dumps({{"cohort_seed": seed, **kept.get("config", {{}})}})
+)
+# Who takes part is a matter of the seed.
+ledger = control / f"ledger-{{seed}}.npz"
+if ledger.exists():
+    shutil.copy(ledger, directory / "participation.npz")
 if "data" in kept:
     (directory / "checkpoints").mkdir(exist_ok=True)
     (directory / "checkpoints" / "dataset.json").write_text(json.dumps(kept["data"]))
@@ -93,6 +102,7 @@ print(json.dumps({{
     "output_dir": str(directory),
     "rounds": 4,
     "test_accuracy": accuracy,
+    "initial_model": f"of seed {{seed}}",
     "privacy": {{
         "is_private": is_private,
         # Who was drawn made it better, which is none of the mechanism's merits; or worse.
@@ -216,7 +226,7 @@ def test_the_comparison_of_three_mechanisms(
     assert (composed["private_runs"], composed["other_runs"], composed["delta"]) == (4, 2, 1e-4)
     assert fields["seconds"] > sum(row["seconds_mean"] for row in rows)
 
-    # Repetition by repetition, each with its directory and the flags, and without any seed.
+    # Repetition by repetition, each with its directory, the flags and the seed of its repetition.
     names = [f"{mechanism}_{number}" for number in (1, 2) for mechanism in _THREE_MECHANISMS]
     assert [name for name, _ in workplace.started()] == names
     for name, arguments in workplace.started():
@@ -226,6 +236,7 @@ def test_the_comparison_of_three_mechanisms(
             f"--output_dir=comparison/{name}",
             f"--mechanism={mechanism}",
             "--format=json",
+            f"--cohort_seed={name[-1]}",
             "--name=two words",
             "--num_rounds=4",
             *noise,
@@ -233,7 +244,7 @@ def test_the_comparison_of_three_mechanisms(
         assert (workplace.output / f"{name}.log").read_text() == "a log line\n"
     # Each mechanism's flags were checked once before, and nothing is left of that.
     assert [arguments[1:] for arguments in workplace.checks()] == [
-        arguments[1:] for _, arguments in workplace.started()[:3]
+        arguments[1:] for _, arguments in workplace.started()[3:]
     ]
     assert not list(workplace.output.glob(".flags*"))
 
@@ -260,6 +271,44 @@ def test_the_comparison_of_three_mechanisms(
     assert out == markdown
     assert len(workplace.started()) == 6
     assert len(workplace.checks()) == 3
+
+
+def test_runs_with_the_same_clients_are_compared_in_pairs(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (1, 2):
+        cohorts = (np.array([0, seed]), np.array([3 - seed]))
+        ledger = ParticipationLedger(("a", "b", "c"), cohorts)
+        ledger.save(workplace.control / f"ledger-{seed}.npz")
+    _, out, _ = _call(capfd, "--mechanisms=banded,identity", "--repetitions=2", "--format=json")
+    fields = json.loads(out)
+    (pair,) = fields["differences"]
+    assert (pair["higher"], pair["lower"], pair["repetitions"]) == ("banded", "identity", 2)
+    # 0.010 and 0.006.
+    assert pair["mean"] == pytest.approx(0.008, rel=1e-9)
+    assert pair["half_width"] == pytest.approx(_QUANTILE * 0.002, rel=1e-9)
+    assert "no order is claimed." in fields["notes"][1]
+    assert "one point would have been seen with a probability of" in fields["notes"][2]
+    markdown = (workplace.output / "comparison.md").read_text()
+    assert "| banded - identity |   0.80 |   ± 2.54 |" in markdown
+
+    # Without the ledger of one run, nobody knows whether it is a pair with another.
+    (workplace.output / "banded_2" / "participation.npz").unlink()
+    _, out, _ = _call(capfd, "--mechanisms=banded,identity", "--repetitions=2", "--format=json")
+    fields = json.loads(out)
+    assert fields["differences"] == []
+    assert fields["notes"][1].startswith("Runs are not compared in pairs: ")
+    assert "participation.npz" in fields["notes"][1]
+
+
+def test_an_audited_run_draws_its_own_clients(
+    workplace: _Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its canaries follow from their seed, and have to be drawn at random."""
+    one = ("--mechanisms=banded", "--repetitions=1")
+    assert _call(capfd, *one, "--flags=--audit_canaries=8")[0] == 0
+    ((_, arguments),) = workplace.started()
+    assert not any("seed" in argument for argument in arguments)
 
 
 @pytest.mark.long
@@ -469,6 +518,7 @@ def test_flags_that_a_mechanism_refuses_are_found_before_any_run(
         (("--flags=--a='3",), "cannot be split: No closing quotation"),
         (("--flags=--a=3 --a=4",), "--flags has --a twice"),
         (("--flags=--seed=3",), "cannot have --seed: repetitions with a fixed seed"),
+        (("--flags=--cohort_seed=3",), "cannot have --cohort_seed: each repetition has one"),
         (("--flags=--output_dir=x",), "cannot have --output_dir"),
         (("--flags=--mechanism=tree",), "cannot have --mechanism"),
         (("--flags=--format=text",), "cannot have --format"),

@@ -29,6 +29,8 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
+from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
     federated_runs,
     planned_runs,
@@ -335,6 +337,47 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert noise < mfa.accounting.noise_multiplier(8.0, 0.01)
 
 
+def test_runs_of_one_cohort_seed_differ_in_noise_alone(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Cohorts, data and initial weights of two mechanisms, as training takes them from a run."""
+
+    def begun(name: str, *more: str) -> Run:
+        options = _options(_arguments(dataset, tmp_path / name, *more))
+        directory = RunDirectory(tmp_path / name)
+        return federated_runs.begin(options, _COMMAND, directory, DeviceBehaviour(), 64)
+
+    def facts(run: Run) -> list[Any]:
+        task = run.data.load(run.seed)
+        sizes = (len(task.client_ids), run.mechanism.schema, run.config.cohort)
+        devices = DevicePopulation(*sizes, run.behaviour, run.seed)
+        cohorts = [devices.next_round().cohort.tolist() for _ in range(6)]
+        batches = [
+            tuple(array.tolist() for array in batch)
+            for index in range(2)
+            for client in cohorts[index]
+            for batch in task.client_dataset(task.client_ids[client], index).as_numpy_iterator()
+        ]
+        return [cohorts, batches, [weight.tolist() for weight in task.initial_weights]]
+
+    identity = ("--mechanism=identity", "--noise_multiplier=1")
+    seven = ("--cohort_seed=7", "--sentences_per_client=2")
+    banded = begun("banded", "--noise_multiplier=2", *seven)
+    assert facts(banded) == facts(begun("none", "--mechanism=none", *seven))
+    other = begun("other", *identity, "--cohort_seed=8", "--sentences_per_client=2")
+    assert not any(a == b for a, b in zip(facts(banded), facts(other), strict=True))
+    # Without one, each has its own.
+    assert begun("random", *identity).seed != begun("random_as_well", *identity).seed
+    # What amplifies is as secret as before.
+    sampled = [
+        begun(name, "--sampling=poisson", *identity, *seven).sampler
+        for name in ("sampled", "sampled_again")
+    ]
+    first, second = (each.seed for each in sampled if each is not None)
+    assert first != second
+    assert 7 not in (first, second)
+
+
 @pytest.mark.short_cases(2)
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
 @pytest.mark.parametrize("bands", [["--mechanism=identity"], ["--num_bands=2"]])
@@ -564,6 +607,9 @@ def test_noise_is_kept_where_the_flags_say(
         (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
         (["--dataset=nonsense"], "no data set"),
         (["--seed=-1"], "--seed"),
+        (["--cohort_seed=-1"], "--cohort_seed must be at least 0"),
+        (["--cohort_seed=1", "--seed=1"], "--seed and --cohort_seed exclude each other"),
+        (["--cohort_seed=1", "--audit_canaries=4"], "--audit_canaries exclude each other"),
         (["--noise_storage=memory"], "--noise_storage=memory"),
         (["--noise_source=dice"], "--noise_source=dice"),
         (["--noise_directory=a_file"], "a_file cannot be written: Not a directory"),
