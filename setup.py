@@ -55,6 +55,7 @@ _COMMANDS = [
     "mf-report=mf_aggregators.commands.report:run",
     "run-cifar10=simulations.examples.cifar10_classification.run_cifar10:run",
     "run-digits=simulations.examples.digit_classification.run_digits:run",
+    "run-fashion-mnist=simulations.examples.fashion_mnist_classification.run_fashion_mnist:run",
     "run-stackoverflow=stackoverflow_nwp.run_stackoverflow:run",
     "simulate-participation=simulations.simulate_participation:run",
     "start-tff-worker=simulations.start_worker:run",

@@ -57,6 +57,7 @@ from tests import console_commands
 from tests.console_commands import ROOT
 from tests.refusals import refuses
 from tests.simulations.examples.cifar10_classification import cifar10_files
+from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
 from tests.simulations.worker_processes import WorkerProcess, free_port
 
 _TUTORIALS = "docs/tutorials"
@@ -100,6 +101,12 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
         "--clients_per_round=2",
         "--evaluate_every=4",
         "--cifar10_dir=cifar10",
+    ),
+    "run-fashion-mnist": (
+        "--num_rounds=4",
+        "--clients_per_round=2",
+        "--evaluate_every=4",
+        "--data_dir=fashion_mnist",
     ),
 }
 _WORDS = ("the", "model", "returns", "a", "list", "of", ".", "values", "for", "each")
@@ -331,6 +338,7 @@ def place(
     ]
     (tmp_path / "notes.jsonl").write_text("".join(f"{json.dumps(note)}\n" for note in notes))
     cifar10_files.write_binary(tmp_path / "cifar10", 20)
+    fashion_mnist_files.write(tmp_path / "fashion_mnist", 100, 10)
     yield tmp_path
     _forget_remote_workers()
 

@@ -22,6 +22,7 @@ from simulations.comparison import repeated_runs
 from simulations.runs import federated_runs
 from stackoverflow_nwp import federated_text
 from tests import console_commands
+from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
 from tests.stackoverflow_nwp import small_text
 
 _INTEGERS = ("0", "-1", str(10**12), str(2**63 - 1), str(2**63), str(10**30))
@@ -73,6 +74,11 @@ _CALLS_OF_LONG_TEST = (
         "--noise_multiplier=1",
     ),
     (
+        "run-fashion-mnist",
+        "--output_dir={folder}/run --data_dir={folder}/images --num_clients=20 --num_rounds=4 "
+        "--clients_per_round=2 --mechanism=identity",
+    ),
+    (
         "run-stackoverflow",
         "--output_dir={folder}/run --dataset={folder}/made.sqlite --cache_dir={folder}/cache "
         "--num_rounds=4 --clients_per_round=3 --vocab_size=9 --mechanism=identity --delta=0.1",
@@ -100,6 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for name in ("one", "two", "three"):
         (folder / "text" / f"{name}.txt").write_text("A sentence of some words.\n")
     federated_text.write(folder / "made.sqlite", small_text.small_examples())
+    fashion_mnist_files.write(folder / "images", 40, 10)
     return folder
 
 
@@ -157,5 +164,5 @@ def test_a_command_works_with_a_value_or_refuses_it_in_one_line(
 
 def test_every_command_has_its_numbers_tried() -> None:
     tried = {command for command, _ in (*_CALLS, *_CALLS_OF_LONG_TEST)}
-    # Its flags are those of run-digits, and it needs a download.
+    # Its flags are those of run-fashion-mnist, and it needs a download.
     assert tried | {"run-cifar10"} == set(console_commands.of_setup()["commands"])

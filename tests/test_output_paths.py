@@ -18,6 +18,7 @@ _DIRECTORIES = {
     "reproduce-paper": "--only=bandmf-production --output_dir={}",
     "run-cifar10": "--output_dir={}",
     "run-digits": "--output_dir={}",
+    "run-fashion-mnist": "--output_dir={}",
     "run-stackoverflow": "--output_dir={}",
 }
 # Flags of commands that write one file, or one checkpoint.

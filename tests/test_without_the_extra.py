@@ -36,6 +36,7 @@ _TRAINING = {
     "reproduce-paper": "--only=bandmf-production,training --output_dir=trained",
     "run-cifar10": "--output_dir=run",
     "run-digits": "--output_dir=run",
+    "run-fashion-mnist": "--output_dir=run",
     "run-stackoverflow": "--output_dir=run",
     "start-tff-worker": "",
 }

@@ -40,6 +40,9 @@ MODULES: Mapping[str, str] = types.MappingProxyType(
         "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
         "run-cifar10": "simulations.examples.cifar10_classification.run_cifar10",
         "run-digits": "simulations.examples.digit_classification.run_digits",
+        "run-fashion-mnist": (
+            "simulations.examples.fashion_mnist_classification.run_fashion_mnist"
+        ),
     }
 )
 

@@ -1,1 +1,1 @@
-"""Small tasks that show what a task needs: handwritten digits, and the photographs of CIFAR-10."""
+"""Small tasks that show what a task needs: digits, Fashion-MNIST, the photographs of CIFAR-10."""

@@ -8,11 +8,59 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations.examples.labelled_images import Images
+from simulations.examples.labelled_images import Images, as_input
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
-from simulations.training.task_parts import KerasEvaluation
+from simulations.training.task_parts import KerasEvaluation, batches, sample_order
 
 ACCURACY = "accuracy"
+
+# The share of the test images that is evaluated as a model is trained; no others are seen before
+# training has ended. The papers have no such split, and train with all training images.
+_HELDOUT_SHARE = 0.2
+
+
+def task_of_clients(
+    train: Images,
+    test: Images,
+    places: Sequence[np.ndarray],
+    keras_model: Callable[[], tf.keras.Model],
+    batch_size: int,
+    epochs: int,
+    seed: int,
+) -> FederatedTask:
+    """Returns the task of a classifier whose clients have some of the training images each.
+
+    Args:
+      train: The training images, uint8 pixels.
+      test: The test images, at least two.
+      places: The places of each client's images among the training images.
+      keras_model: Makes the untrained model, from pixels in [-1, 1] to logits.
+      batch_size: Images in a local step.
+      epochs: How often a client goes through its images.
+      seed: Seed for the initial weights and the order of a client's images in a round.
+    """
+    digits = len(str(len(places)))
+    names = [f"{place:0{digits}}" for place in range(len(places))]
+
+    def client_dataset(client_id: str, round_index: int) -> tf.data.Dataset:
+        own = places[int(client_id)]
+        images = train[own[sample_order(seed, round_index, client_id, len(own))]]
+        slices = (as_input(images.pixels), images.labels)
+        return batches(tf.data.Dataset.from_tensor_slices(slices), batch_size, epochs)
+
+    tf.keras.utils.set_random_seed(seed % 2**32)
+    prepared = Images(as_input(test.pixels), test.labels)
+    num_heldout = max(1, round(_HELDOUT_SHARE * len(test)))
+    return image_task(
+        names,
+        client_dataset,
+        keras_model,
+        keras_model().get_weights(),
+        train.labels,
+        prepared[:num_heldout],
+        prepared[num_heldout:],
+        facts={"num_heldout": num_heldout},
+    )
 
 
 def image_task(

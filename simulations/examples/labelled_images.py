@@ -23,8 +23,8 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, chosen: slice) -> "Images":
-        """Returns some of the images, by a slice."""
+    def __getitem__(self, chosen: slice | np.ndarray) -> "Images":
+        """Returns some of the images, by a slice or by their places."""
         return Images(self.pixels[chosen], self.labels[chosen])
 
     def fingerprint(self) -> str:
@@ -42,6 +42,11 @@ def concatenated(parts: Sequence[Images]) -> Images:
         np.concatenate([part.pixels for part in parts]),
         np.concatenate([part.labels for part in parts]),
     )
+
+
+def as_input(pixels: np.ndarray) -> np.ndarray:
+    """Returns uint8 pixels as a model takes them: float32 in [-1, 1]."""
+    return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
 
 
 def outcome_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

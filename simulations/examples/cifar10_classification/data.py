@@ -63,11 +63,6 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
     return train, _read(directory / _TEST_FILE)
 
 
-def as_input(pixels: np.ndarray) -> np.ndarray:
-    """Returns uint8 pixels as a model takes them: float32 in [-1, 1]."""
-    return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
-
-
 def _num_records(path: pathlib.Path) -> int:
     try:
         size = path.stat().st_size

@@ -3,8 +3,9 @@ r"""run-cifar10: one training run of CIFAR-10 with single images as clients, pri
 The papers' centralised setting (BandMF Sec. 5 and App. H): 20 epochs over 50,000 images in
 batches of 500, with a guarantee for each image. --sampling=poisson draws the batches as the
 papers account for them; without it no image is used again within 100 rounds, and nothing is
-amplified. At that size it is for machines with many cores, and for --workers. Run again with
-the same --output_dir, it resumes.
+amplified. With --num_clients the images belong to clients that prefer some classes. At that size
+it is for machines with many cores, and for --workers. Run again with the same --output_dir, it
+resumes.
 
 Examples:
   run-cifar10 --output_dir=runs/cifar10 --sampling=poisson --num_bands=32
@@ -14,7 +15,6 @@ Examples:
     --clients_per_round=50
 """
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping
@@ -23,10 +23,12 @@ from typing import Any, NoReturn
 from absl import flags
 
 from mf_aggregators.commands.flag_groups import FlagGroup
+from simulations.examples import image_clients
 from simulations.examples.cifar10_classification import data
-from simulations.examples.labelled_images import Images, concatenated, outcome_lines
+from simulations.examples.image_clients import ImageClients
+from simulations.examples.labelled_images import outcome_lines
 from simulations.runs import federated_runs
-from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
+from simulations.training.federated_task import TaskCommand, default_texts
 
 # The server's rate is not the papers', which print none.
 _DEFAULTS: Mapping[str, Any] = {
@@ -48,65 +50,32 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Cifar10Data:
-    """CIFAR-10, each training image a client.
-
-    Attributes:
-      directory: Where the files of the binary version are; None for Keras's download.
-    """
-
-    directory: pathlib.Path | None
-
-    @property
-    def name(self) -> str:
-        """The data set."""
-        return "CIFAR-10" if self.directory is None else str(self.directory)
-
-    @functools.cached_property
-    def num_clients(self) -> int:
-        """The training images."""
-        return data.num_training_images(self.directory)
-
-    def fingerprint(self) -> str:
-        """Returns the SHA-256 of all images."""
-        return concatenated(self._images).fingerprint()
-
-    def load(self, seed: int) -> FederatedTask:
-        """Returns the task.
-
-        Args:
-          seed: Seed for drawing the initial weights.
-        """
-        from simulations.examples.cifar10_classification import task
-
-        return task.federated_task(*self._images, seed)
-
-    @functools.cached_property
-    def _images(self) -> tuple[Images, Images]:
-        return data.load(self.directory)
-
-
 def _define_flags(values: flags.FlagValues) -> None:
-    FlagGroup(values, "Data").path(
+    group = FlagGroup(values, "Data")
+    group.path(
         "cifar10_dir",
         "The directory of CIFAR-10's binary version (data_batch_1.bin, ..., test_batch.bin). "
         "Default: Keras downloads the data set into ~/.keras/datasets.",
     )
+    image_clients.define_flags(group)
 
 
-def _check_flags(options: Mapping[str, Any]) -> None:
-    for name in ("batch_size", "client_epochs"):
-        if options[name] != 1:
-            raise ValueError(
-                f"--{name} must be 1 in run-cifar10, where a client has one image: found "
-                f"{options[name]}."
-            )
+def _keras_model() -> Any:
+    from simulations.examples.cifar10_classification import task
+
+    return task.keras_model()
 
 
-def _open_data(options: Mapping[str, Any]) -> Cifar10Data:
+def _open_data(options: Mapping[str, Any]) -> ImageClients:
     given = options["cifar10_dir"]
-    return Cifar10Data(None if given is None else pathlib.Path(given))
+    directory = None if given is None else pathlib.Path(given)
+    return ImageClients(
+        "CIFAR-10" if directory is None else str(directory),
+        functools.partial(data.num_training_images, directory),
+        functools.partial(data.load, directory),
+        _keras_model,
+        options,
+    )
 
 
 COMMAND = TaskCommand(
@@ -115,7 +84,7 @@ COMMAND = TaskCommand(
     define_flags=_define_flags,
     defaults=lambda values: _DEFAULTS,
     default_texts=default_texts(_DEFAULTS, _DEFAULTS, ""),
-    check_flags=_check_flags,
+    check_flags=functools.partial(image_clients.check_flags, command="run-cifar10"),
     open_data=_open_data,
     outcome_lines=outcome_lines,
 )

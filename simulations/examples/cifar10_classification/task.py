@@ -1,49 +1,10 @@
-"""CIFAR-10 as a federated task: every training image is a client."""
+"""The network for CIFAR-10."""
 
-import numpy as np
 import tensorflow as tf
 
 from simulations.examples.cifar10_classification import data
-from simulations.examples.image_classification import image_task
-from simulations.examples.labelled_images import Images
-from simulations.training.federated_task import FederatedTask
-from simulations.training.task_parts import batches
 
-# The share of the test images that is evaluated as a model is trained; no others are seen before
-# training has ended. The papers have no such split, and train with all training images.
-_HELDOUT_SHARE = 0.2
 _NUM_BLOCKS = 3
-
-
-def federated_task(train: Images, test: Images, seed: int) -> FederatedTask:
-    """Returns the task.
-
-    Args:
-      train: The training images, (m, 32, 32, 3) uint8 pixels.
-      test: The test images, at least two.
-      seed: Seed for drawing the initial weights.
-    """
-    digits = len(str(len(train)))
-    names = [f"{place:0{digits}}" for place in range(len(train))]
-
-    def client_dataset(client_id: str, round_index: int) -> tf.data.Dataset:
-        del round_index
-        image = train[int(client_id) : int(client_id) + 1]
-        slices = (data.as_input(image.pixels), image.labels)
-        return batches(tf.data.Dataset.from_tensor_slices(slices), batch_size=1, epochs=1)
-
-    prepared = Images(data.as_input(test.pixels), test.labels)
-    num_heldout = max(1, round(_HELDOUT_SHARE * len(test)))
-    return image_task(
-        names,
-        client_dataset,
-        keras_model,
-        _initial_weights(seed),
-        train.labels,
-        prepared[:num_heldout],
-        prepared[num_heldout:],
-        facts={"num_heldout": num_heldout},
-    )
 
 
 def keras_model() -> tf.keras.Model:
@@ -64,9 +25,3 @@ def keras_model() -> tf.keras.Model:
     outputs = tf.keras.layers.Flatten()(outputs)
     outputs = tf.keras.layers.Dense(128, activation="relu", kernel_initializer="he_normal")(outputs)
     return tf.keras.Model(inputs, tf.keras.layers.Dense(data.NUM_CLASSES)(outputs))
-
-
-def _initial_weights(seed: int) -> list[np.ndarray]:
-    tf.keras.utils.set_random_seed(seed % 2**32)
-    weights: list[np.ndarray] = keras_model().get_weights()
-    return weights

@@ -80,10 +80,3 @@ def test_missing_cut_and_foreign_files_are_refused(tmp_path: pathlib.Path) -> No
     (directory / "data_batch_4.bin").unlink()
     with refuses("data_batch_4.bin", "--cifar10_dir"):
         data.load(directory)
-
-
-def test_inputs_are_within_one() -> None:
-    np.testing.assert_allclose(
-        data.as_input(np.array([0, 51, 255], np.uint8)), [-1.0, -0.6, 1.0], rtol=1e-6
-    )
-    assert data.as_input(np.zeros(1, np.uint8)).dtype == np.float32

@@ -8,7 +8,8 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from simulations.examples.cifar10_classification import data, task
-from simulations.examples.labelled_images import Images
+from simulations.examples.image_classification import task_of_clients
+from simulations.examples.labelled_images import Images, as_input
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from tests.simulations.examples.cifar10_classification import cifar10_files
 
@@ -21,7 +22,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Images, Images]:
 
 @pytest.fixture(scope="module")
 def cifar10(images: tuple[Images, Images]) -> FederatedTask:
-    return task.federated_task(*images, seed=3)
+    return _task(images, 3)
+
+
+def _task(images: tuple[Images, Images], seed: int) -> FederatedTask:
+    return task_of_clients(
+        *images, tuple(np.arange(len(images[0]))[:, np.newaxis]), task.keras_model, 1, 1, seed
+    )
 
 
 def test_each_client_has_its_own_image_once(
@@ -32,7 +39,7 @@ def test_each_client_has_its_own_image_once(
         ((pixels, labels),) = cifar10.client_dataset(
             cifar10.client_ids[place], 4
         ).as_numpy_iterator()
-        np.testing.assert_array_equal(pixels, data.as_input(images[0].pixels[place : place + 1]))
+        np.testing.assert_array_equal(pixels, as_input(images[0].pixels[place : place + 1]))
         np.testing.assert_array_equal(labels, images[0].labels[place : place + 1])
 
 
@@ -45,7 +52,7 @@ def test_initial_weights_follow_from_the_seed(
     cifar10: FederatedTask, images: tuple[Images, Images]
 ) -> None:
     for seed, same in ((3, True), (4, False)):
-        weights = task.federated_task(*images, seed).initial_weights
+        weights = _task(images, seed).initial_weights
         assert np.array_equal(weights[0], cifar10.initial_weights[0]) == same
 
 

@@ -1,0 +1,119 @@
+"""The command: its clients by flags, what it refuses, and whole small runs."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from mf_aggregators.commands import command_line
+from simulations.examples.fashion_mnist_classification import data, run_fashion_mnist
+from simulations.examples.labelled_images import as_input
+from simulations.runs import federated_runs, run_config
+from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files as files
+
+
+def _call(capture: Any, *arguments: str) -> tuple[int, str, str]:
+    status = command_line.run(
+        "",
+        lambda values: run_config.define_flags(values, run_fashion_mnist.COMMAND),
+        lambda values: federated_runs.main(values, run_fashion_mnist.COMMAND),
+        ["run-fashion-mnist", *arguments],
+    )
+    return status, *capture.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--data_dir={}/none",), "train-images-idx3-ubyte"),
+        (("--data_dir={}/damaged",), "cannot be read"),
+        (("--data_dir={}/foreign",), "89504e47"),
+        (("--data_dir={}/whole", "--num_clients=41"), "--num_clients=41"),
+        (("--data_dir={}/whole", "--concentration=0.5"), "--num_clients"),
+        (("--data_dir={}/whole", "--num_clients=9", "--concentration=nan"), "--concentration"),
+        (("--data_dir={}/whole", "--batch_size=2"), "--batch_size"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    arguments: tuple[str, ...],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+) -> None:
+    files.write(tmp_path / "whole", 40, 10)
+    damaged = files.write(tmp_path / "damaged", 40, 10) / f"train-{files.IMAGES}.gz"
+    damaged.write_bytes(damaged.read_bytes()[:12])
+    foreign = files.write(tmp_path / "foreign", 40, 10, compressed=False)
+    (foreign / f"t10k-{files.IMAGES}").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    given = [argument.format(tmp_path) for argument in arguments]
+    status, out, err = _call(
+        capsys, *given, "--clients_per_round=2", f"--output_dir={tmp_path / 'run'}"
+    )
+    assert status == 2
+    assert out == ""
+    assert named in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_clients_of_the_task_have_the_images_of_their_split(tmp_path: pathlib.Path) -> None:
+    directory = files.write(tmp_path / "files", 40, 10)
+    options = {
+        "data_dir": str(directory),
+        "num_clients": 9,
+        "concentration": 0.2,
+        "split_seed": 4,
+        "batch_size": 2,
+        "client_epochs": 2,
+    }
+    opened = run_fashion_mnist.COMMAND.open_data(options)
+    task = opened.load(seed=3)
+    assert opened.num_clients == len(task.client_ids) == 9
+    assert sum(weights.size for weights in task.initial_weights) == 26_010
+    train, _ = data.load(directory)
+    left = {image.tobytes() for image in as_input(train.pixels)}
+    assert len(left) == 40
+    orders = set()
+    for client in task.client_ids:
+        batches = list(task.client_dataset(client, 1).as_numpy_iterator())
+        pixels = np.concatenate([batch for batch, _ in batches])
+        assert len(pixels) in (8, 10)
+        assert [len(labels) for _, labels in batches][: len(batches) // 2][:-1] == [2] * (
+            len(batches) // 2 - 1
+        )
+        half = len(pixels) // 2
+        np.testing.assert_array_equal(pixels[:half], pixels[half:])
+        left -= {image.tobytes() for image in pixels}
+        again = np.concatenate([b for b, _ in task.client_dataset(client, 1).as_numpy_iterator()])
+        np.testing.assert_array_equal(pixels, again)
+        other = np.concatenate([b for b, _ in task.client_dataset(client, 2).as_numpy_iterator()])
+        orders.add(np.array_equal(pixels, other))
+    assert not left
+    assert False in orders
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_runs_in_this_process")
+@pytest.mark.parametrize(
+    "arguments", [("--sampling=poisson", "--num_bands=2"), ("--num_clients=20",)]
+)
+def test_a_whole_run_on_files_of_the_same_format(
+    arguments: tuple[str, ...], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, output = files.write(tmp_path / "files", 60, 20), tmp_path / "run"
+    status, out, errors = _call(
+        capfd,
+        *(f"--output_dir={output}", f"--data_dir={directory}", *arguments),
+        *("--num_rounds=4", "--clients_per_round=5", "--delta=1e-3"),
+        *("--noise_multiplier=1.5", "--evaluate_every=2", "--format=json"),
+    )
+    assert status == 0, errors
+    result = json.loads(out)
+    assert (result["rounds"], result["num_examples"]) == (4, 60)
+    assert result["num_parameters"] == 26_010
+    assert result["privacy"]["status"] == "finished"

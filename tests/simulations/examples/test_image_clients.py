@@ -1,0 +1,139 @@
+"""Whose images are: a split into groups of one kind, and the flags that ask for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulations.examples import image_clients
+from simulations.examples.image_clients import ImageClients, dirichlet_split
+from simulations.examples.labelled_images import Images, as_input
+from tests.refusals import refuses
+
+_LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(10), 60))
+# Of each of the tests with random splits: five standard deviations of a normal variable.
+_DEVIATIONS = 5.0
+
+
+def _counts(places: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    return np.array([np.bincount(labels[own], minlength=10) for own in places])
+
+
+@pytest.mark.parametrize("concentration", [1e-3, 0.3, 1.0, 1e6])
+@pytest.mark.parametrize("num_clients", [1, 7, 120, 600])
+def test_a_split_is_a_partition_into_equal_sizes(num_clients: int, concentration: float) -> None:
+    places = dirichlet_split(_LABELS, num_clients, concentration, seed=3)
+    np.testing.assert_array_equal(np.sort(np.concatenate(places)), np.arange(600))
+    smaller, larger = divmod(600, num_clients)
+    assert [len(own) for own in places] == [
+        smaller + (client < larger) for client in range(num_clients)
+    ]
+    np.testing.assert_array_equal(_counts(places, _LABELS).sum(axis=0), np.full(10, 60))
+
+
+def test_a_split_is_a_function_of_its_seed() -> None:
+    one, same, other = (dirichlet_split(_LABELS, 30, 1.0, seed) for seed in (4, 4, 5))
+    assert all(map(np.array_equal, one, same))
+    assert not all(map(np.array_equal, one, other))
+
+
+def test_the_concentration_says_how_alike_clients_are() -> None:
+    """The mean squared share of a class in a first client is that of the distribution.
+
+    Shares of a symmetric Dirichlet distribution of ten classes have E[p^2] = (a + 1) / (100 a + 10)
+    each, and of m images drawn by them, the mean of the squared share is E[p^2] (1 - 1/m) + 0.1/m.
+    Only the first client finds all classes, so one is taken of each of many splits.
+    """
+    labels = np.repeat(np.arange(10), 40)
+    size, number = 20, 150
+    for concentration in (0.1, 1.0, 100.0):
+        squares = []
+        for seed in range(number):
+            first = dirichlet_split(labels, 20, concentration, seed)[0]
+            shares = np.bincount(labels[first], minlength=10) / size
+            squares.append(np.sum(shares**2))
+        expected = 10 * (concentration + 1) / (100 * concentration + 10)
+        expected = expected * (1 - 1 / size) + 1 / size
+        deviation = np.std(squares) / np.sqrt(number)
+        assert abs(np.mean(squares) - expected) < _DEVIATIONS * deviation
+        assert 0 < deviation < 0.03
+
+
+def test_arguments_out_of_range_are_refused() -> None:
+    for arguments, named in (
+        ((_LABELS, 601, 1.0, 0), "601"),
+        ((_LABELS, 0, 1.0, 0), "num_clients"),
+        ((_LABELS, 3, 0.0, 0), "concentration"),
+        ((_LABELS, 3, 1e-4, 0), "concentration"),
+        ((_LABELS, 3, float("nan"), 0), "concentration"),
+        ((_LABELS, 3, 1.0, -1), "seed"),
+    ):
+        with refuses(named):
+            dirichlet_split(*arguments)
+
+
+_OPTIONS: dict[str, Any] = {
+    "num_clients": None,
+    "concentration": 1.0,
+    "split_seed": 0,
+    "batch_size": 1,
+    "client_epochs": 1,
+}
+
+
+def test_flags_that_do_nothing_are_refused() -> None:
+    image_clients.check_flags(_OPTIONS, "run")
+    image_clients.check_flags(
+        {**_OPTIONS, "num_clients": 5, "split_seed": 2, "batch_size": 3, "concentration": 0.1},
+        "run",
+    )
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"split_seed": 2}, "--num_clients"),
+        ({"concentration": 0.5}, "--num_clients"),
+        ({"batch_size": 2}, "--num_clients"),
+        ({"client_epochs": 2}, "run"),
+        ({"num_clients": 0}, "--num_clients"),
+        ({"num_clients": 5, "concentration": 1e9}, "--concentration"),
+        ({"num_clients": 5, "split_seed": 2**64}, "--split_seed"),
+    )
+    for changed, named in cases:
+        with refuses(named):
+            image_clients.check_flags({**_OPTIONS, **changed}, "run")
+
+
+def _data(**changed: Any) -> ImageClients:
+    generator = np.random.default_rng(0)
+    images = Images(generator.integers(0, 256, (600, 2, 2, 1)).astype(np.uint8), _LABELS)
+    return ImageClients(
+        "images",
+        lambda: 600,
+        lambda: (images, images[:10]),
+        lambda: None,
+        {**_OPTIONS, **changed},
+    )
+
+
+def test_the_fingerprint_tells_images_and_splits_apart() -> None:
+    assert _data().num_clients == 600
+    assert _data(num_clients=30).num_clients == 30
+    found = [
+        each.fingerprint()
+        for each in (
+            _data(),
+            _data(num_clients=600),
+            _data(num_clients=30),
+            _data(num_clients=30, split_seed=1),
+            _data(num_clients=30, concentration=0.5),
+        )
+    ]
+    assert len(set(found)) == len(found)
+    assert _data(num_clients=30).fingerprint() == found[2]
+    with refuses("--num_clients=601", "600"):
+        assert _data(num_clients=601).num_clients
+
+
+def test_inputs_are_within_one() -> None:
+    found = as_input(np.array([0, 51, 255], np.uint8))
+    np.testing.assert_allclose(found, [-1.0, -0.6, 1.0], rtol=1e-6)
+    assert found.dtype == np.float32
