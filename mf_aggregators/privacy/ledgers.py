@@ -10,6 +10,8 @@ meaning, and is refused, with the number of the line, where it may have another.
 """
 
 import dataclasses
+import io
+import json
 import os
 import pathlib
 import re
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mf_aggregators import validation
+from mf_aggregators import atomic_files, validation
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
@@ -67,6 +69,30 @@ class Ledger:
         order = np.argsort(rounds, kind="stable")
         ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ledger as an ``.npz`` file, whole or not at all; see :func:`load`.
+
+        Args:
+          path: The file.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        sizes = [len(rounds) for rounds in self.rounds_of_clients]
+        arrays = {
+            "client_ids": np.array(self.client_ids, dtype=np.str_),
+            "offsets": np.cumsum([0, *sizes]),
+            "rounds": np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients]),
+            "num_rounds": np.array(self.num_rounds),
+        }
+        if self.sampling is not None:
+            arrays["sampling"] = np.array(json.dumps(self.sampling.to_dict()))
+        # In memory first: an archive that a full disk has cut off would print a traceback of its
+        # own when it is collected.
+        archive = io.BytesIO()
+        np.savez_compressed(archive, **arrays)
+        atomic_files.write_bytes(path, archive.getbuffer())
 
 
 def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:

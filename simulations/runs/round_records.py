@@ -98,20 +98,7 @@ class ParticipationLedger:
         Raises:
           OSError: If it cannot be written.
         """
-        offsets, rounds = self._by_client()
-        arrays = {
-            "client_ids": np.array(self.client_ids, dtype=np.str_),
-            "offsets": offsets,
-            "rounds": rounds,
-            "num_rounds": np.array(self.num_rounds),
-        }
-        if self.sampling is not None:
-            arrays["sampling"] = np.array(json.dumps(self.sampling.to_dict()))
-        # In memory first: an archive that a full disk has cut off would print a traceback of its
-        # own when it is collected.
-        archive = io.BytesIO()
-        np.savez_compressed(archive, **arrays)
-        atomic_files.write_bytes(path, archive.getbuffer())
+        self.record().save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":
