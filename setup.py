@@ -45,6 +45,10 @@ _TFF = [
     "tensorflow-privacy==0.9.0",
 ]
 
+# The strategy for Flower, and its simulations. Their NumPy is not that of TFF, so that each of the
+# two extras needs an environment of its own.
+_FLOWER = ["flwr[simulation]>=1.42,<1.43 ; python_version >= '3.11'"]
+
 _PACKAGES = ["mf_aggregators*", "simulations*", "stackoverflow_nwp*"]
 _COMMANDS = [
     "compare-mechanisms=simulations.compare_mechanisms:run",
@@ -107,6 +111,6 @@ setuptools.setup(
     },
     python_requires=">=3.10",
     install_requires=_MATHEMATICS,
-    extras_require={"reports": _REPORTS, "tff": [*_REPORTS, *_TFF]},
+    extras_require={"flower": _FLOWER, "reports": _REPORTS, "tff": [*_REPORTS, *_TFF]},
     entry_points={"console_scripts": _COMMANDS},
 )

@@ -74,7 +74,12 @@ _SLOW = tuple(
     f"docs/{name}.md" for name in ("audit", "commands", "devices", "planning", "tasks", "workers")
 )
 _OF_DEVELOPERS = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-_REASONS = ("installs packages", "needs other machines", "trains for hours")
+_REASONS = (
+    "installs packages",
+    "needs an environment of its own",
+    "needs other machines",
+    "trains for hours",
+)
 _FENCE = re.compile(
     r"(?:^<!-- test:(?P<marks>[^>]*?)-->\n\n?)?"
     r"^```(?P<language>\{code-cell\}[ \w]*|\w*)\n(?P<text>.*?)^```$",
@@ -476,7 +481,8 @@ def _run_document(name: str, text: str, is_long_test: bool) -> None:
             if block.language == "bash":
                 ran += _run_commands(block, is_long_test, workers)
             elif block.language == "python":
-                if "long" in block.marks and not is_long_test:
+                is_left_out = "long" in block.marks and not is_long_test
+                if is_left_out or block.marked("only parsed: "):
                     continue
                 code = workers.named_in(block.text if is_long_test else block.small_text)
                 exec(compile(code, block.where, "exec"), module.__dict__)

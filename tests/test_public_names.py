@@ -98,6 +98,7 @@ def test_other_names_are_found(source: str, is_public: bool) -> None:
 
 # What draws the pictures of these pages, a task of the simulations, and statements of simulations.
 _OF_THIS_REPOSITORY = (
+    "mf_aggregators.flower",
     "mf_aggregators.figures",
     "mf_aggregators.commands.flag_groups",
     "mf_aggregators.privacy.guarantees",

@@ -34,6 +34,8 @@ _FOREIGN = "What the installed TensorFlow Federated has by this name, or by its 
 _LONGEST_VALUE = 60
 # What the package itself has, by its own names.
 _BY_OTHER_NAMES = {"__init__", "mechanism", "version"}
+# Needs Flower, which is in no environment with TensorFlow Federated: a tutorial has its names.
+_ELSEWHERE = {"flower"}
 _RETURNS = re.compile(r"(Returns|Yields):\s*")
 _LITERAL = re.compile(r"(``.*?``|`.*?`)")
 
@@ -154,7 +156,7 @@ def _shared(module: types.ModuleType) -> Iterator[str]:
             if (path / "__init__.py").exists() or path.suffix == ".py"
         )
         names = {*module.__all__, *(modules if module.__name__ == PACKAGE else ())}
-        for name in sorted(names - _BY_OTHER_NAMES):
+        for name in sorted(names - _BY_OTHER_NAMES - _ELSEWHERE):
             if not hasattr(module, name):
                 importlib.import_module(f"{module.__name__}.{name}")
             yield name

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import pathlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +21,6 @@ from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from simulations.runs.run_directory import METRICS_FILE, RunDirectory, RunDirectoryError
 
-# Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
-_COMPRESSION = 1
 # What a file of metrics begins with.
 _HEADING = b"round,"
 
@@ -102,24 +99,7 @@ class ParticipationLedger:
           OSError: If it cannot be written.
         """
         offsets, rounds = self._by_client()
-        arrays = {
-            "client_ids": np.array(self.client_ids, dtype=np.str_),
-            "offsets": offsets,
-            "rounds": rounds,
-            "num_rounds": np.array(self.num_rounds),
-        }
-        if self.sampling is not None:
-            arrays["sampling"] = np.array(json.dumps(self.sampling.to_dict()))
-        # In memory first: an archive that a full disk has cut off would print a traceback of its
-        # own when it is collected.
-        archive = io.BytesIO()
-        with zipfile.ZipFile(
-            archive, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION
-        ) as file:
-            for name, array in arrays.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
-        atomic_files.write_bytes(path, archive.getbuffer())
+        ledgers.write(path, self.client_ids, offsets, rounds, self.num_rounds, self.sampling)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ParticipationLedger":

@@ -1,0 +1,455 @@
+"""A strategy for Flower: one of FedAvg's kind, behind noise by matrix factorization.
+
+    strategy = MatrixFactorization(
+        FedAvgM(server_learning_rate=2.0), mechanism, 0.3, clients_per_round=10, directory="run"
+    )
+    result = strategy.start(grid, initial_arrays)
+
+As Flower's own strategies for differential privacy, it wraps another one. It draws the clients of a
+round among those whose participation the schema allows, and has ``mf_aggregators.Aggregator`` clip,
+sum and noise what they send. The wrapped strategy gets the model moved by the noisy mean, as if one
+client had sent it: whatever it does with that is post-processing.
+
+All that a run goes on from is in its directory, for its owner alone: the seed of the noise is a
+part of it. Started again, a run goes on after its last round.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import RecordDict as Records
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from mf_aggregators import atomic_files, validation
+from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError, StateError
+from mf_aggregators.arrays import IntArray
+from mf_aggregators.errors import Error
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.privacy import client_names, ledgers
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
+
+# What a ClientApp registers to say which client a node is: ``@app.query(NAME_ACTION)``.
+NAME_ACTION = "client_name"
+
+_WHAT_TO_DO = (
+    "Restore the files that belong together, or start in another directory and account for both "
+    "runs."
+)
+_log = logging.getLogger("flwr")
+
+
+class RoundError(Error, RuntimeError):
+    """A round that cannot take place. Nothing of it was released: start the run again."""
+
+
+def name_reply(message: Message, name: str) -> Message:
+    """Returns what a ClientApp answers to the query ``NAME_ACTION``.
+
+    Nodes have other numbers in each process of Flower, and a client has one name as long as a run
+    lasts. Whoever goes by two of them takes part more often than its own guarantee says.
+
+    Args:
+      message: The query.
+      name: The client's name, such as the ``partition-id`` of a simulation.
+    """
+    return Message(Records({NAME_ACTION: ConfigRecord({NAME_ACTION: name})}), reply_to=message)
+
+
+class MatrixFactorization(Strategy):
+    """Differential privacy by matrix factorization around a strategy of FedAvg's kind.
+
+    Clients send models, as to FedAvg, and each counts alike. One that fails, or sends what is no
+    model of the round, counts as zero; so does one whose model has a NaN.
+
+    Only the noisy mean is released. Clients' metrics have no noise: those of training are dropped,
+    and no client is asked to evaluate. ``evaluate_fn`` of ``start`` evaluates on the server.
+    """
+
+    def __init__(
+        self,
+        strategy: FedAvg,
+        mechanism: Mechanism,
+        clip_norm: float | AdaptiveClip,
+        clients_per_round: int,
+        directory: str | os.PathLike[str],
+        *,
+        cohort_seed: int = 0,
+        patience: float = 600.0,
+        **options: Any,
+    ) -> None:
+        """Creates the strategy.
+
+        Args:
+          strategy: What makes a model of the noisy mean: ``FedAvg``, ``FedAvgM``, ``FedAdam`` or
+            another subclass, with ``fraction_train=1``, as by default: it draws no clients. What it
+            keeps in arrays is saved.
+          mechanism: What the run's guarantee is about, of a schema.
+          clip_norm: The L2 norm of a client's whole update: a number, or how it adapts.
+          clients_per_round: The cohort size, which the sum is divided by.
+          directory: The run's private directory, for one process at a time; made if it is missing.
+          cohort_seed: What cohorts are drawn with, from 0. It is no secret: a guarantee under a
+            schema holds whoever was drawn.
+          patience: The seconds to wait for nodes to say their names, and for clients that may take
+            part.
+          **options: Further ones of ``mf_aggregators.Aggregator``, such as ``noise_storage``.
+
+        Raises:
+          TypeError: If an argument has the wrong type.
+          ValueError: If a number is out of its range, the mechanism has a sampling scheme, the
+            wrapped strategy would draw clients, or the directory cannot be used.
+        """
+        if not isinstance(strategy, FedAvg):
+            raise TypeError(
+                f"strategy must be FedAvg or a subclass, found {validation.shown(strategy)}."
+            )
+        self._cohort_size = validation.positive_integer(clients_per_round, "clients_per_round")
+        least = max(strategy.min_train_nodes, strategy.min_available_nodes)
+        if strategy.fraction_train != 1.0 or least > self._cohort_size:
+            raise ValueError(
+                "the wrapped strategy draws no clients: leave its fraction_train at 1, and give it "
+                f"min_train_nodes and min_available_nodes of at most {self._cohort_size}."
+            )
+        self._aggregator = Aggregator(
+            mechanism, clip_norm, clients_per_round, noise_directory=directory, **options
+        )
+        if mechanism.sampling is not None:
+            raise ValueError(
+                f"mechanism has the sampling scheme {mechanism.sampling.name}, whose draws are "
+                "secret, and cohorts here keep to a schema: give it one, such as MinSeparation."
+            )
+        self._strategy = strategy
+        self._mechanism = mechanism
+        self._cohort_seed = validation.integer_at_least(cohort_seed, 0, "cohort_seed")
+        self._patience = validation.non_negative_number(patience, "patience")
+        self._directory = pathlib.Path(directory)
+        self._ledger_path = self._directory / "ledger.npz"
+        self._rounds: dict[str, list[int]] = {}
+        self._names: dict[int, str] = {}
+        self._asked: set[int] = set()
+        self._arrays: dict[str, np.ndarray] = {}
+        self._state: AggregatorState | None = None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Runs the rounds that are left of a run, or all of a new one.
+
+        Args:
+          grid: Flower's connection to the nodes.
+          initial_arrays: The first model. A run that goes on has its own.
+          num_rounds: The rounds of the whole run; None for all that there is noise for.
+          timeout: The seconds to wait for the replies of a round.
+          train_config: What clients get with the model.
+          evaluate_config: Unused, as no client evaluates.
+          evaluate_fn: Evaluates a model on the server, given the number of rounds before it.
+
+        Returns:
+          The model, and metrics by round, from 1 over the whole run, of the rounds of this call.
+
+        Raises:
+          LedgerError: If the ledger is not that of the saved model.
+          OSError: If the directory cannot be written.
+          ReleaseError: If there is noise for fewer rounds, or a round was released with others.
+          RoundError: If too few clients may take part, or none has answered.
+          StateError: If what was saved is damaged, lost, or of another mechanism.
+        """
+        total = self._mechanism.num_rounds if num_rounds is None else num_rounds
+        if total > self._mechanism.num_rounds:
+            raise ReleaseError(
+                f"num_rounds is {total}, and the mechanism has noise for "
+                f"{self._mechanism.num_rounds} rounds: ask for no more, or extend it."
+            )
+        done = self._begin(initial_arrays)
+
+        def evaluate(server_round: int, model: ArrayRecord) -> MetricRecord | None:
+            return None if evaluate_fn is None else evaluate_fn(done + server_round, model)
+
+        result = super().start(
+            grid, _record(self._arrays), max(total - done, 0), timeout, train_config, None, evaluate
+        )
+        result.arrays = _record(self._arrays)
+        for found in (result.train_metrics_clientapp, result.evaluate_metrics_serverapp):
+            shifted = {done + i: metrics for i, metrics in found.items()}
+            found.clear()
+            found.update(shifted)
+        return result
+
+    def summary(self) -> None:
+        """Logs what the strategy is."""
+        for line in (*str(self._mechanism).splitlines(), f"directory {self._directory}"):
+            _log.info("\t├──> %s", line)
+        self._strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draws the clients of a round, which the ledger has before one is asked; see ``start``."""
+        nodes = self._drawn(grid)
+        self._asked = set(nodes)
+        messages = list(self._configured(arrays, config, nodes))
+        if sorted(each.metadata.dst_node_id for each in messages) != sorted(nodes):
+            raise RoundError("the wrapped strategy asks other clients than those of the round.")
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """Clips, sums and noises what clients sent; the wrapped strategy makes a model of it."""
+        state, number = self._running(), 0
+        sums: list[IntArray] = []
+        for update in filter(None, map(self._update, replies)):
+            record = self._aggregator.record(state, update)
+            sums = [a + b for a, b in zip(sums, record, strict=True)] if number else record
+            number += 1
+        if not number:
+            raise RoundError(f"no client of round {state.round_index + 1} has answered.")
+        # Clients may send something else when they are asked again, and a round is released once.
+        with atomic_files.writing(self._path("sum", state.round_index), mode=0o600) as file:
+            np.savez(file, np.array(number), *sums)
+        arrays = self._released(sums, number)
+        return arrays, MetricRecord(dict(self._aggregator.metrics(self._running())))
+
+    def configure_evaluate(self, *_: Any) -> Iterable[Message]:
+        """Asks nobody: what clients measure would be released without noise."""
+        return []
+
+    def aggregate_evaluate(self, *_: Any) -> None:
+        """Returns None: nobody was asked."""
+
+    def _running(self) -> AggregatorState:
+        if self._state is None:
+            raise RoundError("the strategy has no run: call its start().")
+        return self._state
+
+    def _configured(
+        self, arrays: ArrayRecord, config: ConfigRecord, nodes: Sequence[int]
+    ) -> Iterable[Message]:
+        """The messages of the wrapped strategy to nodes that it takes for all."""
+        self._arrays = _of_record(arrays)
+        server_round = self._running().round_index + 1
+        messages: Iterable[Message] = self._strategy.configure_train(
+            server_round, arrays, config, _Nodes(nodes)
+        )
+        return messages
+
+    def _update(self, reply: Message) -> dict[str, np.ndarray] | None:
+        """What a client has moved the model by; None if it sent no model of this round."""
+        node = reply.metadata.src_node_id
+        # A second update of one client would move the sum by another clip norm.
+        if node in self._asked and not reply.has_error():
+            self._asked.remove(node)
+            models = [_of_record(each) for each in reply.content.array_records.values()]
+            if len(models) == 1 and _shapes(models[0]) == _shapes(self._arrays):
+                with np.errstate(invalid="ignore", over="ignore"):
+                    return {name: models[0][name] - old for name, old in self._arrays.items()}
+        reason = reply.error.reason if reply.has_error() else "it sent no model of this round"
+        _log.warning("node %d counts as zero: %s", node, reason)
+        return None
+
+    def _released(self, sums: Sequence[IntArray], number: int) -> ArrayRecord:
+        """Adds the round's noise to a sum, and saves what follows from it."""
+        i = self._running().round_index
+        self._state, mean = self._aggregator.release(self._running(), sums, number, self._arrays)
+        content = {
+            self._strategy.arrayrecord_key: _record(
+                {name: old + mean[name] for name, old in self._arrays.items()}
+            ),
+            "metrics": MetricRecord({self._strategy.weighted_by_key: 1.0}),
+        }
+        reply = Message(Records(content), dst_node_id=0, message_type=MessageType.TRAIN)
+        arrays, _ = self._strategy.aggregate_train(i + 1, [reply])
+        # Some of Flower's strategies return float64 for a model of float32.
+        self._arrays = {
+            name: array.astype(self._arrays[name].dtype)
+            for name, array in _of_record(arrays).items()
+        }
+        self._save()
+        for kind in ("sum", "state", "model"):
+            self._path(kind, i).unlink(missing_ok=True)
+        return _record(self._arrays)
+
+    # Who takes part.
+
+    def _drawn(self, grid: Grid) -> list[int]:
+        """The nodes of the next round: of those that the ledger has for it, or of new ones."""
+        i = self._running().round_index
+        before = [name for name, rounds in self._rounds.items() if i in rounds]
+        deadline = time.monotonic() + self._patience
+        while True:
+            nodes = self._connected(grid)
+            allowed = before or sorted(filter(lambda name: self._may_join(name, i), nodes))
+            found = [name for name in allowed if name in nodes]
+            is_late = time.monotonic() >= deadline
+            if len(found) >= self._cohort_size or (before and found and is_late):
+                break
+            if is_late:
+                raise RoundError(
+                    f"round {i + 1} needs {self._cohort_size} clients: {len(nodes)} are connected "
+                    f"by a name, of which {len(found)} may take part ({self._schema(i)}). Connect "
+                    "others, and start the run again: it goes on with this round."
+                )
+            time.sleep(min(1.0, self._patience))
+        if not before:
+            generator = np.random.default_rng([self._cohort_seed, i])
+            found = generator.choice(found, self._cohort_size, replace=False).tolist()
+            rounds = {**self._rounds, **{each: [*self._rounds.get(each, ()), i] for each in found}}
+            of_clients = tuple(np.array(each, np.int64) for each in rounds.values())
+            Ledger(tuple(rounds), of_clients, i + 1).save(self._ledger_path)
+            self._rounds = rounds
+        return [nodes[name] for name in found]
+
+    def _schema(self, i: int) -> Any:
+        """What holds in a round: of a run that was extended, the schema of its horizon."""
+        return next(each.schema for each in self._mechanism.horizons if i < each.num_rounds)
+
+    def _may_join(self, name: str, i: int) -> bool:
+        rounds = [*self._rounds.get(name, ()), i]
+        gaps = np.diff(rounds).tolist()
+        smallest, largest = min(gaps, default=None), max(gaps, default=None)
+        return bool(self._schema(i).allows_separations(len(rounds), smallest, largest))
+
+    def _connected(self, grid: Grid) -> Mapping[str, int]:
+        """The nodes that are connected, by the names that their clients say."""
+        connected = set(grid.get_node_ids())
+        action = f"{MessageType.QUERY}.{NAME_ACTION}"
+        queries = [
+            Message(Records(), dst_node_id=node, message_type=action)
+            for node in sorted(connected - self._names.keys())
+        ]
+        for reply in grid.send_and_receive(queries, timeout=self._patience) if queries else []:
+            node = reply.metadata.src_node_id
+            try:
+                if reply.has_error():
+                    raise ValueError(reply.error.reason)
+                name = reply.content[NAME_ACTION][NAME_ACTION]
+                client_names.check([name])
+                self._names[node] = name
+            except (KeyError, TypeError, ValueError) as error:
+                _log.warning("node %d says no name, and takes no part: %s", node, error)
+        named = {node: name for node, name in self._names.items() if node in connected}
+        number = collections.Counter(named.values())
+        # Two of one name may be one client.
+        return {name: node for node, name in named.items() if number[name] == 1}
+
+    # What is on disk.
+
+    def _path(self, kind: str, i: int) -> pathlib.Path:
+        return self._directory / f"{kind}-{i:06d}.npz"
+
+    def _begin(self, initial_arrays: ArrayRecord) -> int:
+        """Begins a run, or goes on from what was saved; returns the rounds that are done."""
+        self._arrays = _of_record(initial_arrays)
+        saved = sorted(self._directory.glob("model-*.npz"))
+        if saved:
+            self._load(int(saved[-1].stem.partition("-")[2]))
+        elif self._ledger_path.exists() or (self._directory / "released").exists():
+            raise StateError(f"{self._directory} has rounds, and no model of them. {_WHAT_TO_DO}")
+        else:
+            self._state = self._aggregator.with_template(self._arrays).initialize()
+            self._save()
+        self._mechanism.save(self._directory / "mechanism")
+        unfinished = self._path("sum", self._running().round_index)
+        if unfinished.exists():
+            with np.load(unfinished, allow_pickle=False) as file:
+                number, *sums = (file[name] for name in file.files)
+            # Where the wrapped strategy keeps the model that a round began with.
+            self._configured(_record(self._arrays), ConfigRecord(), range(self._cohort_size))
+            self._released(sums, int(number))
+        return self._running().round_index
+
+    def _digest(self, num_rounds: int) -> str:
+        """Tells the ledger's first rounds from others."""
+        pairs = [(name, i) for name, found in self._rounds.items() for i in found if i < num_rounds]
+        return hashlib.sha256(json.dumps(sorted(pairs)).encode()).hexdigest()
+
+    def _save(self) -> None:
+        """Writes the state, and then the model and what the wrapped strategy has in arrays."""
+        state = self._running()
+        self._aggregator.save_state(state, self._path("state", state.round_index))
+        attributes = [("-", self._arrays), *vars(self._strategy).items()]
+        arrays = {
+            f"{attribute}/{type(nest).__name__}/{key}": array
+            for attribute, nest in attributes
+            for key, array in _items(nest).items()
+        }
+        digest = np.array(self._digest(state.round_index))
+        with atomic_files.writing(self._path("model", state.round_index), mode=0o600) as file:
+            np.savez(file, digest, **arrays)
+
+    def _load(self, i: int) -> None:
+        path = self._path("model", i)
+        nests: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                digest = str(file["arr_0"])
+                for name in file.files:
+                    if name != "arr_0":
+                        attribute, kind, key = name.split("/", 2)
+                        nests.setdefault((attribute, kind), {})[key] = file[name]
+            self._arrays = nests.pop(("-", "dict"))
+        except Exception as error:
+            # NumPy's reader raises many types for a damaged archive.
+            raise StateError(f"{path} holds no model: {error}. {_WHAT_TO_DO}") from error
+        self._state = self._aggregator.load_state(self._path("state", i))
+        if self._ledger_path.exists():
+            ledger = ledgers.load_archive(self._ledger_path)
+            rounds = (each.tolist() for each in ledger.rounds_of_clients)
+            self._rounds = dict(zip(ledger.client_ids, rounds, strict=True))
+        if self._digest(i) != digest:
+            raise LedgerError(f"{self._ledger_path} is not the ledger of {path}. {_WHAT_TO_DO}")
+        for (attribute, kind), items in nests.items():
+            nest = {"list": list(items.values()), "dict": items}.get(kind)
+            setattr(self._strategy, attribute, _record(items) if nest is None else nest)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nodes:
+    """All of the grid that a wrapped strategy sees: the nodes of a round."""
+
+    nodes: Sequence[int]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.nodes
+
+
+def _record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def _of_record(record: ArrayRecord) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _shapes(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+def _items(nest: Any) -> Mapping[str, np.ndarray]:
+    """The arrays of a list, a dict or a record of arrays by name; nothing of anything else."""
+    items = dict(enumerate(nest)) if isinstance(nest, list) else nest
+    if isinstance(items, ArrayRecord):
+        return _of_record(items)
+    # What NumPy makes of arrays without axes is no array.
+    kinds = (np.ndarray, np.generic)
+    if isinstance(items, dict) and all(isinstance(each, kinds) for each in items.values()):
+        return {str(key): array for key, array in items.items()}
+    return {}
