@@ -4,13 +4,13 @@ r"""Checks an amplified guarantee again, by a Monte Carlo test of its own, with 
   python tools/check_certificate.py C.npy --bins=64 --noise_multiplier=1.2 --epsilon=8 --delta=1e-5
 
 The first argument is a run directory, whose privacy.json has what no flag names, a checkpoint, or
-a file of C. docs/privacy-proofs.md (section 3) has the pair: P = sum_S pi(S) N(v_S, sigma^2 I) and
-Q = N(0, sigma^2 I), with C over its largest column norm, S the secret rounds of a client and v_S
-the sum of their columns of |C|, and of r in each row that roundings of S reach. With L = log P/Q,
-both divergences are means of numbers in [0, M]: Z max(0, 1 - e^(epsilon - L)) e^(-(a - 1) L) for
-outputs from (P/Q)^a Q / Z, and max(0, 1 - e^(epsilon + L)) for those from Q. If a mean is delta or
-more, the product of 1 + w (delta - number), each w in [0, 1 / (M - delta)) chosen before the number
-is drawn, ever reaches 10^6 with probability at most 10^-6 (Ville). Exit status: 0 if both do.
+a file of C. docs/privacy-proofs.md (section 3) has the pair: P = sum_S pi(S) N(v_S, I), Q = N(0, I)
+in units of sigma, with C over its largest column norm, S the secret rounds of a client and v_S, of
+mean v, the sum of their columns of |C|, and of r in each row that roundings of S reach. Both
+divergences are means of numbers in [0, M]: with L = log P/Q, Z max(0, 1 - e^(epsilon - L)) e^(-k L)
+for x from (P/Q)^(k+1) Q / Z, and max(0, 1 - e^(epsilon + L)) e^(c <v, x> + c^2 |v|^2 / 2) from
+N(-c v, I), as L >= <v, x> - mean |v_S|^2 / 2 (Jensen). If a mean is delta or more, the mean over w
+in [0, 1 / (M - delta)) of products of 1 + w (delta - number) ever reaches 10^6 in 10^-6 of cases.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-# Samples: of a batch, for a bet, in all. Numbers of Z: how many, standard deviation, tail (sec. 6).
-BATCH, KEPT, MOST, GOAL = 2**13, 2**15, 2**27, math.log(1e6)
+# Samples of a batch and in all. Numbers of Z: how many, standard deviation, tail (sec. 6).
+BATCH, MOST, GOAL = 2**13, 2**27, math.log(1e6)
 NUMBERS, DEVIATION, TAIL = 2.0**40, 2147484672.0, 1e-27
 
 
@@ -55,55 +55,56 @@ def strategy_matrix(path: pathlib.Path) -> tuple[Any, bool]:
     return matrix, kind in ("blt", "identity") or (kind == "toeplitz" and first[-1] == 0.0)
 
 
-def bins(vectors: Any, order: int, rng: np.random.Generator) -> Any:
-    """Yields log Z, and then L of outputs: in units of sigma, in the span of the v_S."""
-    vectors, b = np.linalg.qr(vectors, mode="r"), vectors.shape[1]
-    gram, replicas = vectors.T @ vectors, [np.arange(b**order) // b**k % b for k in range(order)]
-    logs = sum((gram[pair] for pair in itertools.combinations(replicas, 2)), np.zeros(b**order))
-    table = np.cumsum(np.exp(logs - np.max(logs)))
-    yield float(np.max(logs)) + math.log(table[-1] / len(table))
-    while True:  # (P/Q)^a Q: normals around sums of a of the v_S.
-        drawn = np.searchsorted(table, rng.random(BATCH) * table[-1])
-        outputs = sum((vectors[:, each[drawn]] for each in replicas), np.zeros((1, BATCH)))
-        exponents = vectors.T @ (outputs + rng.standard_normal((len(vectors), BATCH)))
-        yield np.logaddexp.reduce(exponents - 0.5 * np.diag(gram)[:, None]) - math.log(b)
+def bins(vectors: Any, order: int, rng: np.random.Generator) -> tuple[float, Any]:
+    """Returns log Z, and what draws sums of a of the v_S, in units of sigma."""
+    gram, b = vectors.T @ vectors, vectors.shape[1]
+    tuples = np.arange(b**order) // b ** np.arange(order)[:, None] % b
+    logs = sum((gram[pair] for pair in itertools.combinations(tuples, 2)), np.zeros(b**order))
+    log_z = float(np.logaddexp.reduce(logs)) - order * math.log(b)
+    p = np.exp(logs - log_z) / b**order
+    return log_z, lambda: np.sum(vectors[:, rng.choice(tuples, BATCH, axis=1, p=p)], axis=1)
 
 
-def coins(columns: Any, b: int, p: float, order: int, rng: np.random.Generator) -> Any:
-    """Yields 0, and then L: of a coin in each round that is b or more after the last one."""
-    n, first = len(columns), np.append(1.0, np.full(b - 1, p)) / (1.0 + (b - 1) * p)
-    yield 0.0
-    while True:
+def coins(columns: Any, b: int, p: float, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Returns as bins what draws v_S: a coin in each round b or more after the last one. And L."""
+    n, stay = len(columns), math.log1p(-p) if p < 1.0 else -math.inf
+    first = np.append(1.0, np.full(b - 1, p)) / (1.0 + (b - 1) * p)
+
+    def sums() -> Any:
         free, joins = rng.choice(b, BATCH, p=first), np.zeros((n, BATCH))
-        for t in range(n * order):
+        for t in range(n):
             joins[t] = (free <= t) & (rng.random(BATCH) < p)
             free[joins[t] > 0.0] = t + b
-        exponents = columns.T @ (columns @ joins + rng.standard_normal((n, BATCH)))
-        exponents += math.log(p) - 0.5 * np.sum(columns**2, axis=0)[:, None]
-        logs, stay = np.zeros((n + b, BATCH)), math.log1p(-p) if p < 1.0 else -math.inf
+        return columns @ joins
+
+    def loss(exponents: Any) -> Any:
+        logs = np.zeros((n + b, BATCH))
         for t in reversed(range(n)):  # The columns of S are b or more apart, and orthogonal.
-            logs[t] = np.logaddexp(stay + logs[t + 1], exponents[t] + logs[t + b])
-        yield np.logaddexp.reduce(np.log(first)[:, None] + logs[:b])
+            logs[t] = np.logaddexp(stay + logs[t + 1], math.log(p) + exponents[t] + logs[t + b])
+        return np.logaddexp.reduce(np.log(first)[:, None] + logs[:b])
+
+    return {1: (0.0, sums)}, (columns, p / (1.0 + (b - 1) * p), loss)
 
 
-def is_shown(name: str, losses: Any, a: int, log_z: float, eps: float, delta: float) -> bool:
-    """Prints whether Z max(0, 1 - e^(eps - x)) e^((1 - a) x) of losses x has a mean below delta."""
-    wealth, numbers, sums, count = 0.0, np.zeros(0), np.zeros(2), 0
-    largest = math.exp(log_z + (1 - a) * eps) * (a - 1) ** (a - 1) / a**a
-    kept, bets = np.array([largest]), np.append(np.geomspace(1e-4, 0.5, 30), [0.7, 0.9, 0.99])
-    while delta < largest and wealth < GOAL and count < MOST:
-        if len(kept) < KEPT:
-            kept, w = np.append(kept, numbers), bets / (largest - delta)
-            grown = np.sum(np.log1p(np.outer(w, delta - kept[kept > 0.0])), axis=1)
-            bet = w[np.argmax(grown + np.sum(kept == 0.0) * np.log1p(w * delta))]
-        x = np.maximum(next(losses), eps)
-        numbers = -np.expm1(eps - x) * np.exp(log_z + (1 - a) * x)
-        wealth += float(np.sum(np.log1p(bet * (delta - numbers))))
-        count, sums = count + BATCH, sums + np.array([np.sum(numbers), numbers @ numbers])
-        if sums[0] - 5.0 * math.sqrt(sums[1]) > delta * count:
-            break
-    print(f"{name}: about {sums[0] / max(count, 1):.4g}, by {count} samples")
-    return largest <= delta or wealth >= GOAL
+def is_shown(delta: float, a: int, log_z: float, sums: Any, *pair: Any) -> bool:
+    """Prints whether the numbers have a mean below delta; with a = 0, the second ones."""
+    (vectors, rate, loss, eps, rng), count, total = pair, 0, np.zeros(2)
+    half, v, k = 0.5 * np.sum(vectors**2, axis=0), rate * np.sum(vectors, axis=1), max(a - 1, 0)
+    most = rate * np.sum(half) - eps  # <v, x>, where L <= -epsilon.
+    c = 0.0 if a else max(0.0, -most / (v @ v))
+    known = log_z + 0.5 * c**2 * (v @ v)
+    m = math.exp(known + c * most - k * eps) * k**k / (k + 1) ** (k + 1)
+    bets, grown, wealth = np.geomspace(1e-4, 0.99, 33), np.zeros(33), 0.0 if m > delta else GOAL
+    while wealth < GOAL and total[0] - 5.0 * math.sqrt(total[1]) <= delta * count < delta * MOST:
+        outputs = rng.standard_normal((len(v), BATCH)) + (sums() if a else -c * v[:, None])
+        x = loss(vectors.T @ outputs - half[:, None])
+        logs = known - k * np.maximum(x, eps) + c * np.minimum(v @ outputs, most)
+        numbers = -np.expm1(np.minimum(eps - (x if a else -x), 0.0)) * np.exp(logs)
+        grown += np.sum(np.log1p(np.outer(bets / (m - delta), delta - numbers)), axis=1)
+        wealth = np.logaddexp.reduce(grown) - math.log(len(grown))
+        count, total = count + BATCH, total + np.array([np.sum(numbers), numbers @ numbers])
+    print("P from Q:" if a else "Q from P:", f"{total[0] / max(count, 1):.4g}, {count} samples")
+    return bool(wealth >= GOAL)
 
 
 def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
@@ -122,19 +123,18 @@ def is_certified(path: pathlib.Path, claim: dict[str, Any]) -> bool:
     rounding = max(4.0, row) * math.sqrt(NUMBERS / n) / DEVIATION
     columns /= np.max(np.linalg.norm(columns, axis=0)) * claim["noise_multiplier"]
     near = (lags >= 0) & (lags < (bands if bands <= b else n))
+    eps, delta = claim["epsilon"] - 1e-9, claim["delta"] - NUMBERS * TAIL
     if "bins" in claim:
-        chosen = (np.arange(n)[:, None] % b == np.arange(b)).astype(float)
-        vectors = columns @ chosen + rounding * (near @ chosen > 0.0)
-        draws = {a: bins(vectors, a, rng) for a in range(9) if a < 2 or b**a <= 3e5}
+        chosen = np.resize(np.eye(b), (n, b))
+        columns = np.linalg.qr(columns @ chosen + rounding * (near @ chosen > 0.0), mode="r")
+        draws = {a: bins(columns, a, rng) for a in range(1, 9) if a < 2 or b**a <= 3e5}
+        pair = columns, 1.0 / b, lambda each: np.logaddexp.reduce(each) - math.log(b)
     else:
-        p, columns = claim["probability"], columns + rounding * near
-        draws = {a: coins(columns, b, p, a, rng) for a in (0, 1)}
-    log_z, eps, delta = [next(draws[a]) for a in draws], claim["epsilon"] - 1e-9, claim["delta"]
-    a = min(range(1, len(log_z)), key=lambda a: log_z[a] - (a - 1) * eps - math.log(4.0) * (a > 1))
-    forward = is_shown("P from Q", draws[a], a, log_z[a], eps, delta - NUMBERS * TAIL)
-    backward = is_shown("Q from P", map(np.negative, draws[0]), 1, 0.0, eps, delta - NUMBERS * TAIL)
-    print("shown" if forward and backward else "not shown", f"to be at most {delta}")
-    return forward and backward
+        draws, pair = coins(columns + rounding * near, b, claim["probability"], rng)
+    a = min(draws, key=lambda a: draws[a][0] - (a - 1) * eps - math.log(4.0) * (a > 1))
+    shown = [is_shown(delta, *each, *pair, eps, rng) for each in ((a, *draws[a]), (0, 0.0, None))]
+    print("shown" if all(shown) else "not shown", f"to be at most {claim['delta']}")
+    return all(shown)
 
 
 if __name__ == "__main__":
