@@ -37,6 +37,7 @@ extensions = [
     "docs.extensions.command_pages",
     "docs.extensions.mechanism_pages",
     "docs.extensions.reference_pages",
+    "docs.extensions.site_figures",
 ]
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "extensions"]
@@ -105,6 +106,17 @@ def _without_markers(app: Any, name: str, source: list[str]) -> None:
     source[0] = _MARKERS_OF_TESTS.sub("", source[0])
 
 
+def _make_accessible(
+    app: Any, page: str, template: str, context: dict[str, Any], document: Any
+) -> None:
+    """Says which level headings of the menu have, and lets the keyboard scroll wide code."""
+    context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+    if "body" in context:
+        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
+
+
 def _copy_mathjax(app: Any, failure: Exception | None) -> None:
     if failure is not None or app.builder.format != "html":
         return
@@ -135,4 +147,6 @@ def setup(app: Any) -> None:
     processes.end_workers_at_exit()
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", _without_markers)
+    # After the theme, which makes the menu.
+    app.connect("html-page-context", _make_accessible, priority=900)
     app.connect("build-finished", _copy_mathjax)
