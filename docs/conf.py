@@ -38,6 +38,7 @@ extensions = [
     "docs.extensions.mechanism_pages",
     "docs.extensions.reference_pages",
     "docs.extensions.site_figures",
+    "docs.extensions.source_pages",
 ]
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "extensions"]
@@ -92,6 +93,7 @@ html_theme = "furo"
 html_title = f"mf_aggregators {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(_HERE / "_static" / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 mathjax_path = "mathjax/tex-chtml.js"

@@ -22,6 +22,7 @@ from docs.extensions import (
     reference_pages,
     site_checks,
     site_figures,
+    source_pages,
 )
 from mf_aggregators import catalogue
 from tests import console_commands, figure_checks
@@ -215,6 +216,21 @@ def test_rounds_of_the_fleet_have_devices_that_are_available(
     assert np.min(counts) >= 100
     assert np.all(counts < everywhere)
     assert np.all(np.diff(np.sort(hours)) >= 10.0 / 60.0 - 1e-9)
+
+
+# The pages of source files
+
+
+def test_links_to_source_files_lead_to_pages(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = source_pages.linked()
+    assert "mf_aggregators/planning/planner.py" in files
+    assert source_pages.page_of(files[0]) == f"source/{files[0][:-3]}"
+    (tmp_path / "page.md").write_text("[gone](../gone.py)\n")
+    monkeypatch.setattr(source_pages, "_DOCUMENTS", tmp_path)
+    with refuses("there is no ../gone.py", error=FileNotFoundError):
+        source_pages.linked()
 
 
 # The checks of a site
