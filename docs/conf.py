@@ -37,6 +37,8 @@ extensions = [
     "docs.extensions.command_pages",
     "docs.extensions.mechanism_pages",
     "docs.extensions.reference_pages",
+    "docs.extensions.site_figures",
+    "docs.extensions.source_pages",
 ]
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "extensions"]
@@ -91,6 +93,7 @@ html_theme = "furo"
 html_title = f"mf_aggregators {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(_HERE / "_static" / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 mathjax_path = "mathjax/tex-chtml.js"
@@ -103,6 +106,17 @@ _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 def _without_markers(app: Any, name: str, source: list[str]) -> None:
     """Leaves out what a page tells the tests alone."""
     source[0] = _MARKERS_OF_TESTS.sub("", source[0])
+
+
+def _make_accessible(
+    app: Any, page: str, template: str, context: dict[str, Any], document: Any
+) -> None:
+    """Says which level headings of the menu have, and lets the keyboard scroll wide code."""
+    context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+    if "body" in context:
+        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
 
 
 def _copy_mathjax(app: Any, failure: Exception | None) -> None:
@@ -135,4 +149,6 @@ def setup(app: Any) -> None:
     processes.end_workers_at_exit()
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", _without_markers)
+    # After the theme, which makes the menu.
+    app.connect("html-page-context", _make_accessible, priority=900)
     app.connect("build-finished", _copy_mathjax)

@@ -1,9 +1,9 @@
 """How many files a maintainer opens to follow one thing through the code.
 
-``docs/architecture.md`` lists the files of each journey. Where a small run can show them, they are
-the files whose functions ran; elsewhere they are those that imports lead to from the first file,
-within the named packages. What stands beside a path is a closed door: the journey needs to know
-what it returns, and not how.
+``docs/architecture.md`` leads to a page for each journey, which lists its files. Where a small run
+can show them, they are the files whose functions ran; elsewhere they are those that imports lead to
+from the first file, within the named packages. What stands beside a path is a closed door: the
+journey needs to know what it returns, and not how.
 """
 
 import ast
@@ -32,6 +32,8 @@ from mf_aggregators.tff.tensor_streams import NoiseOptions
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LIBRARY = ROOT / "mf_aggregators"
 _SPECS = (tf.TensorSpec([5], tf.float32),)
+# A file of a journey: its name, where it is, and what its page says of it.
+_STEP = re.compile(r"^\d+\. \[`([^`]+)`\]\(([^)]+)\):\n((?:   .*\n)+)", re.MULTILINE)
 
 # Checks of arguments, and what processes tell one another of a refusal.
 _TOOLS = ("validation.py", "memory.py", "tff/processes.py", "__init__.py")
@@ -107,13 +109,21 @@ def _release(query: MatrixFactorizationSumQuery) -> np.ndarray:
 
 
 def _listed(heading: str) -> set[str]:
-    """The files that the page lists for a journey, below ``mf_aggregators/``."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    row = rf"^\| {re.escape(heading)} \| (\d+) \| (.*) \|$"
-    ((number, path),) = re.findall(row, page, re.MULTILINE)
-    files = set(re.findall(r"`([^`]*\.py)`", path))
-    assert len(files) == int(number)
-    return files
+    """The files that the page of a journey lists, each with names that it has."""
+    documents = ROOT / "docs"
+    overview = (documents / "architecture.md").read_text(encoding="utf-8")
+    row = rf"^\| \[{re.escape(heading)}\]\((\S+)\) \| (\d+) \|$"
+    ((link, number),) = re.findall(row, overview, re.MULTILINE)
+    page = documents / link
+    steps = _STEP.findall(page.read_text(encoding="utf-8"))
+    assert len(steps) == int(number)
+    for file, target, words in steps:
+        path = (page.parent / target).resolve()
+        assert path.as_posix().endswith(f"/{file}")
+        code = path.read_text(encoding="utf-8")
+        for name in re.findall(r"`(?:\w+\.)?([A-Za-z_]+)`", words):
+            assert name in ("json", "npz") or re.search(rf"\b{name}\b", code), (file, name)
+    return {file for file, *_ in steps}
 
 
 @pytest.mark.short_cases(1)
@@ -190,7 +200,11 @@ def test_flags_to_run_and_resume() -> None:
 
 def test_how_mechanisms_are_ranked() -> None:
     packages = ("mf_aggregators/planning", "mf_aggregators/catalogue")
-    assert 1 < len(_reached("mf_aggregators/planning/planner.py", packages)) <= 7
+    found = _reached("mf_aggregators/planning/planner.py", packages)
+    assert {each.removeprefix("mf_aggregators/") for each in found} == _listed(
+        "`mf-plan`: how mechanisms are ranked"
+    )
+    assert len(found) <= 7
 
 
 def _reached(start: str, packages: tuple[str, ...], doors: tuple[str, ...] = ()) -> set[str]:

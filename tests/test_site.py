@@ -9,11 +9,24 @@ import re
 import zlib
 from collections.abc import Mapping
 
+import matplotlib.figure
+import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
+from scipy import stats
 
-from docs.extensions import command_pages, mechanism_pages, reference_pages, site_checks
+import mf_aggregators as mfa
+from docs.extensions import (
+    command_pages,
+    mechanism_pages,
+    reference_pages,
+    site_checks,
+    site_figures,
+    source_pages,
+)
 from mf_aggregators import catalogue
-from tests import console_commands
+from tests import console_commands, figure_checks
+from tests.refusals import refuses
 
 # The reference
 
@@ -82,6 +95,142 @@ def test_every_mechanism_has_a_page() -> None:
         assert f"({name}.md)" in mechanism_pages.index()
         for option in catalogue.entry(name).options:
             assert f"`--{option.name}`" in mechanism_pages.options(name)
+
+
+# The figures
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, matplotlib.figure.Figure]:
+    return {name: draw() for name, (draw, _) in site_figures.FIGURES.items()}
+
+
+@pytest.mark.parametrize("name", site_figures.FIGURES)
+def test_figures_are_readable_and_those_of_the_program(
+    name: str, drawn: dict[str, matplotlib.figure.Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert figure_checks.faults(drawn[name]) == []
+
+    words = site_figures.FIGURES[name][1]
+    monkeypatch.setitem(site_figures.FIGURES, name, (lambda: drawn[name], words))
+    files = site_figures.files(name)
+    for file, content in files.items():
+        assert (site_figures.DIRECTORY / file).read_text(encoding="utf-8") == content
+    light, dark = files.values()
+    assert "#000000" in light
+    assert "#000000" not in dark
+    assert "var(" not in light + dark
+    assert [each["alt"] for each in site_figures.images(name)] == [words, words]
+
+
+def test_no_figure_is_shown_that_is_not_there() -> None:
+    with refuses("there is no figure 'nois'"):
+        site_figures.images("nois")
+
+
+def test_the_noise_that_is_drawn_is_that_of_the_printed_mechanism(
+    drawn: dict[str, matplotlib.figure.Figure],
+) -> None:
+    correlated, independent = site_figures.mechanisms()
+    above, below = drawn["noise"].axes
+    weights = np.linalg.inv(correlated.factorization.strategy_matrix())
+    heights = [bar.get_height() for bar in above.patches]
+    np.testing.assert_allclose(heights, weights[:12, 0] / weights[0, 0], rtol=1e-9)
+
+    readme = (console_commands.ROOT / "README.md").read_text(encoding="utf-8")
+    z = np.random.default_rng(4).normal(size=200)
+    bands = [each for each in below.collections if isinstance(each, PolyCollection)]
+    last = []
+    for mechanism, band, line in zip((independent, correlated), bands, below.lines, strict=True):
+        assert mechanism.guarantee(1e-4).epsilon == pytest.approx(8.0, abs=1e-6)
+        matrix = mechanism.factorization.strategy_matrix()
+        # Columns of participations, at least 25 apart, are orthogonal and of one length.
+        gram = matrix.T @ matrix
+        np.testing.assert_allclose(np.diag(gram), gram[0, 0])
+        np.testing.assert_allclose(np.triu(gram, 25), 0.0, atol=1e-12)
+        sensitivity = np.sqrt(8 * gram[0, 0])
+        sums = np.cumsum(np.linalg.inv(matrix), axis=0)
+        sums *= mechanism.noise_multiplier * sensitivity
+        np.testing.assert_allclose(line.get_ydata(), sums @ z, rtol=1e-6)
+        deviation = np.linalg.norm(sums, axis=1)
+        assert band.get_paths()[0].get_extents().ymax == pytest.approx(max(deviation), rel=1e-6)
+        last.append(deviation[-1])
+    assert f"{last[1]:.1f} against {last[0]:.1f} clip norms after 200 rounds" in readme
+
+
+def test_the_timers_that_are_drawn_hold(drawn: dict[str, matplotlib.figure.Figure]) -> None:
+    (axes,) = drawn["separation"].axes
+    rounds: dict[int, list[int]] = {}
+    for dot in axes.lines:
+        rounds.setdefault(int(dot.get_ydata()[0]), []).append(int(dot.get_xdata()[0]))
+    gaps = np.concatenate([np.diff(sorted(each)) for each in rounds.values()])
+    assert sorted(rounds) == list(range(8))
+    assert sorted(np.concatenate(list(rounds.values()))) == list(range(1, 25))
+    assert np.min(gaps) == 6
+    # A bar covers the rounds that a device has to miss.
+    covered = {(bar.get_x() + 0.5 - 1.0, bar.get_width()) for bar in axes.patches}
+    assert covered == {(float(number), 5.0) for each in rounds.values() for number in each}
+
+
+def test_the_row_that_is_drawn_solves_c_x_equal_to_z(
+    drawn: dict[str, matplotlib.figure.Figure],
+) -> None:
+    (axes,) = drawn["row"].axes
+    (terms,) = (each.get_text() for each in axes.texts if "z₁" in each.get_text())
+    matrix = mfa.factorizations.banded(32, num_bands=8).strategy_matrix()
+    weights = np.linalg.solve(matrix, np.eye(32))[3, :4]
+    found = re.findall(r"(-?)([\d.]+) z(.)", terms.replace("− ", "-"))
+    assert [last for *_, last in found] == ["₄", "₃", "₂", "₁"]
+    numbers = [float(sign + number) for sign, number, _ in found]
+    np.testing.assert_allclose(numbers, weights[::-1] / weights[3], atol=0.005)
+
+
+def test_the_attacker_that_is_drawn_is_the_best_one(
+    drawn: dict[str, matplotlib.figure.Figure],
+) -> None:
+    (axes,) = drawn["attacker"].axes
+    curves = {each.get_label(): each.get_xydata() for each in axes.lines}
+    marks = [each.get_xydata() for each in axes.lines if each.get_marker() == "o"]
+    for place, epsilon in enumerate((8.0, 2.0)):
+        sigma = mfa.accounting.noise_multiplier(epsilon, 1e-4)
+        for x, y in (*curves[f"epsilon {epsilon:g}"], *marks[place]):
+            tested = stats.norm.sf(stats.norm.isf(x / 100.0) - 1.0 / sigma)
+            assert y / 100.0 == pytest.approx(tested, rel=1e-6, abs=1e-9)
+    readme = (console_commands.ROOT / "README.md").read_text(encoding="utf-8")
+    at_first, at_second = marks[0][:, 1]
+    (printed,) = re.findall(
+        r"at most ([\d.]+) % at 1 % false positives, ([\d.]+) % at 0.1 %", readme
+    )
+    # What is printed is rounded up.
+    np.testing.assert_allclose([float(each) for each in printed], [at_second, at_first], atol=1e-3)
+
+
+def test_rounds_of_the_fleet_have_devices_that_are_available(
+    drawn: dict[str, matplotlib.figure.Figure],
+) -> None:
+    (axes,) = drawn["fleet"].axes
+    hours, counts = axes.lines[0].get_xydata().T
+    everywhere = site_figures.available(hours)
+    assert len(hours) > 50
+    # A round needs 100 devices; a timer of 20 hours keeps away those of the night before.
+    assert np.min(counts) >= 100
+    assert np.all(counts < everywhere)
+    assert np.all(np.diff(np.sort(hours)) >= 10.0 / 60.0 - 1e-9)
+
+
+# The pages of source files
+
+
+def test_links_to_source_files_lead_to_pages(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = source_pages.linked()
+    assert "mf_aggregators/planning/planner.py" in files
+    assert source_pages.page_of(files[0]) == f"source/{files[0][:-3]}"
+    (tmp_path / "page.md").write_text("[gone](../gone.py)\n")
+    monkeypatch.setattr(source_pages, "_DOCUMENTS", tmp_path)
+    with refuses("there is no ../gone.py", error=FileNotFoundError):
+        source_pages.linked()
 
 
 # The checks of a site

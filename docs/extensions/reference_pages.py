@@ -98,7 +98,9 @@ def text(page: Page) -> str:
         lines += [f".. currentmodule:: {page.module}", "", ".. autosummary::", "   :nosignatures:"]
         lines += ["", *(f"   ~{page.module}.{name}" for name in own), ""]
     if page.modules:
-        lines += [".. rubric:: Modules", "", ".. toctree::", "   :maxdepth: 1", ""]
+        lines += [".. rubric:: Modules", ""]
+        lines += [f"* :py:mod:`{module}`: {_purpose(module)}" for module in page.modules]
+        lines += ["", ".. toctree::", "   :hidden:", ""]
         lines += [f"   {module.rpartition('.')[2]} <{module}>" for module in page.modules]
         lines += [""]
     for name, kind in page.names.items():
@@ -119,6 +121,11 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
       directory: Where to; made if it is not there.
     """
     generated_pages.write(directory, {f"{page.module}.rst": text(page) for page in pages()}, ".rst")
+
+
+def _purpose(module: str) -> str:
+    """What a module is for: the first line of its docstring."""
+    return (importlib.import_module(module).__doc__ or "").partition("\n")[0]
 
 
 def _value(module: str, name: str) -> Any:

@@ -67,6 +67,22 @@ class Ledger:
     def cohorts(self) -> tuple[IntArray, ...]:
         """Returns for each round the (clients,) int64 increasing indices of its clients."""
         sizes = [len(rounds) for rounds in self.rounds_of_clients]
+        clients = np.repeat(np.arange(len(sizes)), sizes)
+        rounds = np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients])
+        order = np.argsort(rounds, kind="stable")
+        ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
+        return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ledger as an ``.npz`` file, whole or not at all; see :func:`load`.
+
+        Args:
+          path: The file.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        sizes = [len(rounds) for rounds in self.rounds_of_clients]
         rounds = np.concatenate([np.empty(0, np.int64), *self.rounds_of_clients])
         offsets = np.cumsum([0, *sizes])
         write(path, self.client_ids, offsets, rounds, self.num_rounds, self.sampling)
