@@ -17,7 +17,16 @@ from typing import Any
 
 from mf_aggregators import __version__, atomic_files, validation
 from mf_aggregators.errors import Error
-from reproduction.experiment import AGREES, DIFFERS, FAILS, HOLDS, Drawing, Experiment, Row
+from reproduction.experiment import (
+    AGREES,
+    DIFFERS,
+    FAILS,
+    HOLDS,
+    NOT_PRINTED,
+    Drawing,
+    Experiment,
+    Row,
+)
 
 # Without the packages that draw: numbers do not depend on them.
 _PACKAGES = ("numpy", "scipy", "dp-accounting")
@@ -27,7 +36,7 @@ _PACKAGE = "reproduction"
 MARKDOWN_FILE = "report.md"
 HTML_FILE = "report.html"
 
-_REPORT_TITLE = "The papers, recomputed"
+_REPORT_TITLE = "Printed and recomputed"
 _REPORT_STYLE = """
 body { font-family: sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; font-size: 90%; }
@@ -277,17 +286,20 @@ def write_report(
     """
     import markdown  # of the extra ``reports``
 
-    lines = [f"# {_REPORT_TITLE}", "", *_summary(results), ""]
+    lines = [f"# {_REPORT_TITLE}", "", *_opening(results), *_differences(results)]
+    lines += ["## Experiments", "", *_summary(results), ""]
     if missing:
         lines += [f"Not computed yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
     if of_other_code:
         names = ", ".join(f"`{name}`" for name in of_other_code)
+        if len(of_other_code) == len(results) > 1:
+            names = "all of them"
         lines += [f"Computed by other code or versions than those of this report: {names}.", ""]
     for result in results:
         lines += _section(result, result.name in of_other_code)
     text = "\n".join(lines).rstrip() + "\n"
     atomic_files.write_text(directory / MARKDOWN_FILE, text)
-    body = markdown.markdown(text, extensions=["tables", "toc"])
+    body = markdown.markdown(text, extensions=["tables", "toc", "md_in_html"])
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f"<title>{html.escape(_REPORT_TITLE)}</title>\n<style>\n{_REPORT_STYLE}\n</style>\n</head>\n"
@@ -325,6 +337,53 @@ def verdict(rows: Sequence[Row]) -> str:
     return "; ".join(words) or f"nothing printed to compare with ({len(rows)} numbers of ours)"
 
 
+def _opening(results: Sequence[Result]) -> list[str]:
+    counts = collections.Counter(row.verdict for result in results for row in result.rows)
+    printed, claims = counts[AGREES] + counts[DIFFERS], counts[HOLDS] + counts[FAILS]
+    return [
+        f"**{counts[AGREES]} of {printed} printed numbers agree** to their printed digits, or keep "
+        f"a printed bound. {counts[DIFFERS]} differ, and stand below with their reasons. Of what "
+        f"papers say in words, {counts[HOLDS]} of {claims} statements hold. {counts[NOT_PRINTED]} "
+        "numbers of ours have nothing printed beside them.",
+        "",
+    ]
+
+
+def _differences(results: Sequence[Result]) -> list[str]:
+    """The numbers that differ and the claims that fail, by experiment and reason."""
+    lines = ["## Differences", ""]
+    for result in results:
+        by_reason: dict[str, list[Row]] = {}
+        for row in result.rows:
+            if row.verdict in (DIFFERS, FAILS):
+                by_reason.setdefault(row.explanation or "", []).append(row)
+        if not by_reason:
+            continue
+        lines += [f"[{result.name}](#{result.name}), {result.source}:", ""]
+        for reason, rows in by_reason.items():
+            lines += [
+                *([f"{reason[0].upper()}{reason[1:]}.", ""] if reason else []),
+                "| where | quantity | paper | ours | difference |",
+                "| --- | --- | --- | --- | --- |",
+                *(f"{_numbers(row)} {_difference(row)} |" for row in rows),
+                "",
+            ]
+    return lines
+
+
+def _difference(row: Row) -> str:
+    if row.verdict == DIFFERS and row.relative_difference is not None:
+        return f"{100.0 * row.relative_difference:+.3g} %"
+    return row.verdict
+
+
+def _numbers(row: Row) -> str:
+    return (
+        f"| {_cell(row.row)} | {_cell(row.quantity)} | {_cell(row.printed or '-')} | "
+        f"{row.ours:.6g} |"
+    )
+
+
 def _summary(results: Sequence[Result]) -> list[str]:
     lines = ["| experiment | what | verdict | seconds |", "| --- | --- | --- | --- |"]
     lines += [
@@ -340,10 +399,8 @@ def _summary(results: Sequence[Result]) -> list[str]:
         f"All together {total / 60.0:.0f} minutes, on machines of {processors} processors; where "
         "matrices came from the cache, or runs had finished before, they are not in these times.",
         "",
-        "A number agrees if it rounds to the printed digits, or keeps a printed bound; one that "
-        "differs has the reason beside it, or that it is not explained. What papers say in words "
-        "is repeated in ours, and holds or fails. Errors of factorizations are at sensitivity 1 "
-        "and noise multiplier 1 unless a row says otherwise.",
+        "Errors of factorizations are at sensitivity 1 and noise multiplier 1 unless a row says "
+        "otherwise.",
         "",
         *(f"Versions: {version}." for version in sorted(versions)),
     ]
@@ -353,7 +410,7 @@ def _summary(results: Sequence[Result]) -> list[str]:
 def _section(result: Result, is_of_other_code: bool) -> list[str]:
     versions = f", mf-aggregators {result.versions['mf-aggregators']}, other code"
     lines = [
-        f"## {result.name}",
+        f"### {result.name}",
         "",
         f"{result.source}. {result.title}.",
         "",
@@ -362,14 +419,13 @@ def _section(result: Result, is_of_other_code: bool) -> list[str]:
         "",
         f"![{result.title}]({result.figure_file})",
         "",
+        f'<details markdown="1"><summary>All {len(result.rows)} numbers</summary>',
+        "",
         "| where | quantity | paper | ours | verdict |",
         "| --- | --- | --- | --- | --- |",
     ]
-    lines += [
-        f"| {_cell(row.row)} | {_cell(row.quantity)} | {_cell(row.printed or '-')} | "
-        f"{row.ours:.6g} | {_cell(_verdict_of(row))} |"
-        for row in result.rows
-    ]
+    lines += [f"{_numbers(row)} {_cell(_verdict_of(row))} |" for row in result.rows]
+    lines += ["", "</details>"]
     for note in result.notes:
         lines += ["", note]
     return [*lines, ""]

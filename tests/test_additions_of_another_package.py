@@ -1,4 +1,4 @@
-"""A package with a mechanism and a sampling scheme, as docs/mechanisms.md prints them.
+"""A package with a mechanism and a sampling scheme, as docs/other-packages.md prints them.
 
 It is built and installed elsewhere, and goes through plan, run, report and audit.
 """
@@ -37,7 +37,7 @@ _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept")
 
 
 def _printed_code(heading: str) -> str:
-    text = (console_commands.ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    text = (console_commands.ROOT / "docs" / "other-packages.md").read_text(encoding="utf-8")
     start = text.index("```python\n", text.index(f"## {heading} of another package"))
     return text[start:].split("```")[1].removeprefix("python\n")
 

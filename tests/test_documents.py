@@ -18,6 +18,9 @@ in the long test`` runs it there without what is appended. ``WORDS becomes WORDS
 smaller for the short test. Cells of notebooks (``{code-cell}``) are blocks of Python, and those of
 tutorials run in the long test alone. ``output of WORDS`` stands above text that another command has
 printed than the last one, and ``a message`` above one that no command here brings about.
+
+A line of text that ends in an ellipsis (one character) stands for all printed lines that begin with
+the words before it.
 """
 
 import ast
@@ -124,6 +127,8 @@ _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.
 _NEXT_LINE_OF_COMMENT = re.compile(r"\n[ ]*# ")
 _RUN = re.compile(r"\bruns/[\w:-]+")
+# Ends a line of which a document shows the beginning.
+_ELLIPSIS = "…"
 
 
 # Blocks
@@ -572,6 +577,13 @@ def _check_printed(block: _Block, ran: _Ran) -> None:
         {normal(line) for line in _NEXT_LINE_OF_COMMENT.sub(" ", text).splitlines()} - {""}
         for text in (block.text, ran.printed)
     )
+    all_printed = frozenset(printed)
+    for line in [each for each in shown if each.endswith(_ELLIPSIS)]:
+        start = line.removesuffix(_ELLIPSIS).rstrip()
+        meant = {each for each in all_printed if each.startswith(start)}
+        assert meant, f"{block.where}: {ran.command} prints no line that begins with {start!r}"
+        shown.remove(line)
+        printed -= meant - shown
     assert shown == printed, (
         f"{block.where}: of {ran.command}\nit shows {sorted(shown - printed)}\n"
         f"and not {sorted(printed - shown)}"
@@ -725,6 +737,8 @@ def test_documents_of_developers_name_files_that_are_there(name: str) -> None:
         '```bash\n.venv/bin/compare-mechanisms --output_dir=x --flags="--vocabulary=8"\n```\n',
         "```bash\n.venv/bin/reproduce-paper --only=bandmf-table-99\n```\n",
         "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf-table-99\n```\n",
+        "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf-table-99 …\n…\n```\n",
+        "```bash\n.venv/bin/reproduce-paper --list\n```\n\n```text\nbandmf …\n```\n",
         "```python\nimport mf_aggregators as mfa\n\nmfa.workloads.prefix_product(3)\n```\n",
         "```ruby\nputs 1\n```\n",
     ],

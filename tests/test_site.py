@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping
 
 import matplotlib.figure
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
@@ -95,6 +96,28 @@ def test_every_mechanism_has_a_page() -> None:
         assert f"({name}.md)" in mechanism_pages.index()
         for option in catalogue.entry(name).options:
             assert f"`--{option.name}`" in mechanism_pages.options(name)
+
+
+def test_a_mechanism_is_drawn_by_the_cell_behind_its_own() -> None:
+    pages = console_commands.ROOT / "docs" / "mechanisms"
+    for name in catalogue.entries():
+        page = (pages / f"{name}.md").read_text(encoding="utf-8")
+        drawn = mechanism_pages.with_picture(name, page)
+        cells = re.findall(r"^```\{code-cell\} ipython3\n.*?\n\n(.*?)^```$", drawn, re.S | re.M)
+        assert len(cells) == page.count("{code-cell}") + 1
+        assert cells[0].splitlines()[-1].startswith("matrix, title = factorization.")
+        if name == "identity":
+            values: dict[str, object] = {}
+            for cell in cells:
+                exec(compile(cell, name, "exec"), values)
+            assert values["kind"] == "exact"
+            assert set(values["curves"]) == {"identity", "banded"}  # type: ignore[call-overload]
+            plt.close("all")
+
+
+def test_a_page_without_what_its_picture_needs_is_refused() -> None:
+    with refuses("identity.md", "matrix, title"):
+        mechanism_pages.with_picture("identity", "# `identity`\n\n```python\nx = 1\n```\n")
 
 
 # The figures

@@ -1,4 +1,6 @@
-"""Lists the mechanisms of the catalogue, and completes the page of each with its options.
+"""Lists the mechanisms of the catalogue, and completes the page of each.
+
+Its cell makes the mechanism; a cell that draws it follows, and its options stand at the end.
 
 The list is written into ``docs/mechanisms/index.md``. A mechanism that has no page, or a page that
 has no mechanism, is a warning of Sphinx, and so an error of the build.
@@ -9,6 +11,37 @@ from typing import Any
 
 from mf_aggregators import catalogue
 
+# The end of the cell of a page, which has made ``factorization`` and what the picture needs.
+_END_OF_CELL = "\nmatrix, title = "
+# A cell that draws a mechanism beside others.
+_PICTURE = """
+```{{code-cell}} ipython3
+:tags: [hide-input]
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+mfa.figures.heat_map(figure, left, matrix, title=title)
+curves = {{"{name}": factorization, **others}}
+rounds = np.arange(1, num_rounds + 1)
+errors = {{
+    name: np.sqrt(each.per_round_variance(workload, participation))
+    for name, each in curves.items()
+}}
+mfa.figures.lines(
+    right,
+    {{name: (rounds, values) for name, values in errors.items()}},
+    title="error by round",
+    x="round",
+)
+for name, each in curves.items():
+    print(f"{{name:12}} rmse {{each.rmse(workload, participation):.3f}}")
+sensitivity = factorization.sensitivity(participation)
+kind = "exact" if sensitivity.is_exact else "an upper bound"
+print(f"sensitivity {{sensitivity.value:.4f}}, {{kind}}")
+```
+"""
 _DIRECTORY = pathlib.Path(__file__).resolve().parent.parent / "mechanisms"
 
 
@@ -18,7 +51,7 @@ def index() -> str:
     rows = [f"| [`{name}`]({name}.md) | {each.summary} |" for name, each in known.items()]
     return "\n".join(
         [
-            "# A page for each mechanism",
+            "# All mechanisms",
             "",
             "[Which mechanism?](../mechanisms.md) compares them.",
             "",
@@ -34,6 +67,23 @@ def index() -> str:
             "",
         ]
     )
+
+
+def with_picture(name: str, text: str) -> str:
+    """Returns the page of a mechanism with the cell that draws it.
+
+    Args:
+      name: The mechanism.
+      text: The page.
+
+    Raises:
+      ValueError: If its cell does not end with what the picture needs.
+    """
+    before, end_of_cell, after = text.partition(_END_OF_CELL)
+    line, fence, rest = after.partition("\n```\n")
+    if not fence or "\n" in line:
+        raise ValueError(f"the cell of {name}.md must end with a line {_END_OF_CELL.strip()!r} ...")
+    return "".join((before, end_of_cell, line, fence, _PICTURE.format(name=name), rest))
 
 
 def options(name: str) -> str:
@@ -71,7 +121,7 @@ def write(directory: pathlib.Path = _DIRECTORY) -> None:
 def _add_options(app: Any, document: str, source: list[str]) -> None:
     folder, _, name = document.rpartition("/")
     if folder == _DIRECTORY.name and name != "index":
-        source[0] += options(name)
+        source[0] = with_picture(name, source[0]) + options(name)
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -1,5 +1,6 @@
 """The command: its list, rows, report, and what it does about broken files."""
 
+import html
 import json
 import math
 import pathlib
@@ -91,13 +92,13 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
         assert f'id="{name}"' in page
     assert "Not computed yet: `prefix-sums-table-1`" in report
     assert re.search(r"<td>4\.35</td>\s*<td>4\.39448</td>", page)
-    assert page.count("<table>") == 4
+    assert page.count("<table>") == 5
 
     # Another experiment joins the report; the others stay.
     status, out, err = _call(capfd, *_arguments(tmp_path, "bandmf-figure-7"))
     assert status == 0, err
     assert "bandmf-figure-7: nothing printed to compare with" in out
-    assert (directory / "report.html").read_text().count("<table>") == 5
+    assert (directory / "report.html").read_text().count("<table>") == 6
 
 
 @pytest.mark.long
@@ -263,7 +264,18 @@ def test_the_results_of_the_documentation_are_whole() -> None:
         # Raises if altered; None if the code has moved on, which the report says then.
         results.load(name, results.fingerprint(experiment), _DOCUMENTED)
         assert (f"## {name}\n" in text) == is_there, name
-    assert text.count("\n## ") == len(list(_DOCUMENTED.glob("*.json")))
+    stored = list(_DOCUMENTED.glob("*.json"))
+    assert text.count("\n### ") == len(stored)
+    rows = [Row(**row) for path in stored for row in json.loads(path.read_text())["rows"]]
+    printed = [row.verdict for row in rows if row.printed is not None]
+    assert f"\n**{printed.count('agrees')} of {len(printed)} printed numbers agree** " in text
+    # The opening has each that differs, with its reason.
+    opening = text.partition("\n## Experiments\n")[0]
+    for row in rows:
+        if row.verdict == "differs":
+            assert f" | {row.printed} | {row.ours:.6g} | " in opening
+            assert row.explanation is not None
+            assert row.explanation[1:] in html.unescape(opening)
 
 
 @given(
