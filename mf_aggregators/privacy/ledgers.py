@@ -123,7 +123,9 @@ def write(
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as file:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+                np.lib.format.write_array(  # type: ignore[no-untyped-call]
+                    entry, np.asarray(array), allow_pickle=False
+                )
     atomic_files.write_bytes(path, archive.getbuffer())
 
 
