@@ -21,6 +21,7 @@ from mf_aggregators.commands import evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.provenance import Provenance
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 
@@ -302,10 +303,18 @@ def _statement(
     listed = [*_files(values), *(file for each in others for file in stated_runs.files_of(each))]
     secret: tuple[tuple[str, str], ...] = ()
     secrets: tuple[pathlib.Path, ...] = ()
+    # Who was drawn is a secret, in other runs as well, and so is what would confirm a guess of it.
+    drawn = [file for file in listed if ledgers.is_of_drawn_clients(file)]
     if ledger is not None and ledger.sampling is not None:
-        # Who was drawn is a secret, and so is what would confirm a guess of it.
         secrets = (pathlib.Path(values.ledger), pathlib.Path(values.sampling_seed))
         secret = evidence.hashes(secrets[:1], folder, secrets[1])
+        secret += evidence.hashes(drawn, folder, secrets[1], secrets=secrets)
+    elif drawn:
+        raise CommandError(
+            f"{drawn[0]} is the ledger of a run whose clients were drawn, and its hash would "
+            "confirm a guess of who they were: leave it out, or name that run by --other_runs."
+        )
+    listed = [file for file in listed if file not in drawn]
     facts = RunFacts(
         mechanism=f"{factorization.capitalize()} matrix factorization for "
         f"{found.plan.num_rounds} rounds",

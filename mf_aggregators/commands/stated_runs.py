@@ -59,7 +59,8 @@ def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files that show what another run released, without secret ones."""
     matrix = directory / _MATRIX if (directory / _MATRIX).is_dir() else directory
     beside = [directory / name for name in (PRIVACY_FILE, _CONFIG_FILE)]
-    return [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
+    found = [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
+    return [file for file in found if not ledgers.is_of_drawn_clients(file)]
 
 
 def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import hashlib
+import hmac
 import json
 import pathlib
 import shutil
@@ -340,5 +341,27 @@ def test_batches_of_a_sampler_need_its_seed(
     for secret in secrets:
         assert hashlib.sha256((folder / secret).read_bytes()).hexdigest() not in files.values()
     assert _verified(capsys, "again.md") == []
+    # The ledger of another run is as secret, and its hash has the same key.
+    ParticipationLedger(names, cohorts[::-1], scheme).save("other.npz")
+    status, _, err = _call(
+        capsys, *arguments, "--statement=third.md", *given, "--evidence=other.npz"
+    )
+    assert status == 0, err
+    stated = json.loads((folder / "third.json").read_text())["statement"]["provenance"]
+    other, key = (folder / "other.npz").read_bytes(), (folder / secrets[1]).read_bytes()
+    assert stated["files"]["other.npz"] == hmac.digest(key, other, "sha256").hex()
+    assert hashlib.sha256(other).hexdigest() not in (folder / "third.json").read_text()
+    assert set(stated["secret_files"]) == {"participation.npz", "other.npz"}
+    assert _verified(capsys, "third.md") == []
+    ParticipationLedger(names, cohorts, scheme).save("other.npz")
+    assert any("other.npz is another" in each for each in _verified(capsys, "third.md"))
+    # Without secret bits of its own, a statement has no key for it.
+    of_timers = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
+    status, _, err = _call(
+        capsys, *of_timers, "--statement=timers.md", "--evidence=copy of participation.npz"
+    )
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--other_runs" in err
+    assert not (folder / "timers.md").exists()
     random_streams.save_seed(2, folder / "sampling_seed.json")
     assert any("participation.npz is another" in each for each in _verified(capsys, "PRIVACY.md"))
