@@ -95,11 +95,17 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     max_bands = command.defaults(values)["max_bands"]
     with directory.locked():
         begun = directory.read_config()
-        if begun is None:
-            planned = begin(config, command, directory, behaviour, max_bands)
-        else:
-            planned = resume(begun, config, command, directory, behaviour, max_bands)
-        return _train(values, command, planned, workers)
+        try:
+            if begun is None:
+                planned = begin(config, command, directory, behaviour, max_bands)
+            else:
+                planned = resume(begun, config, command, directory, behaviour, max_bands)
+            return _train(values, command, planned, workers)
+        except ValueError:
+            # Of what only the model shows to be wrong, as a name that no layer has.
+            if begun is None:
+                directory.discard()
+            raise
 
 
 def begin(

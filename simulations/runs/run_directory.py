@@ -186,6 +186,19 @@ class RunDirectory:
         for rows in self.noise.glob("rows-*"):
             shutil.rmtree(rows, ignore_errors=True)
 
+    def discard(self) -> None:
+        """Deletes what a new run wrote before its first state, so that another may begin here.
+
+        A run with a state, a ledger or results stays as it is.
+        """
+        if self.has_states() or self.ledger.exists() or self.has_begun():
+            return
+        with contextlib.suppress(OSError):
+            for kept in (self.factorization, self.states, self.noise):
+                shutil.rmtree(kept, ignore_errors=True)
+            # Last: a directory without it is none of a run.
+            (self.path / CONFIG_FILE).unlink(missing_ok=True)
+
     def has_metrics(self) -> bool:
         """Returns whether the metrics of any round were written."""
         path = self.path / METRICS_FILE

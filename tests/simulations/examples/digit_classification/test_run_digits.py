@@ -288,6 +288,51 @@ def test_bad_input_is_one_line_before_anything_is_written(
     assert not pathlib.Path("run").exists()
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_what_only_the_model_shows_to_be_wrong_leaves_no_run_behind(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_there: bool,
+    is_real: bool,
+) -> None:
+    """A directory that was there stays, empty, for another run; the short test loads no model."""
+    path = tmp_path / "run"
+    if is_there:
+        path.mkdir()
+    if not is_real:
+
+        def train(values: Any, command: Any, run: Any, workers: Any) -> None:
+            assert (path / "config.json").exists()
+            assert run.directory.factorization.exists()
+            raise ValueError("the model has no weight or layer 'none'")
+
+        monkeypatch.setattr(federated_runs, "_train", train)
+    arguments = (f"--output_dir={path}", "--num_rounds=2", "--mechanism=identity")
+    status, _, err = _call(capsys, *arguments, "--trainable_layers=none")
+    assert status == 2
+    assert "the model has no weight or layer 'none'" in err.strip().splitlines()[-1]
+    assert path.exists() == is_there
+    assert not is_there or not any(path.iterdir())
+
+
+def test_a_run_whose_noise_has_a_seed_is_never_discarded(tmp_path: pathlib.Path) -> None:
+    for kept in ("checkpoints/round_0", "participation.npz", "privacy.json"):
+        directory = run_directory.RunDirectory(tmp_path / kept.replace("/", "_"))
+        directory.create({"flags": {}})
+        file = directory.path / kept
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+        directory.discard()
+        assert file.exists()
+        assert directory.read_config() == {"flags": {}}
+    directory = run_directory.RunDirectory(tmp_path / "other")
+    directory.create({"flags": {}})
+    directory.discard()
+    assert not any(directory.path.iterdir())
+
+
 def test_a_directory_of_another_command_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
