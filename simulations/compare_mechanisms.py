@@ -53,7 +53,10 @@ _NOT_HANDED_ON: Mapping[str, str] = types.MappingProxyType(
     }
 )
 # A run without noise refuses these.
-_OF_PRIVATE_RUNS = ("target_epsilon", "target_rho", "noise_multiplier")
+_OF_PRIVATE_RUNS = (
+    *("target_epsilon", "target_rho", "noise_multiplier", "audit_canaries"),
+    *("private_metrics", "largest_loss", "largest_examples"),
+)
 _FLAG = re.compile(r"--([A-Za-z]\w*)(?:=.*)?", re.DOTALL)
 
 

@@ -17,14 +17,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from absl import flags
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.commands import command_line
 from simulations import compare_mechanisms
-from simulations.runs import run_directory
+from simulations.examples.digit_classification import run_digits
+from simulations.runs import run_config, run_directory
 from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_config import RunConfig
+from tests.refusals import refuses
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -749,6 +753,29 @@ def test_flags_are_handed_on_as_a_shell_would(given_flags: dict[str, str | None]
     parsed = compare_mechanisms.parse_flags(quoted)
     assert list(parsed) == sorted(given_flags)
     assert sorted(parsed.values()) == sorted(words)
+
+
+@pytest.mark.parametrize(
+    "words", ["--audit_canaries=150", "--private_metrics --largest_loss=9 --largest_examples=50"]
+)
+def test_runs_without_noise_are_not_handed_what_they_refuse(words: str) -> None:
+    """As the command that trains reads its flags."""
+
+    def config(*arguments: str) -> RunConfig:
+        values = flags.FlagValues()
+        flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+        run_config.define_flags(values, run_digits.COMMAND)
+        values(["run-digits", *arguments])
+        return run_config.of_flags(values, run_digits.COMMAND)
+
+    parsed = compare_mechanisms.parse_flags(f"{words} --target_epsilon=8")
+    for mechanism, is_private in (("none", False), ("identity", True)):
+        handed = compare_mechanisms._flags_of(parsed, mechanism, None)
+        found = config(f"--mechanism={mechanism}", *handed)
+        assert found.private_metrics == (is_private and "private_metrics" in words)
+        assert found.audit_canaries == (150 if is_private and "canaries" in words else None)
+    with refuses("noise"):
+        config("--mechanism=none", *words.split())
 
 
 @pytest.mark.long
