@@ -297,8 +297,7 @@ class SeparatedScheme(SamplingScheme):
             LEAST_NOISE_MULTIPLIER,
             seed=certification.seed,
             max_samples=certification.max_samples,
-            relative_tolerance=3e-3 if is_rough else 1e-3,
-            tuning_samples=2**12 if is_rough else 2**13,
+            is_rough=is_rough,
         )
 
     def log_moments(

@@ -47,8 +47,14 @@ _proved: set[tuple[str, Certificate | None]] = set()
 # The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
 _MOST_NUMBERS = 6_000_000_000
-# Tuning samples: few to begin with, more where few of them count.
+# Tuning samples: few to begin with, and more where few of them count, so many for each largest term
+# that delta leaves room for.
 _FIRST_TUNING, _MOST_TUNING = 2**13, 2**17
+_FOR_LARGEST = 20.0
+# For rough estimates. Farther from the target than this, in the logarithm, the first ones decide.
+_FIRST_ROUGH, _FOR_LARGEST_ROUGH, _CLEAR = 2**12, 4.0, 1.0
+# To which estimates of noise multipliers are searched for; tuning samples are less exact.
+_TOLERANCE, _ROUGH_TOLERANCE = 1e-3, 1e-2
 # How much of delta the divergence of tuning samples may be; nearer to 1 costs more samples.
 _SHARE = 0.9
 # The logarithm of wealth has about the standard deviation sqrt(2 x) where its mean is x. Samples
@@ -287,8 +293,7 @@ def estimated_noise_multiplier(
     *,
     seed: int = 0,
     max_samples: int | None = None,
-    relative_tolerance: float = 1e-3,
-    tuning_samples: int = _FIRST_TUNING,
+    is_rough: bool = False,
 ) -> float:
     """Returns a noise multiplier for which an epsilon is likely to be proved: an estimate.
 
@@ -300,19 +305,23 @@ def estimated_noise_multiplier(
       least: The smallest that is tried.
       seed: As in :func:`proved`.
       max_samples: As there.
-      relative_tolerance: To which the estimate is searched for; tuning samples are less exact.
-      tuning_samples: How many for each noise multiplier, or more where few of them count.
+      is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
 
     Returns:
       The estimate, at most ``enough``.
     """
+    tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
 
+    # The search for a root asks for the ends of its interval again.
+    @functools.cache
     def excess(log_sigma: float) -> float:
         pair = pair_of(math.exp(log_sigma))
         limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
         sampler = _best_sampler(pair, epsilon, delta)
-        tuning = _TuningSamples(pair, sampler, delta, seed, limit, tuning_samples)
-        tuning.grow_for(epsilon)
+        first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
+        tuning = _TuningSamples(pair, sampler, delta, seed, limit, first)
+        if not (is_rough and tuning.is_clear(epsilon)):
+            tuning.grow_for(epsilon, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
         return tuning.excess(epsilon)
 
     high, low = math.log(enough), math.log(least)
@@ -327,8 +336,8 @@ def estimated_noise_multiplier(
         return math.exp(high)
     if high == math.log(enough) and excess(high) > 0.0:
         return enough
-    root = scipy.optimize.brentq(excess, below, high, xtol=relative_tolerance, rtol=1e-9)
-    return min(math.exp(root + relative_tolerance), enough)
+    root = scipy.optimize.brentq(excess, below, high, xtol=tolerance, rtol=1e-9)
+    return min(math.exp(root if is_rough else root + tolerance), enough)
 
 
 class _TuningSamples:
@@ -362,10 +371,19 @@ class _TuningSamples:
             certificates.in_batches(self._sampler, key, count, lambda losses: losses)
         )
 
-    def grow_for(self, epsilon: float) -> None:
+    def is_clear(self, epsilon: float) -> bool:
+        """Whether the mean is far below what is tested with largest terms, or far above without."""
+        if self.excess(epsilon) < -_CLEAR:
+            return True
+        sampler = self._sampler
+        values = certificates.terms(self._losses, sampler.log_mgf, sampler.order, epsilon)
+        least = float(np.mean(values)) - 3.0 * float(np.std(values)) / math.sqrt(len(values))
+        return least > math.exp(_CLEAR) * self._mean
+
+    def grow_for(self, epsilon: float, for_largest: float = _FOR_LARGEST) -> None:
         """Draws more samples if few of them count for an epsilon."""
         largest = self.largest(epsilon)
-        needed = 20.0 * largest / self._mean if largest > self._mean else 0.0
+        needed = for_largest * largest / self._mean if largest > self._mean else 0.0
         count = min(2 ** math.ceil(math.log2(max(needed, 1.0))), _MOST_TUNING, self._limit)
         if count > len(self._losses):
             self._grow(count)
