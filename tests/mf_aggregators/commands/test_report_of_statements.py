@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -17,7 +18,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
 from mf_aggregators.privacy.statement import RunFacts
 from simulations.runs.round_records import ParticipationLedger
-from tests import statement_schemas
+from tests import console_commands, statement_schemas
 
 _FACTS = (
     "--public_data=none",
@@ -293,6 +294,31 @@ def test_a_statement_counts_other_runs_and_is_verified_with_them(
     less.save(folder / "other")
     found = _verified(capsys, "PRIVACY.md")
     assert any("other/mechanism.json is another file" in each for each in found)
+
+
+def test_the_questions_of_the_tutorial_are_answered_where_it_says(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    """Each point that the table names is in its section of a statement."""
+    Mechanism(identity(3), SingleParticipation(), 0.5).save(folder / "other")
+    facts = ("--responsible=Jane Doe", "--custody=In a vault.", "--secure_aggregation=no")
+    _write(capsys, *facts, "--other_runs=other")
+    sections = re.split(r"(?m)^(?=[1-9]\. \*\*)", (folder / "PRIVACY.md").read_text())
+    page = console_commands.ROOT / "docs/tutorials/plan-to-signature.md"
+    table = re.findall(r"(?m)^\| ([A-Z].*\?) \| (.*) \|$", page.read_text(encoding="utf-8"))
+    assert len(table) == 20
+    named = 0
+    for question, answer in table:
+        if answer.startswith("the "):
+            place = ("first sentence", "second", "third").index(answer.split(" paragraph")[0][4:])
+            assert len(sections[0].split("\n\n")) > place, question
+        behind = re.findall(r"\*([^*]+)\* in ([1-9])", answer)
+        left = re.sub(r"\*[^*]+\* in [1-9]", "", answer)
+        before = re.findall(r"([1-9])(?:, \*([^*]+)\*)?", left)
+        for number, point in [*before, *(each[::-1] for each in behind)]:
+            assert f"*{point}" in " ".join(sections[int(number)].split()), question
+            named += bool(point)
+    assert named >= 15
 
 
 def test_batches_of_a_sampler_need_its_seed(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,52 @@ def test_a_run_with_half_of_the_noise_that_it_claims_is_refuted(audited: _Audite
     assert found.noise.p_value < one_run.FALSE_ALARM_RATE
     assert found.noise.share == pytest.approx(0.5, abs=0.1)
     assert found.mu_lower_bound > found.mu
+
+
+def _use_a_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round has the row of Z of the first."""
+    import tensorflow as tf
+
+    from mf_aggregators.tff import tensor_rows
+
+    intact = tensor_rows.tile_rows
+
+    def faulty(source: Any, seed: Any, row: Any, *rest: Any) -> Any:
+        return intact(source, seed, tf.where(tf.equal(row, 1), tf.zeros_like(row), row), *rest)
+
+    monkeypatch.setattr(tensor_rows, "tile_rows", faulty)
+
+
+def _ignore_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is in the run takes part in all of its rounds."""
+    monkeypatch.setattr(
+        canary_clients, "takes_part", lambda _, rounds, number: np.ones((rounds, number), bool)
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", [_use_a_row_twice, _ignore_timers])
+def test_a_real_run_that_is_broken_is_refuted(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault(monkeypatch)
+    # Clients that hardly learn: what they send alike in all rounds would hide some of canaries.
+    arguments = ("--num_rounds=4", "--separation=4", "--client_learning_rate=1e-6")
+    run = _run(tmp_path, "--seed=3", *arguments)
+    outcome = federated_training.train(run, run.data.load(1), RunStatements(run), StopRequest())
+    found = outcome.audit
+    assert found is not None
+    assert found.is_refuted
+    if fault is _use_a_row_twice:
+        assert found.noise.weakest_round == 2
+        assert found.noise.share < 0.4
+        assert found.noise.p_value < one_run.FALSE_ALARM_RATE
+    else:
+        assert found.mu_lower_bound > found.mu
+        assert found.epsilon_lower_bound > found.epsilon
+        assert found.noise.p_value > 0.01
 
 
 def test_a_record_that_is_missing_or_of_another_run_is_refused(
