@@ -11,8 +11,10 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
+import operator
 import os
 import pathlib
 import tempfile
@@ -209,23 +211,15 @@ def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
 
     Args:
         tokens_by_client: Pairs of a client and the space-separated tokens of one of its examples,
-            in any order.
+            those of a client one after another.
 
     Returns:
         The counts, most frequent word first, words with equal counts in alphabetical order.
     """
-    clients: dict[str, int] = {}
-    words: dict[str, int] = {}
-    # One set of pairs of small integers, rather than a set of clients for each word.
-    pairs: set[tuple[int, int]] = set()
     counts: collections.Counter[str] = collections.Counter()
-    for client, tokens in tokens_by_client:
-        client_number = clients.setdefault(client, len(clients))
-        for word in tokens.split():
-            pair = (client_number, words.setdefault(word, len(words)))
-            if pair not in pairs:
-                pairs.add(pair)
-                counts[word] += 1
+    # The words of one client at a time: those of hundreds of thousands would take gigabytes.
+    for _, examples in itertools.groupby(tokens_by_client, key=operator.itemgetter(0)):
+        counts.update({word for _, tokens in examples for word in tokens.split()})
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -283,7 +277,7 @@ def load_word_counts(
 
 
 def _count_training_words(path: pathlib.Path) -> dict[str, int]:
-    sentences = federated_text.read_tokens(path, federated_text.TRAIN)
+    sentences = federated_text.read_tokens(path, federated_text.TRAIN, by_client=True)
     return count_words(ProgressBar(sentences, desc="Counting words", unit="sentence"))
 
 

@@ -35,7 +35,6 @@ _INDEXES = """
 CREATE INDEX idx_examples_client_id ON examples (client_id);
 CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
 """
-_ROWS_PER_INSERT = 1000
 _REQUIRED_COLUMNS = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"client_id", "split_name", "num_examples"},
@@ -157,7 +156,6 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCou
         ValueError: There are no examples, or a client's name is empty or holds a single quote or
             a null character.
     """
-    numbers: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def rows() -> Iterator[tuple[str, str, bytes]]:
         for example in examples:
@@ -166,8 +164,33 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCou
                     f"The client name {example.client_id!r} is empty or holds a single quote or a"
                     " null character, which TFF cannot look up: rename the client."
                 )
-            numbers[example.client_id, example.split] += 1
             yield example.split, example.client_id, serialize(example)
+
+    return write_serialized(path, rows())
+
+
+def write_serialized(
+    path: pathlib.Path, rows: Iterable[tuple[str, str, bytes]]
+) -> dict[str, SplitCounts]:
+    """Writes examples that are serialized already; see `write`.
+
+    Args:
+        path: The file, replaced in one step if it is there.
+        rows: The split, the client and the bytes of `serialize` of each example. Names of clients
+            are not checked.
+
+    Returns:
+        The counts of each split that occurs.
+
+    Raises:
+        ValueError: There are no examples.
+    """
+    numbers: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def counted() -> Iterator[tuple[str, str, bytes]]:
+        for split, client, serialized in rows:
+            numbers[client, split] += 1
+            yield split, client, serialized
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_files.replacing(path) as temporary:
@@ -177,7 +200,7 @@ def write(path: pathlib.Path, examples: Iterable[Example]) -> dict[str, SplitCou
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.executescript(_SCHEMA)
-            connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows())
+            connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", counted())
             if not numbers:
                 raise ValueError("There are no examples to write.")
             connection.executemany(
@@ -294,8 +317,16 @@ def count_splits(path: pathlib.Path) -> dict[str, SplitCounts]:
     return counts
 
 
-def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
-    """Yields a client and the tokens of one of its examples, in the order of the file.
+def read_tokens(
+    path: pathlib.Path, split: str, by_client: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yields a client and the tokens of one of its examples.
+
+    Args:
+        path: The file.
+        split: The split.
+        by_client: Whether a client's examples come one after another, which takes SQLite a while
+            without the index on clients that files have; else they are in the order of the file.
 
     Raises:
         ValueError: The file cannot be read, or an example is none.
@@ -303,7 +334,7 @@ def read_tokens(path: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
     with _reading(path) as connection:
         rows = connection.execute(
             "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?"
-            + _in_order(connection),
+            + (" ORDER BY client_id" if by_client else _in_order(connection)),
             (split,),
         )
         for client, serialized in rows:

@@ -217,9 +217,11 @@ def test_changes_that_are_not_in_the_file_yet_are_refused(small_file: pathlib.Pa
     text.fingerprint()
 
 
-def test_a_client_counts_once_and_ties_are_alphabetical() -> None:
+def test_a_client_counts_once_and_ties_are_alphabetical(tmp_path: pathlib.Path) -> None:
     pairs = [("a", "x b b"), ("b", "c x"), ("a", "x b"), ("c", "c b .")]
-    counts = datasets.count_words(pairs)
+    path = tmp_path / "mixed.sqlite"
+    federated_text.write(path, [Example(client, "train", tokens) for client, tokens in pairs])
+    counts = datasets.load_word_counts(path)
     assert list(counts.items()) == [("b", 2), ("c", 2), ("x", 2), (".", 1)]
 
 
