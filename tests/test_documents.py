@@ -127,6 +127,8 @@ _NUMBER = re.compile(r"(?<![A-Za-z])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?\b")
 # Where lines of a comment end depends on the numbers in them.
 _NEXT_LINE_OF_COMMENT = re.compile(r"\n[ ]*# ")
 _RUN = re.compile(r"\bruns/[\w:-]+")
+# Characters of a line of code on a page of 1280 pixels, and words of a title that a menu has.
+_WIDEST_LINE, _LONGEST_TITLE = 92, 4
 # Ends a line of which a document shows the beginning.
 _ELLIPSIS = "…"
 
@@ -721,6 +723,18 @@ def test_documents_of_developers_name_files_that_are_there(name: str) -> None:
     files = re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|cff|yml|toml))`", prose)
     for path in (*files, *re.findall(r"\]\((?!https://)([^)#]+)", prose)):
         assert any((ROOT / folder / path).exists() for folder in (".", "mf_aggregators")), path
+
+
+# What a reader sees
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_code_fits_beside_the_menus_and_titles_are_short(name: str) -> None:
+    text = _read(name)
+    wide = [line for match in _FENCE.finditer(text) for line in match["text"].splitlines()]
+    assert [line for line in wide if len(line) > _WIDEST_LINE] == []
+    title = re.findall(r"^# (.*)$", _FENCE.sub("", text), re.MULTILINE)[0]
+    assert len(title.split()) <= _LONGEST_TITLE
 
 
 # The checks themselves

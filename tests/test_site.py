@@ -19,6 +19,7 @@ from scipy import stats
 import mf_aggregators as mfa
 from docs.extensions import (
     command_pages,
+    mechanism_figures,
     mechanism_pages,
     reference_pages,
     site_checks,
@@ -239,6 +240,48 @@ def test_rounds_of_the_fleet_have_devices_that_are_available(
     assert np.min(counts) >= 100
     assert np.all(counts < everywhere)
     assert np.all(np.diff(np.sort(hours)) >= 10.0 / 60.0 - 1e-9)
+
+
+def test_matrices_and_noise_that_are_drawn_are_those_of_mechanisms(
+    drawn: dict[str, matplotlib.figure.Figure],
+) -> None:
+    *panels, below = drawn["mechanisms"].axes
+    for axes, (name, each) in zip(
+        panels, mechanism_figures.factorizations(16, 4).items(), strict=True
+    ):
+        assert axes.get_title() == name
+        matrix = np.abs(np.asarray(each.strategy_matrix()))
+        places = {tuple(place) for place in np.asarray(axes.collections[0].get_offsets())}
+        for limit, holds in ((2e-3, places.issuperset), (5e-4, places.issubset)):
+            assert holds(zip(*np.nonzero(limit * np.max(matrix) < matrix.T), strict=True))
+    curves = {each.get_label(): each.get_ydata() for each in below.lines}
+    matrix = mfa.factorizations.banded(200, num_bands=25).strategy_matrix()
+    rows = np.cumsum(np.linalg.inv(matrix), axis=0)
+    # Eight participations at least 25 apart, whose columns are orthogonal.
+    np.testing.assert_allclose(
+        curves["banded"],
+        np.sqrt(8.0) * np.linalg.norm(matrix[:, 0]) * np.linalg.norm(rows, axis=1),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(curves["identity"], np.sqrt(8.0 * np.arange(1, 201)), rtol=1e-9)
+
+
+def test_the_plan_that_is_drawn_is_the_one_that_is_printed(
+    drawn: dict[str, matplotlib.figure.Figure],
+) -> None:
+    page = (console_commands.ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    above, below = (
+        {
+            label.get_text(): bar.get_width()
+            for label, bar in zip(axes.get_yticklabels(), axes.patches, strict=True)
+        }
+        for axes in drawn["plan"].axes
+    )
+    assert min(above, key=above.__getitem__) == "banded 25"
+    for name, value in above.items():
+        assert re.search(rf"^[* ] {name} +{value:g} ", page, re.MULTILINE)
+    for row, who in mechanism_figures.WAYS.items():
+        assert re.search(rf"^\| \**{row}\** \| ~?{below[who]:g} \|", page, re.MULTILINE)
 
 
 # The pages of source files

@@ -19,6 +19,7 @@ import matplotlib.patches
 import numpy as np
 
 import mf_aggregators as mfa
+from docs.extensions import mechanism_figures
 from mf_aggregators import figures
 from mf_aggregators.participation import MinSeparation
 from simulations.devices import availability, device_behaviour
@@ -291,6 +292,7 @@ FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
         "Over a day, the number of devices that are charging and idle rises at night; rounds take "
         "place while enough of them have a timer that has run out.",
     ),
+    **mechanism_figures.FIGURES,
 }
 
 

@@ -91,6 +91,11 @@ def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFi
         assert f'src="{name}.png"' in page
         assert f'id="{name}"' in page
     assert "Not computed yet: `prefix-sums-table-1`" in report
+    assert "**6 of 7 printed numbers agree**" in report
+    assert "2 of 2 statements hold. 5 numbers of ours" in report
+    opening = report.partition("## Experiments")[0]
+    assert "| 4.35 | 4.39448 | +1.02 % |" in opening
+    assert "two digits" in opening
     assert re.search(r"<td>4\.35</td>\s*<td>4\.39448</td>", page)
     assert page.count("<table>") == 5
 
