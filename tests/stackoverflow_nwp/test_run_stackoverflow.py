@@ -606,6 +606,8 @@ def test_noise_is_kept_where_the_flags_say(
         (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
         (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
         (["--dataset=nonsense"], "no data set"),
+        (["--characters"], "--dataset=shakespeare"),
+        (["--dataset=shakespeare", "--characters", "--vocab_size=9"], "--vocab_size must be 86"),
         (["--seed=-1"], "--seed"),
         (["--cohort_seed=-1"], "--cohort_seed must be at least 0"),
         (["--cohort_seed=1", "--seed=1"], "--seed and --cohort_seed exclude each other"),

@@ -32,14 +32,14 @@ _COMMON: Mapping[str, Any] = {
     "server_momentum": 0.9,
     "server_warmup": 0.0,
     "server_cooldown": 0.25,
-    "evaluate_every": 20,
+    "evaluate_every": 15,
     "target_epsilon": 8.0,
     "delta": 1e-5,
     "max_bands": 64,
 }
 _SINGLE_IMAGES: Mapping[str, Any] = {
     **_COMMON,
-    "num_rounds": 100,
+    "num_rounds": 60,
     "clients_per_round": 100,
     "batch_size": 1,
     "client_epochs": 1,
@@ -49,7 +49,7 @@ _SINGLE_IMAGES: Mapping[str, Any] = {
 }
 _GROUPS: Mapping[str, Any] = {
     **_COMMON,
-    "num_rounds": 100,
+    "num_rounds": 60,
     "clients_per_round": 50,
     "batch_size": 10,
     "client_epochs": 1,
