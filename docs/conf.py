@@ -118,12 +118,13 @@ def _parameters(found: re.Match[str]) -> str:
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
-    """Mends what screen readers and keyboards stumble over: menu, wide code, signatures."""
+    """Mends what screen readers and keyboards stumble over: menu, signatures, what scrolls."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
 
