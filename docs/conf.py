@@ -99,6 +99,8 @@ html_show_sphinx = False
 mathjax_path = "mathjax/tex-chtml.js"
 
 _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
+# A signature of several lines: definitions without terms.
+_PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 # What setting mathematics takes of the package: the program and its fonts.
 _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 
@@ -108,15 +110,22 @@ def _without_markers(app: Any, name: str, source: list[str]) -> None:
     source[0] = _MARKERS_OF_TESTS.sub("", source[0])
 
 
+def _parameters(found: re.Match[str]) -> str:
+    lines = found[1].replace("<dd>", "<div>").replace("</dd>", "</div>")
+    return f'<div class="parameters">\n{lines}</div>'
+
+
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
-    """Says which level headings of the menu have, and lets the keyboard scroll wide code."""
+    """Mends what screen readers and keyboards stumble over: menu, signatures, what scrolls."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
     if "body" in context:
-        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
+        body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
+        context["body"] = _PARAMETERS.sub(_parameters, body)
 
 
 def _copy_mathjax(app: Any, failure: Exception | None) -> None:

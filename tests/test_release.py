@@ -1,6 +1,7 @@
 """What a release consists of, and that its version is stated alike."""
 
 import datetime
+import json
 import pathlib
 import re
 import sys
@@ -92,6 +93,27 @@ def test_the_commands_of_a_release_are_those_of_setup() -> None:
     scripts = console_commands.of_setup()["_COMMANDS"]
     assert check_release.commands() == sorted(script.partition("=")[0] for script in scripts)
     assert len(scripts) == 11
+
+
+def test_the_bill_of_materials_has_the_locked_packages(tmp_path: pathlib.Path) -> None:
+    path = check_release.write_bill_of_materials(quickstart.find_uv(), tmp_path)
+
+    described = json.loads(path.read_text(encoding="utf-8"))
+    listed = re.findall(r"^([\w.-]+)==([^ ;\n]+)", _read("requirements-tff.txt"), re.MULTILINE)
+    assert len(listed) > 60
+    found = {(each["name"], each["version"]) for each in described["components"]}
+    assert found == set(listed)
+    assert described["metadata"]["component"]["version"] == check_release.version()
+    for each in described["components"]:
+        assert any("hashes" in reference for reference in each["externalReferences"])
+
+
+def test_what_is_published_is_signed_before() -> None:
+    jobs = yaml.safe_load(_read(".github/workflows/release.yml"))["jobs"]
+    uses = [step.get("uses", "") for step in jobs["provenance"]["steps"]]
+    assert sum(each.startswith("actions/attest@") for each in uses) == 2
+    assert "provenance" in jobs["registry"]["needs"]
+    assert "registry" in jobs["page"]["needs"]
 
 
 @pytest.mark.long

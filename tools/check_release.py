@@ -12,6 +12,7 @@ the wheel is installed with the locked packages of TensorFlow Federated, and tra
 says how many environments were tried. Packages come from the package index, or from uv's cache.
 
 With --tag, the tag has to be that of the version. --notes writes what the changelog says of it.
+--output has the bill of materials as well: the locked packages and their hashes, in CycloneDX.
 """
 
 import argparse
@@ -39,6 +40,7 @@ PACKAGES = ("mf_aggregators", "simulations", "stackoverflow_nwp")
 # Files that build tools add to a source archive.
 _ADDED_TO_SOURCES = ("PKG-INFO", "setup.cfg", "mf_aggregators.egg-info/")
 _OLDEST = "lowest-direct"
+_BILL_OF_MATERIALS = "mf_aggregators-sbom.cdx.json"
 _SECONDS = 1800
 
 _MATHEMATICS = (
@@ -138,6 +140,26 @@ def build(uv: str, output: pathlib.Path) -> Archives:
         _output([uv, "build", "--no-config", f"--out-dir={output.absolute()}", folder], ROOT)
     stem = f"mf_aggregators-{version()}"
     return Archives(output / f"{stem}-py3-none-any.whl", output / f"{stem}.tar.gz")
+
+
+def write_bill_of_materials(uv: str, output: pathlib.Path) -> pathlib.Path:
+    """Writes the locked packages with their hashes as a bill of materials.
+
+    Args:
+      uv: A uv executable.
+      output: The folder that it goes to.
+
+    Returns:
+      The file, in the format of CycloneDX 1.5.
+    """
+    path = output.absolute() / _BILL_OF_MATERIALS
+    command = [uv, "export", "--frozen", "--extra=tff", "--no-dev", "--format=cyclonedx1.5"]
+    _output([*command, "--quiet", f"--output-file={path}"], ROOT)
+    described = json.loads(path.read_text(encoding="utf-8"))
+    # The lock knows no version of what it is the lock of.
+    described["metadata"]["component"]["version"] = version()
+    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def check_contents(archives: Archives) -> None:
@@ -299,8 +321,10 @@ def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]
         _say("what is not committed is not in the release")
     uv = quickstart.find_uv()
     with tempfile.TemporaryDirectory() as temporary:
-        archives = build(uv, output or pathlib.Path(temporary))
+        folder = output or pathlib.Path(temporary)
+        archives = build(uv, folder)
         check_contents(archives)
+        write_bill_of_materials(uv, folder)
         _say(f"{archives.wheel.name} and {archives.sources.name} hold what is committed")
         wheel, sources = (str(each.absolute()) for each in archives)
         # Each with what is installed, and whether it has TensorFlow.
@@ -321,8 +345,8 @@ def _check(output: pathlib.Path | None, pythons: list[str], federated: list[str]
         first: dict[str, Any] = {}
         for python, what, packages, is_federated in trials:
             _say(f"Python {python}: {what}")
-            with tempfile.TemporaryDirectory() as folder:
-                environment = Environment(uv, find_python(uv, python), pathlib.Path(folder))
+            with tempfile.TemporaryDirectory() as fresh:
+                environment = Environment(uv, find_python(uv, python), pathlib.Path(fresh))
                 if is_federated:
                     environment.install("--no-deps", "-r", str(ROOT / "requirements-tff.txt"))
                     environment.install("--no-deps", *packages)
