@@ -11,8 +11,9 @@ the same process, between the rows, one standard normal vector of that size from
 generator: the ratio of the medians counts, because clocks are noisy. With --tff, full
 rounds of the aggregator with 10 clients are timed in TensorFlow Federated, in turn with
 rounds of tff.learning.dp_aggregator. With --numpy, rounds of the aggregator in NumPy with
-that many clients are timed, in turn with standard_normal of a NumPy generator. Memory is
-the peak of all processes, clients' updates and TensorFlow itself included. --against=DIR
+that many clients are timed, in turn with standard_normal of a NumPy generator, both in
+processor time; --clients=0 leaves the noise alone. Memory is the peak of all processes,
+clients' updates and TensorFlow itself included. --against=DIR
 measures each mechanism in another checkout of this repository as well, right after this one.
 
 Rows on disk are timed for a full block in a steady state, so that all of a round is in it:
@@ -313,12 +314,13 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
     state = aggregator.initialize()
     start_seconds = time.perf_counter() - begin
 
+    # Of one thread: processor time does not depend on what else the machine does.
     def advance(state: Any) -> tuple[float, float, Any]:
-        begin = time.perf_counter()
+        begin = time.process_time()
         state, _ = aggregator.next(state, updates)
-        between = time.perf_counter()
+        between = time.process_time()
         generator.standard_normal(values.num_parameters, np.float32)
-        return between - begin, time.perf_counter() - between, state
+        return between - begin, time.process_time() - between, state
 
     def at(index: int) -> Any:
         return dataclasses.replace(state, round_index=index)
