@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import scipy.optimize
 from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special
 
 from mf_aggregators import validation
@@ -217,7 +218,7 @@ def _noise_multiplier(
     target: float, delta: float, num_coordinates: int, disjoint_participations: int
 ) -> float:
     def exact_excess(log_multiplier: float) -> float:
-        return _delta(math.exp(log_multiplier), target) - delta
+        return float(_gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta)
 
     def excess(log_multiplier: float) -> float:
         sigma = math.exp(log_multiplier)
@@ -225,7 +226,7 @@ def _noise_multiplier(
             left = _left(sigma, delta, num_coordinates, disjoint_participations)
         except TailError:
             return 1.0
-        return _delta(sigma, target) - left
+        return float(_gaussian(sigma).get_delta_for_epsilon(target) - left)
 
     def found(log_multiplier: float) -> float:
         try:
@@ -469,17 +470,11 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
     return discrete_gaussian.failure_probability(num_coordinates)
 
 
-def _delta(sigma: float, epsilon: float) -> float:
-    """The delta of real normal numbers, with the bits of dp-accounting's ``GaussianPrivacyLoss``.
-
-    Its classes, and SciPy's of distributions, take a hundred times as long for one number.
-    """
-    # Beyond, the arithmetic overflows; less noise has no smaller epsilon.
-    sigma = min(sigma, _LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
-    # The output whose privacy loss is epsilon; the other data set's mean is -1.
-    output = -0.5 - epsilon * sigma**2
-    likely = special.ndtr((output + 1.0) / sigma)
-    return float(np.clip(likely - np.exp(epsilon + special.log_ndtr(output / sigma)), 0.0, 1.0))
+def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
+    # Beyond, dp-accounting's arithmetic overflows; less noise has no smaller epsilon.
+    return privacy_loss_mechanism.GaussianPrivacyLoss(
+        min(sigma, _LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+    )
 
 
 def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:
@@ -489,10 +484,11 @@ def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: i
 
 
 def _exact_epsilon(sigma: float, delta: float) -> float:
+    loss = _gaussian(sigma)
     # Of real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
     rho = zcdp_rho(sigma)
     upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
-    return _first_root(lambda candidate: _delta(sigma, candidate) - delta, upper)
+    return _first_root(lambda candidate: loss.get_delta_for_epsilon(candidate) - delta, upper)
 
 
 def _first_root(excess: Callable[[float], float], upper: float) -> float:
