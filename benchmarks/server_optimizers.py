@@ -305,14 +305,16 @@ class Setting:
 
 def setting(values: flags.FlagValues) -> Setting:
     """Returns the setting that the flags describe: its text, and noise of their epsilon."""
-    text = datasets.load(values.dataset)
+    text = datasets.load(values.dataset, min_train_clients=values.clients_per_round)
     words = text.vocabulary(_WORDS)
     tokens = {}
     for split in ("train", "heldout", "test"):
         clients = text.client_tokens(split, words, _LENGTH)
         tokens[split] = [np.asarray(clients.tokens_of(name)) for name in clients.client_ids]
     separation = len(tokens["train"]) // values.clients_per_round
-    factorization = mfa.factorizations.banded(values.num_rounds, num_bands=separation)
+    factorization = mfa.factorizations.banded(
+        values.num_rounds, num_bands=min(separation, values.num_rounds)
+    )
     mechanism = mfa.calibrate(
         factorization,
         mfa.participation.MinSeparation(
@@ -334,8 +336,13 @@ class Trials:
         self._found: dict[tuple[Any, ...], float] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
-                trial = validation.parsed_json(line)
-                self._found[tuple(trial["key"])] = trial["accuracy"]
+                try:
+                    trial = validation.parsed_json(line)
+                    self._found[tuple(trial["key"])] = float(trial["accuracy"])
+                except (KeyError, TypeError, ValueError):
+                    raise ValueError(
+                        f"{path} has lines that are no trials: name another file."
+                    ) from None
         self._seed: int | None = None
         self._rounds: dict[str, Any] = {}
         generator = np.random.default_rng(0)
@@ -386,12 +393,16 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("dataset", datasets.DOCSTRINGS, text, flag_values=values)
     flags.DEFINE_string("output", None, "JSON lines of all runs.", flag_values=values)
     flags.mark_flag_as_required("output", flag_values=values)
-    flags.DEFINE_integer("num_rounds", 200, "Rounds of a run.", flag_values=values)
-    flags.DEFINE_integer("clients_per_round", 100, "Clients of a cohort.", flag_values=values)
-    flags.DEFINE_integer("simulated_clients", 4, "Those that are trained.", flag_values=values)
+    for name, default, smallest, about in (
+        ("num_rounds", 200, 1, "Rounds of a run."),
+        ("clients_per_round", 100, 1, "Clients of a cohort."),
+        ("simulated_clients", 4, 1, "Clients of a cohort that are trained."),
+        ("seeds", 5, 2, "Runs of the best of each method."),
+    ):
+        flags.DEFINE_integer(name, default, about, lower_bound=smallest, flag_values=values)
     flags.DEFINE_float("target_epsilon", 8.0, "Epsilon, at delta 1e-4.", flag_values=values)
-    flags.DEFINE_integer("seeds", 5, "Runs of the best of each method.", flag_values=values)
-    flags.DEFINE_list("only", list(METHODS), "Which methods.", flag_values=values)
+    methods = list(METHODS)
+    flags.DEFINE_multi_enum("only", methods, methods, "Which methods.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
