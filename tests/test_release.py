@@ -92,7 +92,7 @@ def test_archives_that_lack_a_file_are_refused(
 def test_the_commands_of_a_release_are_those_of_setup() -> None:
     scripts = console_commands.of_setup()["_COMMANDS"]
     assert check_release.commands() == sorted(script.partition("=")[0] for script in scripts)
-    assert len(scripts) == 11
+    assert len(scripts) == 12
 
 
 def test_the_bill_of_materials_has_the_locked_packages(tmp_path: pathlib.Path) -> None:
