@@ -1,7 +1,7 @@
 """As much of Flower as its strategy needs, for tests where Flower is not installed.
 
-The tests that use it run against Flower itself in an environment of its own (``test_flower_runs``),
-so that it cannot say what Flower does not do.
+``test_other_environments`` runs the tests that use it against Flower itself, so that it cannot say
+what Flower does not do.
 """
 
 import importlib

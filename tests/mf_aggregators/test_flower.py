@@ -1,7 +1,7 @@
 """The strategy for Flower: who is drawn, what is released, what a killed run goes on from.
 
-Where Flower is not installed, ``fake_flwr`` stands in for its classes; ``test_flower_runs`` runs
-this file where it is.
+Where Flower is not installed, ``fake_flwr`` stands in for its classes; ``test_other_environments``
+runs this file where it is.
 """
 
 import itertools
