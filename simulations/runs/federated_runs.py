@@ -101,8 +101,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
             else:
                 planned = resume(begun, config, command, directory, behaviour, max_bands)
             return _train(values, command, planned, workers)
-        except ValueError:
-            # Of what only the model shows to be wrong, as a name that no layer has.
+        except weights_files.ModelError:
             if begun is None:
                 directory.discard()
             raise

@@ -274,10 +274,13 @@ def _abandoned(finished: Round) -> str:
 def _begun(run: Run, task: FederatedTask) -> FederatedTask:
     """The task, as the run begins with it: its first weights, and the part that is trained."""
     config = run.config
-    if config.initial_weights is not None:
-        known = (run.directory.read_config() or {}).get(run_directory.INITIAL_WEIGHTS_SHA256)
-        task = model_parts.beginning_with(task, config.initial_weights, known)
-    return task if config.layers is None else model_parts.training_only(task, config.layers)
+    try:
+        if config.initial_weights is not None:
+            known = (run.directory.read_config() or {}).get(run_directory.INITIAL_WEIGHTS_SHA256)
+            task = model_parts.beginning_with(task, config.initial_weights, known)
+        return task if config.layers is None else model_parts.training_only(task, config.layers)
+    except ValueError as error:
+        raise weights_files.ModelError(str(error)) from error
 
 
 def _check_clients(run: Run, task: FederatedTask) -> None:

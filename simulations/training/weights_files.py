@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mf_aggregators import atomic_files
+from mf_aggregators.errors import Error
 
 # The weights of a run that has ended, in its directory.
 FINAL_MODEL_FILE = "final_model.npz"
@@ -24,6 +25,10 @@ _SUFFIX = ".npz"
 _NAMES = "names"
 # A file of many gigabytes is read in pieces.
 _BYTES_AT_ONCE = 1 << 20
+
+
+class ModelError(Error, ValueError):
+    """Weights or layers that were asked for, and that the model shows to be wrong."""
 
 
 def find(path: str | os.PathLike[str]) -> pathlib.Path:

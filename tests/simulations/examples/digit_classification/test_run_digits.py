@@ -17,6 +17,7 @@ from simulations.examples.digit_classification import data, run_digits
 from simulations.examples.labelled_images import concatenated
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
+from simulations.training import weights_files
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
@@ -306,7 +307,7 @@ def test_what_only_the_model_shows_to_be_wrong_leaves_no_run_behind(
         def train(values: Any, command: Any, run: Any, workers: Any) -> None:
             assert (path / "config.json").exists()
             assert run.directory.factorization.exists()
-            raise ValueError("the model has no weight or layer 'none'")
+            raise weights_files.ModelError("the model has no weight or layer 'none'")
 
         monkeypatch.setattr(federated_runs, "_train", train)
     arguments = (f"--output_dir={path}", "--num_rounds=2", "--mechanism=identity")
