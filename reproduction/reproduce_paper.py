@@ -151,10 +151,12 @@ def main(values: flags.FlagValues) -> None:
     validation.positive_integer(values.repetitions, "--repetitions")
     validation.positive_integer(values.parallel_runs, "--parallel_runs")
     targets = _targets(values)
-    chosen = _trainable(chosen, values, targets)
+    chosen, skipped = _trainable(chosen, values, targets)
     if any(experiment.targets for experiment in chosen):
         command_line.check_extra("a training run")
     command_line.check_extra("a report", ("markdown", "matplotlib"))
+    for reason in skipped:
+        _say(f"skipped: {reason}")
     directory = pathlib.Path(values.output_dir)
     output_paths.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
@@ -211,9 +213,9 @@ def _targets(values: flags.FlagValues) -> tuple[float, ...] | None:
 
 def _trainable(
     chosen: Sequence[Experiment], values: flags.FlagValues, targets: tuple[float, ...] | None
-) -> list[Experiment]:
-    """Returns what can be trained as asked, before the first trains for days."""
-    found = []
+) -> tuple[list[Experiment], list[str]]:
+    """Returns what can be trained as asked, and why others cannot, before days of training."""
+    found, skipped = [], []
     for experiment in chosen:
         by_dataset, reason = experiment.targets, None
         if by_dataset and values.dataset not in by_dataset:
@@ -234,7 +236,7 @@ def _trainable(
             continue
         # One that --only names is refused; any other is skipped.
         command_line.check_choice(experiment.name not in values.only, reason)
-        _say(f"skipped: {reason}")
+        skipped.append(reason)
     command_line.check_choice(bool(found), "nothing that --only names can be trained like that.")
     if targets is not None:
         known = {
@@ -245,7 +247,7 @@ def _trainable(
             not unknown,
             f"--targets has {', '.join(unknown)}, of which nothing chosen has configurations.",
         )
-    return found
+    return found, skipped
 
 
 def _run(
