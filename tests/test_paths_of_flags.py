@@ -114,6 +114,7 @@ def test_a_folder_that_is_named_by_a_tilde_is_reached_as_shells_reach_it(
     assert [path.name for path in home.iterdir() if path.name.startswith("~")] == []
 
 
+@pytest.mark.long
 def test_names_that_are_not_utf_8_are_used_and_printed_in_ascii(home: pathlib.Path) -> None:
     name = os.fsdecode(os.fsencode(home) + b"/\xff")
     made = console_commands.call(

@@ -92,6 +92,7 @@ def test_other_formats_are_refused(form: str) -> None:
 # A target that the noise is made for is printed as it was asked for.
 
 
+@pytest.mark.long
 @given(st.floats(1e-4, 60.0), st.floats(1e-11, 0.01))
 @example(1e-4, 1.6e-8)  # where rounding makes epsilon grow with the noise
 @example(31.0, 0.0078125)  # where nothing is stated of less noise

@@ -57,6 +57,7 @@ def _value(outcome: Outcome, where: str, quantity: str) -> float:
     return row.ours
 
 
+@pytest.mark.long
 def test_the_table_of_total_errors_as_printed() -> None:
     """Tree and optimum; the structured matrix may be better than the printed one."""
     outcome = prefix_sums.table(_WORKSPACE, (256, 512))
@@ -119,6 +120,7 @@ def test_losses_by_time() -> None:
         assert row.holds == (row.ours < min(others))
 
 
+@pytest.mark.long
 def test_the_best_number_of_bands_of_small_cells() -> None:
     """A cell by brute force over its candidates, and DP-SGD among them."""
     (cell,) = best_bands.cells(_WORKSPACE, (2.0,), (4,), 32)

@@ -61,6 +61,7 @@ def test_the_list_names_every_experiment(capfd: pytest.CaptureFixture[str]) -> N
         assert printed in names
 
 
+@pytest.mark.long
 def test_rows_figures_and_report(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     status, out, err = _call(capfd, *_arguments(tmp_path), "--format=json")
     assert status == 0, err

@@ -663,6 +663,7 @@ def test_each_mechanism_of_a_panel_has_a_style_of_its_own(
     assert labels == [curve.get_label() for curve in curves]
 
 
+@pytest.mark.long
 def test_each_target_has_a_panel_of_intervals(
     workplace: pathlib.Path, workspace: Workspace
 ) -> None:

@@ -460,6 +460,7 @@ def test_runs_of_different_versions_are_not_tabulated(
     assert _call(capfd, *two)[0] == 0
 
 
+@pytest.mark.long
 def test_a_run_that_fails_ends_the_comparison(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,6 +546,7 @@ def test_bad_flags_are_refused_in_one_line(
     assert workplace.started() == []
 
 
+@pytest.mark.long
 def test_epsilons_that_differ_are_said_and_nothing_is_claimed(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -622,6 +624,7 @@ def test_a_run_that_ends_while_a_stop_waits_is_kept(workplace: _Workplace) -> No
     assert [name for name, _ in workplace.started()] == ["banded_1"]
 
 
+@pytest.mark.long
 def test_a_killed_comparison_goes_on_once_its_run_has_ended(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -678,6 +681,7 @@ def test_two_runs_at_a_time(workplace: _Workplace, capfd: pytest.CaptureFixture[
     assert [row["mechanism"] for row in json.loads(out)["rows"]] == ["none", "banded", "identity"]
 
 
+@pytest.mark.long
 def test_a_stop_reaches_all_runs_under_way(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -711,6 +715,7 @@ def test_two_requests_end_all_runs_under_way(workplace: _Workplace) -> None:
     assert not any(_is_alive(int(file.read_text())) for file in files)
 
 
+@pytest.mark.long
 def test_a_run_that_fails_stops_the_others_after_their_rounds(
     workplace: _Workplace, capfd: pytest.CaptureFixture[str]
 ) -> None:

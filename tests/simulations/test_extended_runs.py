@@ -261,6 +261,7 @@ def _loaded(path: pathlib.Path) -> Any:
     return checkpoints.load(path / run_directory.FACTORIZATION_DIRECTORY)
 
 
+@pytest.mark.long
 def test_a_kill_leaves_the_old_plan_or_the_new_one(
     begun: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

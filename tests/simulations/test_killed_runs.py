@@ -305,6 +305,7 @@ def _assert_same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(mine, other)
 
 
+@pytest.mark.long
 def test_the_kills_landed(kills: _Kills, runs: dict[str, _KilledRun]) -> None:
     landed = Counter(where for killed in runs.values() for where in killed.landed)
     num_damaged = sum(killed.num_damaged for killed in runs.values())

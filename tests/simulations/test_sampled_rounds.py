@@ -52,6 +52,7 @@ def _run(process: Any, **changes: Any) -> FederatedRun:
     return linear_run.federated_run(process, _NUM_ROUNDS, **arguments)
 
 
+@pytest.mark.long
 def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_run_does_not_go_on_with_another_way_of_drawing(
         training_loop.start(_run(process, sampler=samplers[1]), store)
 
 
+@pytest.mark.long
 def test_a_released_round_is_not_run_again_with_the_draws_of_another_seed(
     process: Any, tmp_path: pathlib.Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_worker_that_dies_is_reported(running: tuple[WorkerProcess, ...]) -> N
     assert "ended by itself, with status -9" in line
 
 
+@pytest.mark.long
 def test_no_worker_outlives_the_command(running: tuple[WorkerProcess, ...]) -> None:
     worker = running[3]
     # A port that another worker has is refused; TFF's worker alone would share it.

@@ -40,6 +40,7 @@ def task(speeches: Speeches) -> FederatedTask:
     return character_task.federated_task(speeches, _OPTIONS, seed=3)
 
 
+@pytest.mark.long
 def test_clients_train_on_what_tffs_preprocessing_makes_of_their_speeches(
     task: FederatedTask, speeches: Speeches
 ) -> None:

@@ -337,6 +337,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert noise < mfa.accounting.noise_multiplier(8.0, 0.01)
 
 
+@pytest.mark.long
 def test_runs_of_one_cohort_seed_differ_in_noise_alone(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -568,6 +569,7 @@ def test_noise_is_kept_where_the_flags_say(
     assert kept["noise_storage"] == "disk"
 
 
+@pytest.mark.short_cases(20)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -36,6 +36,7 @@ def tokens(text: datasets.FederatedText) -> ClientTokens:
     return text.client_tokens("train", WORDS[:-1], sequence_length=6)
 
 
+@pytest.mark.long
 def test_the_papers_model_has_the_papers_size() -> None:
     paper = run_stackoverflow.PAPER
     task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)

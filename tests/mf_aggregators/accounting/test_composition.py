@@ -252,6 +252,7 @@ def test_shuffled_runs_compose_by_the_pairs_that_are_proved_of_them() -> None:
     assert found < 2.0 * alone
 
 
+@pytest.mark.long
 def test_runs_that_draw_the_same_clients_are_one_with_less_noise() -> None:
     """The composition is of independent draws, and says less than the truth of equal ones."""
     scheme = mfa.participation.PoissonSampling(10, 1, 10_000, 100)
@@ -271,6 +272,21 @@ def test_losses_are_composed_of_all_rounds_for_delta() -> None:
     assert event.run.part_noise_multiplier == 10.0
     with refuses("delta", "6000"):
         accounting.composed_epsilon([event] * 3, 2e-11)
+
+
+def test_delta_pays_for_what_transforms_may_lose() -> None:
+    """At half of a tiny delta, thousands of Gaussian mechanisms have no more than is stated."""
+    noise, count, delta = 60.0, 4000, 1.6e-11
+    lost = composition.composition_rounding(count)
+    assert lost == pytest.approx(delta / 2)
+    one = dp_accounting.GaussianDpEvent(noise)
+    found = accounting.composed_epsilon(
+        [dp_accounting.SelfComposedDpEvent(one, count)], delta, num_coordinates=1
+    )
+    least, most = (
+        gaussian.exact_epsilon(noise / math.sqrt(count), each) for each in (delta - lost, delta / 4)
+    )
+    assert least <= found <= most
 
 
 def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:

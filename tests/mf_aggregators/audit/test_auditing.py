@@ -250,6 +250,7 @@ def banded() -> Factorization:
     return _MECHANISMS["banded"](SingleParticipation())
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("fault", "place"),
     [
@@ -297,6 +298,7 @@ def _stream(factory: Any, updates: list[np.ndarray]) -> np.ndarray:
     return np.array(rows)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize("fault", _FAULTS)
 def test_a_broken_mechanism_differs_from_the_intact_one_by_its_fault_alone(
     fault: str, banded: Factorization, monkeypatch: pytest.MonkeyPatch

@@ -150,6 +150,7 @@ def test_no_audit_shows_more_than_one_without_errors() -> None:
     assert one_error.mu_lower_bound < provable
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(("noise", "flagged"), [(1.0, False), (0.9, True)])
 def test_ten_percent_too_little_noise_is_flagged_and_enough_noise_is_not(
     noise: float, flagged: bool

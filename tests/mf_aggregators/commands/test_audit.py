@@ -85,6 +85,7 @@ def test_a_script_gets_one_json_object_and_status_0(
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_as_in_a_test")
 def test_a_violated_claim_fails_a_script(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -102,6 +103,7 @@ def test_a_violated_claim_fails_a_script(
     assert "No violation" not in out
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(("storage", "source"), [("state", "chacha20"), ("disk", "philox")])
 @pytest.mark.usefixtures("_as_in_a_test")
 def test_a_checkpoint_is_audited_under_its_schema_and_storage(

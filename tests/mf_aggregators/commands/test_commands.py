@@ -414,6 +414,7 @@ _VALUES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(("accuracy", "num_buffers"), [("0.1", 1), ("1e-6", 2)])
 def test_blt_chooses_its_buffers(

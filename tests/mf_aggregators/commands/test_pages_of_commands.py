@@ -84,6 +84,7 @@ def _numbers(texts: Sequence[str]) -> list[float]:
     return [float(text.removeprefix("~")) for text in texts]
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "arguments",
@@ -264,6 +265,7 @@ def _reported(
     return fields, page_checks.read(path)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("ledger", [None, "kept", "broken"])
 def test_the_page_of_a_report_has_the_numbers_of_its_json(

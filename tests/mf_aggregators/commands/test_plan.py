@@ -294,6 +294,7 @@ def test_a_table_for_an_error_begins_with_it(
         assert written == pytest.approx(errors, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("sampling", "condition"),
@@ -713,6 +714,7 @@ def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
     _arguments(fields["commands"][-1])
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
 def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
@@ -876,6 +878,7 @@ def test_an_interrupt_loses_nothing_that_is_finished(
         assert "Interrupted: the others are not compared." in out
 
 
+@pytest.mark.long
 def test_some_mechanisms_in_some_time(
     capsys: pytest.CaptureFixture[str],
     cache: str,

@@ -23,6 +23,7 @@ def _report(factorization: Factorization, path: pathlib.Path, *more: str) -> con
     return console_commands.call("mf-report", f"--checkpoint={path / 'checkpoint'}", *more)
 
 
+@pytest.mark.long
 def test_what_an_extension_costs() -> None:
     made = factorizations.blt(40, 2, _SCHEMA)
     found = Subject.of(made, _SCHEMA, _sums(40), 0.7).extension_fields(80, 1e-6)

@@ -74,6 +74,7 @@ def test_a_run_that_kept_its_plan(
     assert fields["worst_client_sensitivity"] == pytest.approx(math.sqrt(3))
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("rounds", [(0, 4, 8), (0, 1, 2)])
 def test_no_client_is_named_that_nobody_asked_for(
@@ -395,7 +396,7 @@ def _shuffled() -> tuple[list[int], ...]:
     return tuple([4 * (i // 4) + i % 4] for i in range(12))
 
 
-@pytest.mark.short_cases(6)
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     ("scheme", "cohorts", "deviation"),
     [

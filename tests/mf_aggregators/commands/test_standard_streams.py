@@ -43,7 +43,7 @@ def _call(
     )
 
 
-@pytest.mark.short_cases(3)
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("redirections", "status", "out", "err"),
     [
@@ -67,6 +67,7 @@ def test_work_is_done_with_the_streams_that_are_there(
     assert (tmp_path / "opened").read_text() == ""
 
 
+@pytest.mark.long
 def test_refusals_never_go_to_standard_output(tmp_path: pathlib.Path) -> None:
     for redirections in ("2>&-", "2>/dev/full", ">&- 2>&-"):
         ended = _call(tmp_path, redirections, "--fails")

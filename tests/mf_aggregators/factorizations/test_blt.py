@@ -63,6 +63,7 @@ def _examples(draw: st.DrawFn, largest: int) -> BltFactorization:
     return BltFactorization(draw(st.integers(1, largest)), *draw(_interlacing()))
 
 
+@pytest.mark.long
 def test_the_papers_size_reaches_the_printed_errors() -> None:
     workload = prefix(2052)
     two, four = blt(2052, 2, PAPER), blt(2052, 4, PAPER)

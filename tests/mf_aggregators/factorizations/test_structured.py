@@ -44,6 +44,7 @@ def _structured(draw: st.DrawFn, most_rounds: int = 20) -> StructuredFactorizati
     return StructuredFactorization(diagonals, left, right)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "num_diagonals", "rank", "printed"),
     [(256, 4, 4, 40.4), (512, 5, 4, 62.2), (1024, 5, 5, 95.5)],

@@ -102,7 +102,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-@pytest.mark.short_cases(3)
+@pytest.mark.short_cases(1)
 @_EVERY_MECHANISM
 def test_files_of_small_models_take_no_more_than_said(
     factorization: Factorization, tmp_path: pathlib.Path

@@ -79,6 +79,7 @@ def test_one_sampled_query_is_the_mixture_of_two_gaussians() -> None:
     assert found == pytest.approx(epsilon, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "num_bands"),
@@ -144,6 +145,7 @@ def test_amplification_never_harms(sizes: dict[str, int], sigma: float, name: st
     assert more <= found * (1 + 1e-3)
 
 
+@pytest.mark.long
 @given(_sizes, st.floats(0.2, 10.0), st.sampled_from(["poisson", "fixed_size"]))
 @settings(max_examples=examples(10), deadline=None)
 def test_calibration_meets_its_target(sizes: dict[str, int], target: float, name: str) -> None:

@@ -316,6 +316,7 @@ def test_a_budget_is_what_delta_pays_for() -> None:
     )
 
 
+@pytest.mark.long
 def test_few_tests_of_a_candidate_are_of_more_noise() -> None:
     """One test is enough for a number that is a few per cent above that of many."""
     scheme = MinSeparationSampling(12, 1, 200, 10, 2)

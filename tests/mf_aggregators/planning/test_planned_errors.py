@@ -82,6 +82,7 @@ def test_the_worst_round_decides(cache: pathlib.Path) -> None:
     assert quantity_of("max") in plan.reason
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("separation", [16, 128])
 def test_another_matrix_is_recommended_for_the_worst_round(
@@ -201,6 +202,7 @@ def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.P
     )
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
 def test_sampling_compares_worst_rounds(cache: pathlib.Path, sampling: str) -> None:

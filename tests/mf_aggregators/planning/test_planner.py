@@ -91,6 +91,7 @@ def _made(cache: pathlib.Path | None, **changes: Any) -> Plan:
     return plan
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["with_timers", "with_sampling"])
 def test_effective_errors_from_dense_matrices_and_the_accountant(
     request: pytest.FixtureRequest, name: str
@@ -228,6 +229,7 @@ def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -
     assert 0.9 * with_any.setting.epsilon <= stated.epsilon <= with_any.setting.epsilon
 
 
+@pytest.mark.long
 def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none proves anything, each row that is certified makes way for another estimate."""
     tested: set[str] = set()
@@ -397,6 +399,7 @@ def test_a_fixed_order_has_its_approximation_beside_it(cache: pathlib.Path) -> N
     assert fixed["structured"].errors.rmse >= fixed["optimal"].errors.rmse * (1 - 1e-3)
 
 
+@pytest.mark.long
 def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
     """What does not fit is infeasible with the reason, and fewer bands are evaluated that do."""
     setting = dataclasses.replace(
@@ -508,6 +511,7 @@ def _never(*_: object) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("in_cache", [True, False])
 def test_what_is_not_done_in_time_is_skipped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_cache: bool

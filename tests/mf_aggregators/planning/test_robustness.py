@@ -38,6 +38,7 @@ def plans() -> list[Plan]:
     return found
 
 
+@pytest.mark.long
 def test_regrets_from_dense_matrices_and_all_patterns(plans: list[Plan]) -> None:
     """Entries of C and of C^T C are not negative here: the worst pattern is that of their sums."""
     # Any order of plans is as good.

@@ -104,6 +104,7 @@ def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
         raise KeyError("the plan cannot be made")
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_process_ends_at_the_deadline(tmp_path: pathlib.Path, processes: int) -> None:
@@ -159,6 +160,7 @@ def test_no_process_where_none_is_allowed(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_plan_does_not_depend_on_who_computes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

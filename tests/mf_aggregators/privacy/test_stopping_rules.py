@@ -117,6 +117,7 @@ def _sampled_plan(num_rounds: int) -> tuple[guarantees.Guarantee, Factorization]
     return guarantees.sampled(factorization, scheme, 1.0, 1e-4), factorization
 
 
+@pytest.mark.long
 def test_a_sampled_run_ends_after_the_most_rounds_that_are_within_the_limit() -> None:
     plan, factorization = _sampled_plan(12)
     # Columns have a norm of one from the second round on, and so have all their leading parts.

@@ -95,6 +95,7 @@ _NEST = tff.types.to_type(
 )
 
 
+@pytest.mark.long
 def test_rows_of_another_package_are_drawn_and_compared_with_its_matrix() -> None:
     """What its recursion says to NumPy is not enough."""
     matrix = np.eye(_NUM_ROUNDS) + 0.5 * np.eye(_NUM_ROUNDS, k=-1)
@@ -125,6 +126,7 @@ def _leaves(value: Any) -> list[Any]:
     return [*value["layer"], value["bfloat"], value["empty"]]
 
 
+@pytest.mark.long
 def test_any_nest_of_floats_keeps_its_type() -> None:
     process = _process(_NEST, noise_multiplier=1.0)
     output_type = process.next.type_signature.result.result.member
@@ -216,6 +218,7 @@ def test_a_clip_norm_that_adapts_in_rounds_of_tff(tmp_path: pathlib.Path) -> Non
     assert "noise of this round was added to other data" in str(processes.refusal_of(raised.value))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
     """Updates and indicators are integers of a secure sum, and no other sum of clients is made."""
@@ -308,6 +311,7 @@ def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPat
     _check_secure_sum(monkeypatch, 32, 3)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize(
@@ -356,6 +360,7 @@ def test_the_computation_of_a_secure_sum_has_no_other_sum_of_clients() -> None:
         tff.test.assert_not_contains_unsecure_aggregation(in_the_open)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 def test_a_round_of_more_clients_than_a_secure_sum_holds_is_refused() -> None:
     process = _process(tff.TensorType(np.float32, [3]), secure_aggregation_bits=32)
@@ -396,6 +401,7 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
 
 
 # Several blocks of rounds, for noise on disk, in each.
+@pytest.mark.long
 @pytest.mark.parametrize("num_rounds", [14, pytest.param(64, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("mechanism", "storage"),
@@ -527,6 +533,7 @@ def test_the_noise_of_a_round_is_not_added_to_other_data(
     again.next(again.initialize(), other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("storage", "source"),
     [
@@ -558,6 +565,7 @@ def test_a_first_round_of_nothing_is_recorded_like_any_other(
     again.next(first.state, client)
 
 
+@pytest.mark.long
 def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
     """Nothing is drawn or recorded before the first round."""
     process = _noised(tmp_path / "noise", "disk")
@@ -714,6 +722,7 @@ def plain_mean() -> list[np.ndarray]:
     return list(process.get_model_weights(state).trainable)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("builder", ["unweighted", "weighted"])
 def test_federated_averaging_takes_it(builder: str, plain_mean: list[np.ndarray]) -> None:
@@ -737,6 +746,7 @@ def test_federated_averaging_takes_it(builder: str, plain_mean: list[np.ndarray]
         np.testing.assert_allclose(our, their, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_learning_process_that_runs_out_of_rounds_raises_a_readable_error() -> None:
     """By itself, though TFF has built it: one line, and no traceback of TFF's executors."""
     process = tff.learning.algorithms.build_unweighted_fed_avg(
@@ -752,6 +762,7 @@ def test_a_learning_process_that_runs_out_of_rounds_raises_a_readable_error() ->
     assert "grpc" not in printed
 
 
+@pytest.mark.long
 def test_it_nests_in_other_factories() -> None:
     nested = tff.aggregators.zeroing_factory(10.0, _aggregator())
     assert isinstance(nested, tff.aggregators.UnweightedAggregationFactory)

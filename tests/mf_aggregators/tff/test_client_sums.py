@@ -85,6 +85,7 @@ def test_what_factories_around_it_send_is_listed_as_well() -> None:
     client_sums.check(process.next)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "around",
     [

@@ -258,6 +258,7 @@ def _process(query: Any, value_type: Any, sums: Any = None) -> tff.templates.Agg
     return factory.create(tff.types.to_type(value_type))
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("inner", [None, _SumPlusOne()], ids=["default", "inner"])
 def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
@@ -326,6 +327,7 @@ def test_tffs_factory_releases_the_bits_of_the_aggregator(clip_norm: Any) -> Non
         states = [output.state for output in outputs]
 
 
+@pytest.mark.long
 def test_a_record_of_releases_counts_the_round_of_tffs_factory(tmp_path: pathlib.Path) -> None:
     """No noise is used twice: what it ran on zeros when it began has to be of zeros."""
     query = _query_of(_PAIR, noise_directory=tmp_path / "noise", seed=None)

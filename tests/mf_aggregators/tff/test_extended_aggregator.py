@@ -200,6 +200,7 @@ def test_rows_are_those_of_a_run_that_was_planned_for_all_rounds(name: str) -> N
     np.testing.assert_allclose(noised[0] - sums, (noised[1] - sums) * ratio, atol=3e-6)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("name", "more"),

@@ -162,6 +162,7 @@ def _adversarial_cohort(generator: np.random.Generator) -> tuple[np.ndarray, int
     return updates, int(generator.integers(size))
 
 
+@pytest.mark.long
 def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() -> None:
     generator = np.random.default_rng(7)
     clip = tf.function(

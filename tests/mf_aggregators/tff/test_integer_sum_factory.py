@@ -56,7 +56,7 @@ def _check(bits: int) -> None:
         ]
 
 
-@pytest.mark.short_cases(2)
+@pytest.mark.short_cases(1)
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize("bits", _SOME_BITS)
 def test_a_secure_sum_is_the_sum(bits: int) -> None:

@@ -36,7 +36,7 @@ assert not raised, raised[0]
 """
 
 
-@pytest.mark.short_cases(3)
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("first", "then", "status", "saves"),
     [

@@ -214,6 +214,7 @@ def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(tensor, other)
 
 
+@pytest.mark.short_cases(3)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     stream = _stream(index, storage)
@@ -247,6 +248,7 @@ def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, st
         _assert_same(row[1:-1], other)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "index",
     [2, pytest.param(13, marks=pytest.mark.long)],
@@ -546,6 +548,7 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     assert {pathlib.Path(directory).stat().st_mode & 0o777 for directory in found} == {0o700}
 
 
+@pytest.mark.long
 def test_weights_are_made_whole_again_when_a_run_is_resumed() -> None:
     recursion = _FACTORIZATIONS[3].noise_recursion()
     stream = _Stream(recursion, _SPECS, _small_blocks(recursion))
@@ -592,6 +595,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
     _assert_same(stream.next_row(stream.start())[0], stream.expected[0])
 
 
+@pytest.mark.long
 def test_every_round_makes_its_share_of_the_next_block() -> None:
     """The row has five tiles, and no round has to wait for a whole block of a large model."""
     recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
@@ -732,6 +736,7 @@ def _check_drift(integers: np.ndarray, name: str, num_rounds: int) -> None:
     assert np.max(difference) < 1e-5 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "name",

@@ -254,6 +254,7 @@ def test_sampled_runs_compose_with_others() -> None:
     assert found.epsilon < 0.9 * gaussian.exact_epsilon(unamplified, 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["fixed_size", "truncated_poisson", "random_allocation"])
 def test_all_drawn_runs_enter_amplified(sampling: str) -> None:

@@ -202,6 +202,7 @@ def test_one_time_zone_sleeps_at_once() -> None:
     assert np.mean(model.available(np.arange(20_000), 3600.0 * 25.0, 0, 1)) > 0.5
 
 
+@pytest.mark.long
 def test_diurnal_devices_have_their_duty_cycles() -> None:
     """Over a day, the share of devices is the mean window times the nights on charge."""
     model, devices = Diurnal(), np.arange(4000)

@@ -156,6 +156,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_the_task_as_it_is_trains(trained: pathlib.Path) -> None:
     assert (trained / "privacy.json").exists()
 

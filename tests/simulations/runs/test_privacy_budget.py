@@ -188,6 +188,7 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
     assert found[10] == pytest.approx(alone, rel=1e-9)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", ["min_separation", "balls_in_bins"])
 def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(name: str) -> None:
     """No certificate for every hundredth round: they take minutes."""

@@ -70,6 +70,7 @@ def test_the_file_has_the_documented_arrays(tmp_path: pathlib.Path) -> None:
         assert int(archive["num_rounds"]) == 3
 
 
+@pytest.mark.long
 def test_a_ledger_that_cannot_be_written_leaves_the_old_one_and_no_traceback(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

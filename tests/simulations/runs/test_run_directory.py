@@ -126,6 +126,7 @@ def _names(path: pathlib.Path) -> set[str]:
     return {entry.name for entry in path.iterdir()}
 
 
+@pytest.mark.long
 def test_one_process_has_a_directory_at_a_time(tmp_path: pathlib.Path) -> None:
     directory = _run_in(tmp_path / "run")
     with _holder(directory.path) as other:
@@ -148,6 +149,7 @@ def test_one_process_has_a_directory_at_a_time(tmp_path: pathlib.Path) -> None:
     assert _second_process(directory.path) == "locked"
 
 
+@pytest.mark.long
 def test_a_killed_process_has_the_directory_no_longer(tmp_path: pathlib.Path) -> None:
     directory = _run_in(tmp_path)
     for _ in range(3):

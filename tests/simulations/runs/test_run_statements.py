@@ -289,7 +289,7 @@ def test_a_ledger_that_breaks_the_plan_is_not_stated_as_planned() -> None:
     assert broken.stated.epsilon > statement.plan.epsilon
 
 
-@pytest.mark.short_cases(2)
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
 def test_no_statement_of_a_sampled_run_names_a_client_or_its_rounds(
     tmp_path: pathlib.Path, sampling: str

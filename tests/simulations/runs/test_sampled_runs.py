@@ -55,7 +55,7 @@ _BINS_OF_BLT = ("--sampling=balls_in_bins", "--mechanism=blt", "--clients_per_ro
 _BINS_OF_TREE = ("--sampling=balls_in_bins", "--mechanism=tree", "--clients_per_round=20")
 
 
-@pytest.mark.short_cases(2)
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "scheme"),
     [
@@ -119,7 +119,7 @@ def test_devices_that_do_more_than_be_absent_are_refused(flag: str) -> None:
         federated_runs._check_behaviour(options, device_behaviour.of_flags(values))
 
 
-@pytest.mark.short_cases(3)
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("available", [None, 0.5])
 @pytest.mark.parametrize("arguments", [_MIN_SEPARATION, _BINS, _BINS_OF_BLT])
 def test_statements_amplify_what_the_seed_drew_and_nothing_else(

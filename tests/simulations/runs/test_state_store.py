@@ -393,6 +393,7 @@ class _Snapshots:
         return watched
 
 
+@pytest.mark.long
 def test_whenever_a_save_is_cut_off_the_state_before_or_after_it_is_there(
     run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

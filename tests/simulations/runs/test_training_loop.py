@@ -124,6 +124,7 @@ def test_a_round_whose_state_was_lost_is_run_again_as_it_was(
     assert _cohorts(resumed) == _cohorts(whole)
 
 
+@pytest.mark.long
 def test_a_round_is_told_after_it_is_saved(process: Any, tmp_path: pathlib.Path) -> None:
     """Whoever hears of a round can go on after it, whatever ends the process then."""
     run, store = _run(process), linear_run.store_of(tmp_path)
@@ -185,6 +186,7 @@ def _went_back(run: FederatedRun, directory: pathlib.Path) -> ParticipationLedge
     return ledger
 
 
+@pytest.mark.long
 def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
     process: Any,
     whole_run: _WholeRun,
@@ -208,6 +210,7 @@ def test_an_older_state_runs_the_same_rounds_again_and_the_ledger_keeps_all(
     assert _cohorts(resumed) == _cohorts(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -231,6 +234,7 @@ def test_an_older_state_is_refused_if_other_clients_would_be_drawn(
     assert _cohorts(ParticipationLedger.load(tmp_path / "ledger.npz")) == _cohorts(ledger)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_rounds", [pytest.param(3, marks=pytest.mark.long), 4])
 def test_the_ledger_of_another_run_is_refused(
     process: Any, tmp_path: pathlib.Path, num_rounds: int
@@ -247,6 +251,7 @@ def test_the_ledger_of_another_run_is_refused(
     linear_run.finish(_run(process), tmp_path / "run", at_most=1)
 
 
+@pytest.mark.long
 def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
     process: Any, whole_run: _WholeRun, tmp_path: pathlib.Path
 ) -> None:
@@ -294,6 +299,7 @@ def test_names_that_no_ledger_keeps_are_refused(process: Any, name: Any, named: 
         _run(process, client_ids=clients)
 
 
+@pytest.mark.long
 def test_a_later_cohort_that_was_altered_stops_the_run(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -341,6 +347,7 @@ def test_lost_states_are_never_replaced_by_fresh_noise(
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
 
 
+@pytest.mark.long
 def test_a_damaged_newest_state_falls_back_to_the_one_before(
     process: Any,
     whole_run: _WholeRun,
@@ -365,6 +372,7 @@ def test_without_a_readable_state_the_run_stops(process: Any, tmp_path: pathlib.
         linear_run.finish(_run(process), tmp_path)
 
 
+@pytest.mark.long
 def test_too_few_clients_end_the_run_and_leave_its_rounds(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -545,6 +553,7 @@ def test_noise_for_one_participation_is_not_for_timers_that_let_clients_return()
     assert dataclasses.replace(once, initial_state=(), participation=MinSeparation(1))
 
 
+@pytest.mark.long
 def test_a_resumed_run_keeps_the_schema_of_its_noise(
     process: Any, sooner_process: Any, tmp_path: pathlib.Path
 ) -> None:

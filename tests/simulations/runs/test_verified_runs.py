@@ -172,6 +172,7 @@ def _forge(run: pathlib.Path, place: str, value: float) -> None:
     (run / "PRIVACY.md").write_text(forged.to_markdown())
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_forged_noise_multiplier_of_drawn_clients_is_found(
     is_there: bool, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
@@ -411,6 +412,7 @@ def test_a_run_states_what_holds_of_it_and_others_together(
     assert any("../second/privacy.json" in each for each in _verified(capsys, run))
 
 
+@pytest.mark.long
 def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
     tmp_path: pathlib.Path,
 ) -> None:

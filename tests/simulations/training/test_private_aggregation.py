@@ -66,6 +66,7 @@ _UPDATES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zeroing_norm", [pytest.param(None, marks=pytest.mark.long), 10.0])
 def test_the_state_tells_the_schema_of_the_noise(zeroing_norm: float | None) -> None:
     """Wherever the aggregator stands among others, at first and after a round."""
@@ -308,6 +309,7 @@ def test_row_norms_of_a_hundred_thousand_rounds() -> None:
     np.testing.assert_allclose(found[short:], limit, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_the_aggregators_noise_has_the_expected_norm() -> None:
     # For d independent normal numbers, |noise|^2 / variance is chi-squared of d degrees of
     # freedom: 2 x 6 tests, each false with probability 1e-8.

@@ -28,6 +28,7 @@ if "raise" in sys.argv:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "status"), [pytest.param((), 0, marks=pytest.mark.long), (("again", "raise"), 3)]
 )

@@ -144,6 +144,7 @@ def _assert_same(one: list[Any], other: list[Any], rounding: float) -> None:
         np.testing.assert_array_equal(model, other_model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "num_clients",
     [pytest.param(0, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.long), 7],
@@ -255,6 +256,7 @@ _BREAKS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("what", _BREAKS)
 def test_a_lost_worker_ends_the_run_which_resumes(
@@ -457,6 +459,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
     assert not hosts[0].num_clients
 
 
+@pytest.mark.long
 def test_a_worker_that_is_not_there_is_named() -> None:
     address = f"127.0.0.2:{free_port()}"
     with refuses(address, "start-tff-worker", error=WorkerLostError):
@@ -503,6 +506,7 @@ def test_spellings_of_an_address_are_one(address: ipaddress.IPv6Address, port: i
         remote_workers.parse(f"[{address.exploded}]:{port},[{address.compressed}]:{port}")
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize(
     ("text", "named"),
     [
