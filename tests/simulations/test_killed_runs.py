@@ -1,9 +1,8 @@
 """Runs that are killed at random moments and resumed release what one without a pause releases.
 
-A run is killed again and again until it is through: at times that are
-uniform over rounds, and while files of a state, of the ledger or of the noise are written. A run
-with noise in files is killed once in every test run, and runs of each storage twenty times and
-more with the long tests.
+A run of each storage of the noise is killed again and again until it is through, twenty times and
+more in all: at times that are uniform over rounds, and while files of a state, of the ledger or of
+the noise are written.
 """
 
 import concurrent.futures
@@ -28,47 +27,22 @@ from tests.simulations import linear_run
 from tests.simulations.command_processes import CommandServer
 
 # Some thirty processes, each of which makes its graphs: minutes on a machine that has other work.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 _SECONDS_TO_GET_THERE = 180.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kills:
-    """What happens to a run of each noise storage.
-
-    Attributes:
-      num_rounds: The rounds of a run.
-      moments: When each process is killed, by storage.
-      rounds_before: The number of rounds that each process begins before that.
-      damaged_after: The numbers of kills after which a byte of the newest state is altered.
-    """
-
-    num_rounds: int
-    moments: dict[str, list[str]]
-    rounds_before: int
-    damaged_after: tuple[int, ...]
-
-
-_FEW = _Kills(
-    num_rounds=9,
-    moments={"disk": ["making noise"]},
-    rounds_before=3,
-    damaged_after=(0,),
-)
-_MANY = _Kills(
-    num_rounds=24,
-    # The moments of each run come in an order of its own.
-    moments={
-        storage: random.Random(storage).sample(moments, len(moments))
-        for storage, moments in {
-            "disk": ["any"] * 5 + ["saving state"] * 3 + ["saving ledger"] + ["making noise"] * 2,
-            "state": ["any"] * 7 + ["saving state"] * 3 + ["saving ledger"],
-        }.items()
-    },
-    rounds_before=1,
-    damaged_after=(4, 8),
-)
+_NUM_ROUNDS = 24
+# When each process of a run is killed, by storage, in an order of its own.
+_MOMENTS = {
+    storage: random.Random(storage).sample(moments, len(moments))
+    for storage, moments in {
+        "disk": ["any"] * 5 + ["saving state"] * 3 + ["saving ledger"] + ["making noise"] * 2,
+        "state": ["any"] * 7 + ["saving state"] * 3 + ["saving ledger"],
+    }.items()
+}
+# The numbers of kills after which a byte of the newest state is altered.
+_DAMAGED_AFTER = (4, 8)
 
 
 class _Killable:
@@ -141,7 +115,6 @@ def _kill_until_through(
     directory: pathlib.Path,
     whole: pathlib.Path,
     noise_storage: str,
-    kills: _Kills,
 ) -> _KilledRun:
     """Goes on from the first state of the whole run, which has a random name for noise files."""
     while not (whole / "states" / "round_0").exists():
@@ -152,21 +125,21 @@ def _kill_until_through(
     landed: list[str] = []
     num_damaged = 0
     orphans: list[psutil.Process] = []
-    for number, moment in enumerate(kills.moments[noise_storage]):
-        process = _Killable(commands, directory, noise_storage, kills.num_rounds)
-        process.wait_for_marks(kills.rounds_before)
+    for number, moment in enumerate(_MOMENTS[noise_storage]):
+        process = _Killable(commands, directory, noise_storage, _NUM_ROUNDS)
+        process.wait_for_marks(1)
         # Workers of a killed process live on for a while, and may still write noise files.
         _end(orphans)
-        _wait_for(moment, process, directory, rng, kills.rounds_before)
+        _wait_for(moment, process, directory, rng)
         orphans = process.kill()
         if (directory / "done").exists():
             break
         landed.append(_where(process.marks(), directory))
         if rng.random() < 0.5:
             _end(orphans)
-        if number in kills.damaged_after:
+        if number in _DAMAGED_AFTER:
             num_damaged += _alter_newest_state(directory, rng)
-    process = _Killable(commands, directory, noise_storage, kills.num_rounds)
+    process = _Killable(commands, directory, noise_storage, _NUM_ROUNDS)
     process.wait_for_end()
     _end([*orphans, *process.kill()])
     return _KilledRun(directory, whole, landed, num_damaged)
@@ -177,13 +150,12 @@ def _wait_for(
     process: _Killable,
     directory: pathlib.Path,
     rng: random.Random,
-    rounds_before: int,
 ) -> None:
     """Waits until it is time to kill a process whose first round has begun."""
     if moment == "any":
         # The first round of a process takes longer, because its graphs are still being made.
         whole_rounds = rng.randrange(2)
-        process.wait_for_marks(rounds_before + whole_rounds)
+        process.wait_for_marks(1 + whole_rounds)
         time.sleep(rng.uniform(0.0, 0.7 if whole_rounds else 2.0))
     elif moment == "making noise":
         before = _noise_files(directory)
@@ -238,27 +210,15 @@ def _alter_newest_state(directory: pathlib.Path, rng: random.Random) -> int:
     return 1
 
 
-@pytest.fixture(
-    scope="module",
-    params=[_FEW, pytest.param(_MANY, marks=pytest.mark.long)],
-    ids=["few kills", "many kills"],
-)
-def kills(request: pytest.FixtureRequest) -> _Kills:
-    """What happens to the runs."""
-    found: _Kills = request.param
-    return found
-
-
 @pytest.fixture(scope="module")
 def runs(
-    kills: _Kills, commands: CommandServer, tmp_path_factory: pytest.TempPathFactory
+    commands: CommandServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, _KilledRun]:
     """By storage, a run that was killed, beside one without a pause."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        whole = {storage: tmp_path_factory.mktemp("whole") for storage in kills.moments}
+        whole = {storage: tmp_path_factory.mktemp("whole") for storage in _MOMENTS}
         processes = [
-            _Killable(commands, whole[storage], storage, kills.num_rounds)
-            for storage in kills.moments
+            _Killable(commands, whole[storage], storage, _NUM_ROUNDS) for storage in _MOMENTS
         ]
         futures = {
             storage: pool.submit(
@@ -267,14 +227,13 @@ def runs(
                 tmp_path_factory.mktemp("killed"),
                 whole[storage],
                 storage,
-                kills,
             )
-            for storage in kills.moments
+            for storage in _MOMENTS
         }
         for process in processes:
             process.wait_for_end()
             _end(process.kill())
-        return {storage: futures[storage].result() for storage in kills.moments}
+        return {storage: futures[storage].result() for storage in _MOMENTS}
 
 
 def _released(directory: pathlib.Path, num_rounds: int) -> list[list[list[np.ndarray]]]:
@@ -305,38 +264,33 @@ def _assert_same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.long
-def test_the_kills_landed(kills: _Kills, runs: dict[str, _KilledRun]) -> None:
+def test_the_kills_landed(runs: dict[str, _KilledRun]) -> None:
     landed = Counter(where for killed in runs.values() for where in killed.landed)
     num_damaged = sum(killed.num_damaged for killed in runs.values())
     print(landed)
-    if kills is _FEW:
-        assert landed.total() == 1
-        assert num_damaged == 1
-    else:
-        assert landed.total() >= 20
-        assert landed["in a round"] >= 4
-        assert landed["saving: state"] >= 2
-        assert num_damaged >= 2
+    assert landed.total() >= 20
+    assert landed["in a round"] >= 4
+    assert landed["saving: state"] >= 2
+    assert num_damaged >= 2
 
 
 def test_whatever_was_released_is_what_a_run_without_a_pause_releases(
-    kills: _Kills, runs: dict[str, _KilledRun]
+    runs: dict[str, _KilledRun],
 ) -> None:
     for killed in runs.values():
-        expected = _released(killed.whole, kills.num_rounds)
-        for index, releases in enumerate(_released(killed.directory, kills.num_rounds)):
+        expected = _released(killed.whole, _NUM_ROUNDS)
+        for index, releases in enumerate(_released(killed.directory, _NUM_ROUNDS)):
             # A kill between a round's save and its release leaves it to nobody.
             for release in releases:
                 _assert_same(release, expected[index][0])
 
 
 def test_the_last_states_and_ledgers_are_those_of_a_run_without_a_pause(
-    kills: _Kills, runs: dict[str, _KilledRun]
+    runs: dict[str, _KilledRun],
 ) -> None:
     for killed in runs.values():
         ours, theirs = _final_states(killed.directory), _final_states(killed.whole)
-        last = kills.num_rounds
+        last = _NUM_ROUNDS
         assert set(ours) == set(theirs) == {f"round_{last - 1}", f"round_{last}"}
         for version in ours:
             assert set(ours[version]) == set(theirs[version])

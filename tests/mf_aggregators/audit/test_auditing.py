@@ -250,7 +250,6 @@ def banded() -> Factorization:
     return _MECHANISMS["banded"](SingleParticipation())
 
 
-@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     ("fault", "place"),
     [
