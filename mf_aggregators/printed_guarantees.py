@@ -80,32 +80,28 @@ def rate_field(false_positive_rate: float, prefix: str = "") -> str:
     return f"{prefix}true_positive_rate_at_{false_positive_rate:g}"
 
 
-def rates_in_brief(fields: Mapping[str, float | None], prefix: str = "") -> str:
+def rates_in_brief(fields: Mapping[str, float | None]) -> str:
     """Returns true positive rates in a few words; nothing where none is stated.
 
     Args:
       fields: Has the fields of :func:`rate_field`, with rates from 0 to 1, or None.
-      prefix: Of the names of the fields.
     """
     return " and ".join(
         f"{percent(most)} at a false positive rate of {100.0 * rate:g} %"
         for rate in FALSE_POSITIVE_RATES
-        if (most := fields[rate_field(rate, prefix)]) is not None
+        if (most := fields[rate_field(rate)]) is not None
     )
 
 
-def rates_sentence(
-    fields: Mapping[str, float | None], prefix: str = "", *, knows_rounds: bool = True
-) -> str:
+def rates_sentence(fields: Mapping[str, float | None], *, knows_rounds: bool = True) -> str:
     """Returns true positive rates as a sentence; nothing where none is stated.
 
     Args:
       fields: As :func:`rates_in_brief` takes them.
-      prefix: Of the names of the fields.
       knows_rounds: Whether the attacker knows who took part in which round. False for what is
         amplified, which holds towards nobody who does.
     """
-    brief = rates_in_brief(fields, prefix)
+    brief = rates_in_brief(fields)
     if not brief:
         return ""
     secrets = "its noise" if knows_rounds else "its noise and who was drawn"
@@ -116,9 +112,9 @@ def rates_sentence(
     )
 
 
-def rates_remark(fields: Mapping[str, float | None], prefix: str = "") -> str:
+def rates_remark(fields: Mapping[str, float | None]) -> str:
     """Returns a shorter sentence, for what follows one of :func:`rates_sentence`."""
-    brief = rates_in_brief(fields, prefix)
+    brief = rates_in_brief(fields)
     return f"An attacker's true positive rate is then at most {brief}." if brief else ""
 
 

@@ -172,7 +172,6 @@ def sentences_of_module(source: bytes) -> list[Sentence]:
 def examples(
     packages: Sequence[Package],
     counts: BuildCounts | None = None,
-    min_sentences: int = MIN_SENTENCES_PER_CLIENT,
     max_sentences: int = MAX_SENTENCES_PER_CLIENT,
     show_progress: bool = True,
 ) -> Iterator[Example]:
@@ -186,7 +185,6 @@ def examples(
     Args:
         packages: What `find_packages` returned.
         counts: Counts to add to, for a report.
-        min_sentences: Modules with fewer sentences of their own are left out.
         max_sentences: The most sentences of a module: of one with more, the first are kept.
         show_progress: Whether to draw a progress bar on standard error.
     """
@@ -214,7 +212,7 @@ def examples(
                 seen.add(sentence.tokens)
                 unique.append(sentence)
         counts.unique_sentences += len(unique)
-        if len(unique) < min_sentences:
+        if len(unique) < MIN_SENTENCES_PER_CLIENT:
             continue
         kept = unique[:max_sentences]
         counts.kept_clients += 1

@@ -70,12 +70,11 @@ class ClientTokens(Protocol):
     def sequence_length(self) -> int:
         """The number of tokens to predict in a row, which has one token more."""
 
-    def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
+    def tokens_of(self, client_id: str) -> np.ndarray:
         """Returns a client's sentences.
 
         Args:
             client_id: One of `client_ids`.
-            max_sentences: How many sentences to give at most, the first ones; None for all.
 
         Returns:
             A read-only int32 array with one row of `sequence_length + 1` token ids per sentence.
@@ -164,12 +163,10 @@ class EagerClientTokens:
         """The number of tokens to predict in a row, which has one token more."""
         return int(self.arrays.tokens.shape[1]) - 1
 
-    def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
+    def tokens_of(self, client_id: str) -> np.ndarray:
         """Returns a view of a client's rows; see `ClientTokens`."""
         position = self._positions[client_id]
         start, stop = (int(offset) for offset in self.arrays.offsets[position : position + 2])
-        if max_sentences is not None:
-            stop = min(stop, start + max_sentences)
         view = self.arrays.tokens[start:stop]
         view.flags.writeable = False
         return view
@@ -278,7 +275,7 @@ class LazyClientTokens:
         """The number of tokens to predict in a row, which has one token more."""
         return self._tokenizer.sequence_length
 
-    def tokens_of(self, client_id: str, max_sentences: int | None = None) -> np.ndarray:
+    def tokens_of(self, client_id: str) -> np.ndarray:
         """Reads and tokenizes a client, or finds it in the cache; see `ClientTokens`."""
         if client_id not in self._known:
             raise KeyError(client_id)
@@ -287,7 +284,7 @@ class LazyClientTokens:
             sentences = federated_text.read_tokens_of_client(self._path, self._split, client_id)
             rows = self._tokenizer.rows(sentences)
             self._cache.put(client_id, rows)
-        rows = rows[:max_sentences]
+        rows = rows.view()
         rows.flags.writeable = False
         return rows
 

@@ -63,10 +63,11 @@ _RUN_DOORS = (
     *("simulations/training/model_parts.py", "simulations/training/weights_files.py"),
     *("simulations/training/task_parts.py", "simulations/training/learning_rate_schedules.py"),
     "simulations/training/private_aggregation.py",
-    # Who of the devices takes part in a round, workers on other machines, an audit, and a figure.
+    # Who of the devices takes part in a round, workers on other machines, an audit, and what is
+    # measured and drawn of rounds.
     *("simulations/devices/availability.py", "simulations/devices/device_populations.py"),
-    *("simulations/workers/", "simulations/runs/run_figures.py"),
-    "simulations/runs/canary_clients.py",
+    *("simulations/workers/", "simulations/runs/canary_clients.py"),
+    *("simulations/runs/round_metrics.py", "simulations/runs/run_figures.py"),
 )
 _CLIP_DOORS = (
     *_TOOLS,

@@ -174,13 +174,9 @@ def check_choice(condition: bool, message: str) -> None:
         raise CommandError(message)
 
 
-def has_extra(packages: Sequence[str] = installation.PACKAGES) -> bool:
-    """Returns whether packages of an extra are installed, without importing them.
-
-    Args:
-      packages: Their names; by default those that every federated run needs.
-    """
-    return all(map(_is_installed, packages))
+def has_extra() -> bool:
+    """Returns whether the packages of every federated run are installed, without importing them."""
+    return all(map(_is_installed, installation.PACKAGES))
 
 
 def check_extra(what: str, packages: Sequence[str] = installation.PACKAGES) -> None:

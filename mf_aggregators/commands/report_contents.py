@@ -22,7 +22,8 @@ from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, readable
 from mf_aggregators.factorizations import Errors, Factorization
-from mf_aggregators.mechanism import Mechanism, Observed
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, pair, rate_field
 from mf_aggregators.privacy import client_names, guarantees

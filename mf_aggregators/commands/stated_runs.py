@@ -16,7 +16,8 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, checkpoints, mechanism, random_streams, validation
 from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.mechanism import Mechanism, Observed
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.statement import PrivacyStatement, Represented, RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule

@@ -49,7 +49,8 @@ from mf_aggregators.arrays import ComplexArray, FloatArray
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import Objective
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.workloads import Recursion, Stage, Workload
+from mf_aggregators.linear_algebra.stages import Recursion, Stage
+from mf_aggregators.workloads import Workload
 
 # Columns of B that are there at a time.
 _COLUMNS_AT_A_TIME = 512

@@ -40,9 +40,9 @@ from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.participation.sampled_runs import LEAST_NOISE_MULTIPLIER, SampledRun
+from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.schemes import (
     LEAST_PROBABILITY,
-    Sampler,
     SamplingScheme,
     counted,
     probability_of,

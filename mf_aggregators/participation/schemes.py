@@ -7,14 +7,14 @@ probability, follow none, and their participation is never amplified.
 An amplified guarantee is worth nothing if the batches came about in another way. What the cohorts
 alone can show, anyone can check who may read them (:meth:`SamplingScheme.deviation`). That they are
 the very batches of a secret seed, and not chosen to look like such, only the holder of the seed can
-tell (:meth:`Sampler.deviation`).
+tell (``samplers.Sampler.deviation``).
 """
 
 import abc
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from dp_accounting import dp_event
@@ -36,6 +36,9 @@ from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.participation.sampled_runs import SampledRun
+
+if TYPE_CHECKING:
+    from mf_aggregators.participation.samplers import Sampler
 
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
@@ -681,117 +684,6 @@ class SamplingScheme(Participation):
 
     def __str__(self) -> str:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sampler(abc.ABC):
-    """A scheme and a seed, and whom they draw in all rounds; ``scheme.sampler(seed)``.
-
-    All draws are functions of (scheme, seed, round) alone, so that a run that is resumed draws what
-    the uninterrupted run would have drawn.
-
-    Privacy amplification holds only towards those who do not know who was drawn, and the seed
-    tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
-    secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
-    No population whose devices decide themselves when to take part may be described as sampled,
-    unless they decide by the secret coins of a scheme.
-
-    Attributes:
-      scheme: How clients are drawn.
-      seed: What they are drawn from.
-
-    Raises:
-      ValueError: If the seed is negative.
-    """
-
-    scheme: SamplingScheme
-    seed: int = dataclasses.field(repr=False)
-
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError("the seed of a sampler must not be negative.")
-
-    def draw(self, round_index: int) -> IntArray:
-        """Draws the batch of a round.
-
-        Args:
-          round_index: The round, from 0.
-
-        Returns:
-          Increasing int64 indices of clients. A batch may be empty where sizes are random: such
-          a round is released as any other, with its own noise.
-
-        Raises:
-          ValueError: If the scheme has no such round.
-        """
-        self._check_round(round_index)
-        return self._draw(round_index)
-
-    def num_eligible(self, round_index: int) -> int:
-        """Returns how many clients might have been in the batch of a round.
-
-        Args:
-          round_index: The round, from 0.
-
-        Raises:
-          ValueError: If the scheme has no such round.
-        """
-        self._check_round(round_index)
-        return self._num_eligible(round_index)
-
-    def deviation(
-        self, num_clients: int, cohorts: Sequence[IntArray], *, may_be_absent: bool = False
-    ) -> str | None:
-        """Returns how the first rounds of a run differ from what is drawn, or None.
-
-        Args:
-          num_clients: As in :meth:`SamplingScheme.deviation`.
-          cohorts: As there.
-          may_be_absent: Whether clients that were drawn may be missing, as those that could not be
-            asked are: only where the scheme ``covers_absences``.
-
-        Returns:
-          The first difference, as the end of a sentence that names no client.
-        """
-        found = self.scheme.deviation(num_clients, cohorts)
-        if found is not None:
-            return found
-        for index, cohort in enumerate(cohorts):
-            drawn = self.draw(index)
-            if may_be_absent:
-                if not np.all(np.isin(cohort, drawn)):
-                    return (
-                        f"a client of round {index + 1} is not one of those that the sampler draws"
-                    )
-            elif not np.array_equal(cohort, drawn):
-                return f"the clients of round {index + 1} are not those that the sampler draws"
-        return None
-
-    def num_absent(self, cohorts: Sequence[IntArray]) -> int:
-        """Returns how many participations that are drawn the first rounds of a run lack.
-
-        Args:
-          cohorts: As in :meth:`SamplingScheme.deviation`.
-        """
-        return sum(
-            len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
-        )
-
-    @abc.abstractmethod
-    def _draw(self, round_index: int) -> IntArray:
-        """The batch of a round of the scheme."""
-
-    def _num_eligible(self, round_index: int) -> int:
-        """How many clients might be in it: all, by default."""
-        del round_index
-        return self.scheme.population
-
-    def _check_round(self, round_index: int) -> None:
-        if not 0 <= round_index < self.scheme.num_rounds:
-            raise ValueError(
-                f"round {round_index} is not one of the {self.scheme.num_rounds} rounds, from 0, "
-                "of the sampling scheme."
-            )
 
 
 def too_large(

@@ -415,11 +415,6 @@ def sampled(
       ValueError: If the theorem's hypotheses do not hold, see :func:`check_bands`; or an argument
         is out of its range.
     """
-    if scheme.num_rounds != factorization.num_rounds:
-        raise ValueError(
-            f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
-            f"{factorization.num_rounds}."
-        )
     _check_structure(factorization, scheme)
     bound = factorization.sensitivity(SingleParticipation())
     columns = columns_of(factorization, scheme)
@@ -464,7 +459,7 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> Strategy
 
 
 def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
-    """Raises ValueError unless C is lower triangular and of at most the scheme's bands.
+    """Raises ValueError unless C is lower triangular, of the scheme's rounds and at most its bands.
 
     Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all rounds.
     Where they follow from earlier rows of Z, or from a state, the roundings of a participation stay
@@ -482,6 +477,11 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> None:
     """What :func:`check_bands` does, but for how much roundings move."""
     num_rounds = factorization.num_rounds
+    if scheme.num_rounds != num_rounds:
+        raise ValueError(
+            f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
+            f"{num_rounds}."
+        )
     if scheme.shares_rows:
         memory.check_rounds(num_rounds, _ARRAYS_OF_COLUMNS * 8 * num_rounds, "the columns of C")
     bands = (

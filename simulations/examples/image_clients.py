@@ -1,21 +1,23 @@
 """Labelled images as the clients of a run, without TensorFlow: one each, or in groups of one kind.
 
 A task of images has its files, its model and its defaults in a folder of its own; whose the images
-are, and the flags for it, are the same for all of them.
+are, and the command, are the same for all of them.
 """
 
 import dataclasses
 import functools
 import hashlib
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from absl import flags
 
 from mf_aggregators import validation
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations.examples.labelled_images import Images, concatenated
-from simulations.training.federated_task import FederatedTask
+from simulations.examples.labelled_images import Images, concatenated, outcome_lines
+from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
 
 # What Hsu et al. call moderately different clients.
 _DEFAULT_CONCENTRATION = 1.0
@@ -82,12 +84,60 @@ def dirichlet_split(
     return tuple(found)
 
 
-def define_flags(group: FlagGroup) -> None:
-    """Defines the flags that say whose the training images are.
+def task_command(
+    name: str,
+    description: str | None,
+    data_set: str,
+    directory_flag: tuple[str, str],
+    find_directory: Callable[[pathlib.Path | None], pathlib.Path | None],
+    count: Callable[[pathlib.Path | None], int],
+    read: Callable[[pathlib.Path | None], tuple[Images, Images]],
+    keras_model: Callable[[], Any],
+    single_images: Mapping[str, Any],
+    groups: Mapping[str, Any],
+) -> TaskCommand:
+    """Returns the command of a task of images.
 
     Args:
-      group: The group of the task's data.
+      name: The command.
+      description: What ``--help`` says first.
+      data_set: The name of the images.
+      directory_flag: The flag that names the directory of their files, and its help.
+      find_directory: From what the flag says, which may be nothing, to the directory; None for
+        images that are downloaded.
+      count: Takes that directory, and returns how many training images there are.
+      read: Takes it, and returns the training and the test images, uint8 pixels.
+      keras_model: Makes the untrained model, from pixels in [-1, 1] to logits.
+      single_images: The defaults of a run, by flag, where every image is a client.
+      groups: The defaults with ``--num_clients``.
     """
+
+    def open_data(options: Mapping[str, Any]) -> ImageClients:
+        given = options[directory_flag[0]]
+        directory = find_directory(None if given is None else pathlib.Path(given))
+        return ImageClients(
+            data_set if directory is None else str(directory),
+            functools.partial(count, directory),
+            functools.partial(read, directory),
+            keras_model,
+            options,
+        )
+
+    return TaskCommand(
+        name=name,
+        description=description or "",
+        define_flags=functools.partial(_define_flags, directory_flag),
+        defaults=lambda values: single_images if values["num_clients"].value is None else groups,
+        default_texts=default_texts(single_images, groups, "--num_clients"),
+        check_flags=functools.partial(check_flags, command=name),
+        open_data=open_data,
+        outcome_lines=outcome_lines,
+    )
+
+
+def _define_flags(directory_flag: tuple[str, str], values: flags.FlagValues) -> None:
+    group = FlagGroup(values, "Data")
+    group.path(*directory_flag)
     group.integer(
         "num_clients",
         "The number of clients that share the training images, by a Dirichlet split. Default: "

@@ -250,7 +250,7 @@ def _train(
         _say(command, note)
     _say(command, "starting TensorFlow Federated")
     # What TensorFlow Federated needs is imported only after the flags were found good.
-    from simulations.runs import federated_training
+    from simulations.runs import federated_training, round_metrics
     from simulations.workers import remote_workers
 
     quiet.end_workers_at_exit()
@@ -269,8 +269,8 @@ def _train(
     if outcome.stopped_by_rule or outcome.num_rounds == run.config.num_rounds:
         directory.delete_noise_rows()
     statement = statements.after(outcome.ledger, outcome.stopped_by_rule, outcome.audit)
-    federated_training.draw_figure(run, statement.plan.epsilon)
-    norms = federated_training.clip_norms(run)
+    round_metrics.draw_figure(run, statement.plan.epsilon)
+    norms = round_metrics.clip_norms(run)
     privacy = run_statements.to_dict(run, statement, outcome.audit)
     _print_outcome(values, command, directory, statement, privacy, outcome, norms)
     if outcome.message:

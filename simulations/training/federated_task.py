@@ -44,6 +44,11 @@ class FederatedTask:
     keras_model: Callable[[], Any] | None = None
     frozen_weights: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters that are trained."""
+        return sum(int(weight.size) for weight in self.initial_weights)
+
     def all_weights(self, trained: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns all weights in the model's order.
 

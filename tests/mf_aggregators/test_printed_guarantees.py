@@ -30,7 +30,7 @@ def test_a_guarantee_says_what_an_attacker_can_do() -> None:
     ]
     assert found["planned_true_positive_rate_at_0.01"] == pytest.approx(0.3139349, abs=1e-6)
     assert guarantee.to_dict()["true_positive_rate_at_0.001"] == pytest.approx(0.1059036, abs=1e-6)
-    brief = printed_guarantees.rates_in_brief(found, "planned_")
+    brief = printed_guarantees.rates_in_brief(guarantee.attacker())
     assert brief == (
         "31.394 % at a false positive rate of 1 % and 10.591 % at a false positive rate of 0.1 %"
     )
@@ -38,8 +38,8 @@ def test_a_guarantee_says_what_an_attacker_can_do() -> None:
         "finds at most 31.394 % at 1 % false positives, 10.591 % at 0.1 %"
     )
     for text in (
-        printed_guarantees.rates_sentence(found, "planned_"),
-        printed_guarantees.rates_remark(found, "planned_"),
+        printed_guarantees.rates_sentence(guarantee.attacker()),
+        printed_guarantees.rates_remark(guarantee.attacker()),
     ):
         assert brief in text
         assert text.endswith("%.")

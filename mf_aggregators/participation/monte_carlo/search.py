@@ -215,35 +215,6 @@ def proved(
     return None
 
 
-def candidate_of(
-    pair: DominatingPair,
-    epsilon: float,
-    delta: float,
-    attempt: int = 0,
-    *,
-    seed: int = 0,
-    max_samples: int | None = None,
-) -> Certificate:
-    """Returns a candidate that is likely to be proved, with what its test needs.
-
-    Args:
-      pair: What dominates the run.
-      epsilon: Of the certificate.
-      delta: Of the certificate.
-      attempt: Which of the candidates for this delta it is, from 0 to ``ATTEMPTS`` - 1.
-      seed: As in :func:`proved`.
-      max_samples: As there.
-
-    Raises:
-      SampleBudgetError: If it takes more samples than that.
-    """
-    limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
-    sampler = _best_sampler(pair, epsilon, delta)
-    tuning = _TuningSamples(pair, sampler, delta, seed, limit)
-    tuning.grow_for(epsilon)
-    return _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
-
-
 def _candidate_by(
     tuning: "_TuningSamples",
     pair: DominatingPair,

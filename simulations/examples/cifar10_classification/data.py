@@ -9,7 +9,7 @@ import pathlib
 
 import numpy as np
 
-from simulations.examples.labelled_images import Images, concatenated
+from simulations.examples.labelled_images import Images, checked_labels, concatenated, downloaded
 
 SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
@@ -58,7 +58,13 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
       ValueError: If a file is missing or damaged, or the download fails.
     """
     if directory is None:
-        return _download()
+        return downloaded(
+            "cifar10",
+            "CIFAR-10",
+            SHAPE,
+            "On a machine without a network, unpack cifar-10-binary.tar.gz, and name its directory "
+            "by --cifar10_dir.",
+        )
     train = concatenated([_read(directory / name) for name in _TRAIN_FILES])
     return train, _read(directory / _TEST_FILE)
 
@@ -82,32 +88,7 @@ def _num_records(path: pathlib.Path) -> int:
 def _read(path: pathlib.Path) -> Images:
     num_records = _num_records(path)
     records = np.fromfile(path, np.uint8).reshape(num_records, _RECORD_BYTES)
-    labels = records[:, 0].astype(np.int32)
-    if np.max(labels) >= NUM_CLASSES:
-        raise ValueError(
-            f"{path} has the class {np.max(labels)}, and CIFAR-10's are 0 to {NUM_CLASSES - 1}: "
-            "it is damaged, or is of another data set."
-        )
+    labels = checked_labels(records[:, 0], NUM_CLASSES, "CIFAR-10", path)
     channels, height, width = SHAPE[2], SHAPE[0], SHAPE[1]
     pixels = records[:, 1:].reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
     return Images(np.ascontiguousarray(pixels), labels)
-
-
-def _download() -> tuple[Images, Images]:
-    import tensorflow as tf
-
-    try:
-        train, test = tf.keras.datasets.cifar10.load_data()
-    except Exception as error:
-        # Keras raises a bare Exception for a failed download, and others for damaged files.
-        reason = str(error).strip() or type(error).__name__
-        raise ValueError(
-            f"CIFAR-10 could not be downloaded or read by Keras ({reason.splitlines()[-1]}). On a "
-            "machine without a network, unpack cifar-10-binary.tar.gz, and name its directory by "
-            "--cifar10_dir. If files of an earlier download in ~/.keras/datasets are damaged, "
-            "delete them."
-        ) from error
-    images = [
-        Images(pixels, labels.reshape(-1).astype(np.int32)) for pixels, labels in (train, test)
-    ]
-    return images[0], images[1]

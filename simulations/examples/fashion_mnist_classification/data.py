@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from simulations.examples.labelled_images import Images
+from simulations.examples.labelled_images import Images, checked_labels, downloaded
 
 SHAPE = (28, 28, 1)
 NUM_CLASSES = 10
@@ -78,7 +78,13 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
       ValueError: If a file is missing, damaged or of another format, or the download fails.
     """
     if directory is None:
-        return _download()
+        return downloaded(
+            "fashion_mnist",
+            "Fashion-MNIST",
+            SHAPE,
+            "Debian and Ubuntu have it as the package dataset-fashion-mnist; --data_dir reads its "
+            "files from any directory.",
+        )
     return _read(directory, _TRAIN), _read(directory, _TEST)
 
 
@@ -91,12 +97,8 @@ def _read(directory: pathlib.Path, split: str) -> Images:
             f"{path} has {len(labels)} labels, and there are {len(pixels)} images: copy both files "
             "again from one data set."
         )
-    if np.max(labels) >= NUM_CLASSES:
-        raise ValueError(
-            f"{path} has the class {np.max(labels)}, and Fashion-MNIST's are 0 to "
-            f"{NUM_CLASSES - 1}: it is damaged, or is of another data set."
-        )
-    return Images(pixels[..., np.newaxis], labels.astype(np.int32))
+    labels = checked_labels(labels, NUM_CLASSES, "Fashion-MNIST", path)
+    return Images(pixels[..., np.newaxis], labels)
 
 
 def _number(directory: pathlib.Path, split: str) -> int:
@@ -161,23 +163,3 @@ def _array(path: pathlib.Path, number: int) -> np.ndarray:
             "that its header says: copy it again."
         )
     return np.frombuffer(contents, np.uint8).reshape(dimensions)
-
-
-def _download() -> tuple[Images, Images]:
-    import tensorflow as tf
-
-    try:
-        train, test = tf.keras.datasets.fashion_mnist.load_data()
-    except Exception as error:
-        # Keras raises a bare Exception for a failed download, and others for damaged files.
-        reason = str(error).strip() or type(error).__name__
-        raise ValueError(
-            f"Fashion-MNIST could not be downloaded or read by Keras ({reason.splitlines()[-1]}). "
-            "Debian and Ubuntu have it as the package dataset-fashion-mnist; --data_dir reads its "
-            "files from any directory. If files of an earlier download in ~/.keras/datasets are "
-            "damaged, delete them."
-        ) from error
-    images = [
-        Images(pixels[..., np.newaxis], labels.astype(np.int32)) for pixels, labels in (train, test)
-    ]
-    return images[0], images[1]

@@ -18,8 +18,9 @@ from mf_aggregators.factorizations import (
     blt,
     toeplitz,
 )
+from mf_aggregators.factorizations._blt_search import BltSearch
 from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure, PatternOfRounds
-from mf_aggregators.factorizations.blt import MOST_BUFFERS, _Search
+from mf_aggregators.factorizations.blt import MOST_BUFFERS
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -140,7 +141,7 @@ def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     distances = np.cumsum(generator.uniform(0.05, 1.0, 2 * num_buffers))
     distances /= distances[-1] * 1.1
     pattern = PatternOfRounds.of(participation, num_rounds)
-    search = _Search(pattern, error, 10, tqdm.tqdm(disable=True))
+    search = BltSearch(pattern, error, 10, tqdm.tqdm(disable=True))
     value, _ = search._log_error(distances)
     decays = 1.0 - distances
     factorization = BltFactorization(num_rounds, decays[0::2], decays[1::2])
@@ -148,7 +149,7 @@ def test_the_objective_is_the_stated_error_and_its_gradient_the_slope(
     assert value == pytest.approx(2 * np.log(stated), rel=1e-10, abs=1e-10)
     direction, step = generator.normal(size=2 * num_buffers), 1e-7
     for momentum in (0.0, 0.85):
-        search = _Search(pattern, error, 10, tqdm.tqdm(disable=True), momentum)
+        search = BltSearch(pattern, error, 10, tqdm.tqdm(disable=True), momentum)
         _, gradient = search._log_error(distances)
         above, below = (search._log_error(distances + s * step * direction)[0] for s in (1, -1))
         slope = (above - below) / (2 * step)

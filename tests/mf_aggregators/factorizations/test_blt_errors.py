@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import BltFactorization
+from mf_aggregators.factorizations._blt_search import log_squared_error
 from mf_aggregators.factorizations._toeplitz_search import ErrorMeasure, PatternOfRounds
-from mf_aggregators.factorizations.blt import log_squared_error
 from mf_aggregators.participation import FixedEpochOrder
 from mf_aggregators.workloads import Workload
 

@@ -91,7 +91,7 @@ def test_bands_of_the_paper(epsilon: float, epochs: int, printed: int) -> None:
     """BandMF Table 3: 1024 rounds, delta 1e-6, the best number of bands among powers of two.
 
     Column-normalised Toeplitz matrices stand for the optimal ones, within 2 % of them;
-    ``benchmarks/number_of_bands.py`` computes all cells.
+    ``reproduction/best_bands.py`` computes all cells.
     """
     sizes: dict[str, Any] = {
         "num_rounds": 1024,

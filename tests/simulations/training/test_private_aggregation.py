@@ -337,17 +337,6 @@ def test_the_aggregators_noise_has_the_expected_norm() -> None:
         assert low < num_parameters * (found / expected[index]) ** 2 < high
 
 
-def test_few_clients_have_the_noise_of_the_cohort_in_their_mean() -> None:
-    assert private_aggregation.scaled_noise_multiplier(0.341, 100, 1000) == pytest.approx(0.0341)
-    assert private_aggregation.scaled_noise_multiplier(0.5, 7, 7) == 0.5
-    factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(8), 3)
-    schema = mfa.participation.MinSeparation(3)
-    cohort = private_aggregation.expected_noise_norm(factorization, schema, 0.8, 1.0, 1000, 50)
-    scaled = private_aggregation.scaled_noise_multiplier(0.8, 100, 1000)
-    simulated = private_aggregation.expected_noise_norm(factorization, schema, scaled, 1.0, 100, 50)
-    np.testing.assert_allclose(simulated, cohort, rtol=1e-12)
-
-
 def test_bad_arguments_are_refused() -> None:
     with refuses("zeroing_norm"):
         _aggregator(zeroing_norm=0.0)
@@ -355,12 +344,6 @@ def test_bad_arguments_are_refused() -> None:
         _aggregator(zeroing_norm=np.inf)
     with refuses("clip_norm"):
         _aggregator(clip_norm=0.0)
-    with refuses("10"):
-        private_aggregation.scaled_noise_multiplier(1.0, 11, 10)
-    with refuses("simulated_clients"):
-        private_aggregation.scaled_noise_multiplier(1.0, 0, 10)
-    with refuses("noise_multiplier"):
-        private_aggregation.scaled_noise_multiplier(-1.0, 1, 10)
     identity = mfa.factorizations.identity(3)
     with refuses("num_parameters"):
         private_aggregation.expected_noise_norm(identity, _PARTICIPATION, 1.0, 1.0, 1, -1)

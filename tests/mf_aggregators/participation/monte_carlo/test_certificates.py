@@ -27,6 +27,17 @@ from tests.refusals import refuses
 _DELTA = 1e-3
 
 
+def _candidate_of(
+    pair: DominatingPair, epsilon: float, delta: float, *, max_samples: int
+) -> Certificate:
+    """The first candidate of a search that ended at an epsilon: it is likely to be proved."""
+    tuning = search._TuningSamples(
+        pair, search._best_sampler(pair, epsilon, delta), delta, 0, max_samples
+    )
+    tuning.grow_for(epsilon)
+    return search._candidate_by(tuning, pair, epsilon, delta, 0, 0, max_samples)
+
+
 def _divergences(
     distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> Callable[[float], tuple[float, float]]:
@@ -135,7 +146,7 @@ def test_false_candidates_are_not_proved(
     truth = _epsilon(lambda epsilon: exact(epsilon)[direction], 1.1 * _DELTA)
     whole = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
     of = dominating_pair(distribution, np.array(matrix), sigma)
-    candidate = search.candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
+    candidate = _candidate_of(of, 1.2 * whole, _DELTA, max_samples=2**15)
     false = dataclasses.replace(
         candidate, epsilon=truth, bet=0.1 * candidate.bet, num_samples=4 * candidate.num_samples
     )
@@ -154,16 +165,16 @@ def test_p_and_q_are_told_apart(probability: float) -> None:
     larger, smaller = _divergences(distribution, np.eye(2), 1.0)(epsilon)
     assert larger > 2.0 * smaller
     of = dominating_pair(distribution, np.eye(2), 1.0)
-    candidate = search.candidate_of(of, epsilon, 1.6 * larger, max_samples=2**16)
+    candidate = _candidate_of(of, epsilon, 1.6 * larger, max_samples=2**16)
     assert certificates.is_proved(of, candidate)
     with pytest.raises(search.SampleBudgetError):
-        search.candidate_of(of, epsilon, 0.9 * larger, max_samples=2**16)
+        _candidate_of(of, epsilon, 0.9 * larger, max_samples=2**16)
     assert not certificates.is_proved(of, dataclasses.replace(candidate, delta=0.9 * larger))
 
 
 def test_the_certificate_takes_its_share_of_delta() -> None:
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    candidate = search.candidate_of(of, 5.0, _DELTA, max_samples=2**15)
+    candidate = _candidate_of(of, 5.0, _DELTA, max_samples=2**15)
     all_attempts = certificates.ATTEMPTS * certificates.MECHANISMS * candidate.failure_probability
     assert candidate.failure_probability > 0.0
     assert candidate.largest_divergence + all_attempts == pytest.approx(_DELTA, rel=1e-12)
@@ -172,7 +183,7 @@ def test_the_certificate_takes_its_share_of_delta() -> None:
 def test_a_test_that_draws_too_little_proves_nothing() -> None:
     """Of order 1, whose terms are of P itself, and nearly always zero at this epsilon."""
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    candidate = search.candidate_of(of, 6.0, _DELTA, max_samples=2**15)
+    candidate = _candidate_of(of, 6.0, _DELTA, max_samples=2**15)
     bet = 0.3 / (certificates.largest_term(0.0, 1, 6.0) - candidate.largest_divergence)
     gain = math.log1p(bet * candidate.largest_divergence)
     enough = math.ceil(-math.log(candidate.failure_probability) / gain)
@@ -205,10 +216,10 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
 def test_what_would_take_too_many_samples_is_refused() -> None:
     of = DominatingPair(np.ones((40, 1)), 3.0, MinSeparationRounds(0.1, 1))
     with pytest.raises(search.SampleBudgetError, match=r"it would take about .* samples") as e:
-        search.candidate_of(of, 1.2, 1e-7, max_samples=10_000)
+        _candidate_of(of, 1.2, 1e-7, max_samples=10_000)
     assert 10_000 < e.value.num_samples < math.inf
     with pytest.raises(search.SampleBudgetError, match="a larger epsilon") as e:
-        search.candidate_of(of, 0.01, 1e-5, max_samples=10_000)
+        _candidate_of(of, 0.01, 1e-5, max_samples=10_000)
     assert math.isinf(e.value.num_samples)
 
 
@@ -263,7 +274,7 @@ def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
-    candidate = search.candidate_of(of, 2.0, 1e-4, max_samples=2**14)
+    candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
     assert candidate.num_samples
     needed = -math.log(0.01 * 1e-4 / (4 * 16))
     for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
@@ -319,7 +330,7 @@ def test_losses_beyond_floats_have_terms(loss: float, order: int) -> None:
 def test_every_test_has_numbers_of_its_own() -> None:
     """Mechanisms, candidates and purposes tell streams apart; the same gives the same numbers."""
     of = dominating_pair(*_CASES[0][:1], np.array(_CASES[0][1]), _CASES[0][2])
-    candidate = search.candidate_of(of, 5.0, _DELTA, max_samples=2**14)
+    candidate = _candidate_of(of, 5.0, _DELTA, max_samples=2**14)
     changes = [
         (of, candidate, "P from Q"),
         (of, candidate, "Q from P"),

@@ -7,7 +7,7 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from simulations.examples.cifar10_classification import data, task
+from simulations.examples.cifar10_classification import data, run_cifar10
 from simulations.examples.image_classification import task_of_clients
 from simulations.examples.labelled_images import Images, as_input
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
@@ -27,7 +27,12 @@ def cifar10(images: tuple[Images, Images]) -> FederatedTask:
 
 def _task(images: tuple[Images, Images], seed: int) -> FederatedTask:
     return task_of_clients(
-        *images, tuple(np.arange(len(images[0]))[:, np.newaxis]), task.keras_model, 1, 1, seed
+        *images,
+        tuple(np.arange(len(images[0]))[:, np.newaxis]),
+        run_cifar10.keras_model,
+        1,
+        1,
+        seed,
     )
 
 
@@ -45,7 +50,7 @@ def test_each_client_has_its_own_image_once(
 
 def test_the_network_has_as_many_parameters_as_its_source_says(cifar10: FederatedTask) -> None:
     assert sum(weights.size for weights in cifar10.initial_weights) == 550_570
-    assert task.keras_model().count_params() == 550_570
+    assert run_cifar10.keras_model().count_params() == 550_570
 
 
 def test_initial_weights_follow_from_the_seed(

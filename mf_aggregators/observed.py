@@ -1,0 +1,223 @@
+"""What a ledger, or the times of rounds, show of a run of a mechanism."""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from mf_aggregators.participation import Sampler, SamplingScheme
+from mf_aggregators.privacy import client_names, guarantees, ledgers
+from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation, WorstClient
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+
+if TYPE_CHECKING:
+    from mf_aggregators.mechanism import Mechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """What a ledger, or the times of rounds, show of a run of a mechanism.
+
+    Attributes:
+      mechanism: The mechanism.
+      ledger: Who took part in which round; None where the times of rounds were given.
+      participation: The observed separations and numbers of participations; of times, the closest
+        and the most that were possible.
+      keeps_participation: Whether they are what the mechanism's participation allows. None for
+        clients that a sampling scheme draws, if the seed is not given, which alone can show it, and
+        nothing contradicts the scheme.
+      deviation: What the scheme, or its seed, cannot have drawn, as the end of a sentence; None if
+        there is nothing, and without a scheme.
+      num_absent: How many participations that the seed draws the ledger lacks; None where that is
+        not known.
+    """
+
+    mechanism: "Mechanism"
+    ledger: Ledger | None
+    participation: ObservedParticipation
+    keeps_participation: bool | None
+    deviation: str | None = None
+    num_absent: int | None = None
+
+    @property
+    def num_alike_names(self) -> int:
+        """How many clients have a name that looks like another's (``client_names.num_alike``)."""
+        return 0 if self.ledger is None else client_names.num_alike(self.ledger.client_ids)
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """Returns what holds of the rounds that were released.
+
+        Sampling amplifies it if the seed has shown that every draw is the scheme's. Else it is that
+        of :meth:`unamplified_guarantee`.
+
+        Args:
+          delta: Above 0 and below 1; at least 1e-12 where sampling amplifies.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        if self.mechanism.sampling is None or self.keeps_participation is not True:
+            return self.unamplified_guarantee(delta)
+        return guarantees.observed(
+            self.mechanism.guarantee(delta),
+            self.mechanism.factorization,
+            dataclasses.replace(self.participation, keeps_sampling=True),
+        )
+
+    def unamplified_guarantee(self, delta: float) -> Guarantee:
+        """Returns what holds towards who knows in which rounds each client took part.
+
+        It follows from the rounds between participations of one client and from their largest
+        number; epsilon is 0 where nobody took part.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        plan, factorization = self._unamplified(delta), self.mechanism.factorization
+        return guarantees.observed(plan, factorization, self.participation)
+
+    def worst_case(self, delta: float) -> Guarantee:
+        """Returns what holds of all rounds, however a run that broke its plan went on.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        # Of the plan, with all participations that a sampling scheme allows.
+        plan, factorization = self.mechanism.guarantee(delta), self.mechanism.factorization
+        return guarantees.worst_case(plan, factorization, self.participation)
+
+    def worst_client(self, delta: float) -> WorstClient | None:
+        """Returns the client that is protected least, without amplification.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Returns:
+          The client; None if nobody took part, for more rounds than can be searched, and where
+          nobody knows who took part.
+        """
+        if self.ledger is None:
+            return None
+        return guarantees.worst_client(
+            self._unamplified(delta), self.mechanism.factorization, self.ledger
+        )
+
+    def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
+        """Returns the privacy statement of a run that ended.
+
+        Args:
+          facts: What is to be said of the run besides.
+          delta: Above 0 and below 1.
+
+        Returns:
+          The statement. Where the plan was broken, it says so first and has the worst case. Of a
+          run that samples it names no client: who was drawn is a secret.
+        """
+        return self.completed(self.mechanism.statement(facts, delta))
+
+    def completed(self, statement: PrivacyStatement) -> PrivacyStatement:
+        """Returns the statement of a run that was under way, with what was observed.
+
+        Args:
+          statement: What :meth:`Mechanism.statement` returned.
+
+        Returns:
+          The statement, as :meth:`statement` returns it, without proving the plan again. What it
+          says of other runs is left out: a plan that was broken counts otherwise there.
+        """
+        plan, factorization = statement.plan, self.mechanism.factorization
+        is_drawn, is_broken = self.mechanism.sampling is not None, self.keeps_participation is False
+        observed = dataclasses.replace(
+            self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
+        )
+        return dataclasses.replace(
+            statement,
+            observed_participation=observed,
+            observed_guarantee=guarantees.observed(plan, factorization, observed),
+            worst_case=(
+                guarantees.worst_case(plan, factorization, observed) if is_broken else None
+            ),
+            worst_client=(
+                None
+                if is_drawn or self.ledger is None
+                else guarantees.worst_client(plan, factorization, self.ledger)
+            ),
+            other_runs=None,
+        )
+
+    def _unamplified(self, delta: float) -> Guarantee:
+        """What fixes the noise: the guarantee of the same Z under the schema."""
+        of = self.mechanism
+        return guarantees.planned(of.factorization, of.schema, of.noise_multiplier, delta)
+
+
+def of_run(
+    mechanism: "Mechanism",
+    ledger: Ledger | RoundTimes | str | os.PathLike[str],
+    sampling_seed: int | None,
+    sampler: Sampler | None,
+) -> Observed:
+    """Returns what a ledger shows of a run: see ``Mechanism.observed``."""
+    if not isinstance(ledger, (Ledger, RoundTimes)):
+        ledger = ledgers.load(ledger, mechanism.num_rounds)
+    if ledger.num_rounds > mechanism.num_rounds:
+        raise ValueError(
+            f"{ledger.num_rounds} rounds were released, and the mechanism is for "
+            f"{mechanism.num_rounds}: the noise of some rounds cannot have come from it."
+        )
+    if isinstance(ledger, RoundTimes):
+        if mechanism.sampling is not None:
+            raise ValueError(
+                f"the times of rounds show nothing of the draws of {mechanism.sampling.name}: give "
+                "the ledger of the run."
+            )
+        found = ledger.participation()
+        return Observed(mechanism, None, found, guarantees.keeps_plan(mechanism.schema, found))
+    found = guarantees.observed_participation(ledger.rounds_of_clients, ledger.num_rounds)
+    if mechanism.sampling is None:
+        return Observed(mechanism, ledger, found, guarantees.keeps_plan(mechanism.schema, found))
+    return _observed_draws(mechanism, mechanism.sampling, ledger, found, sampling_seed, sampler)
+
+
+def _observed_draws(
+    mechanism: "Mechanism",
+    scheme: SamplingScheme,
+    ledger: Ledger,
+    found: ObservedParticipation,
+    seed: int | None,
+    sampler: Sampler | None,
+) -> Observed:
+    num_clients, cohorts = len(ledger.client_ids), ledger.cohorts()
+    if ledger.sampling is None:
+        if seed is not None:
+            raise ValueError(
+                "the ledger does not record how its clients were drawn, and so not whom each draw "
+                "of the sampler means: give the participation.npz of the run, or no sampling_seed."
+            )
+        # Clients that were never drawn are not in it.
+        num_clients = max(num_clients, scheme.population)
+    if (ledger.sampling is not None or sampler is not None) and ledger.sampling != scheme:
+        deviation: str | None = "the ledger records another way of drawing clients"
+    elif sampler is not None:
+        if sampler.scheme != scheme:
+            raise ValueError("the sampler draws by another scheme than that of the mechanism.")
+        # Whom it leaves out is believed only where absences cost nothing.
+        drawn = sampler if scheme.covers_absences else scheme.sampler(sampler.seed)
+        deviation = drawn.deviation(num_clients, cohorts)
+        return Observed(mechanism, ledger, found, deviation is None, deviation)
+    elif seed is None:
+        deviation = scheme.deviation(num_clients, cohorts)
+    else:
+        sampler = scheme.sampler(seed)
+        deviation = sampler.deviation(num_clients, cohorts, may_be_absent=scheme.covers_absences)
+        if deviation is None:
+            absent = sampler.num_absent(cohorts)
+            return Observed(mechanism, ledger, found, True, num_absent=absent)
+    return Observed(mechanism, ledger, found, None if deviation is None else False, deviation)
