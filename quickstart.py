@@ -54,7 +54,7 @@ CHECKS = (
 TYPE_CHECK = ("mypy",)
 
 # Warnings are errors, and nothing is taken from an earlier build.
-SPHINX = ("-b", "html", "-W", "--keep-going", "-E", "-q")
+SPHINX = ("-b", "html", "-W", "--keep-going", "-E", "-q", "-j", "auto")
 SITE = "docs/_build/html"
 
 # Tests are shared out among processes, modules as a whole, so that no fixture is made twice. There

@@ -36,6 +36,7 @@ extensions = [
     "sphinx_copybutton",
     "docs.extensions.command_pages",
     "docs.extensions.mechanism_pages",
+    "docs.extensions.parallel_notebooks",
     "docs.extensions.reference_pages",
     "docs.extensions.site_figures",
     "docs.extensions.source_pages",

@@ -21,6 +21,7 @@ from docs.extensions import (
     command_pages,
     mechanism_figures,
     mechanism_pages,
+    parallel_notebooks,
     reference_pages,
     site_checks,
     site_figures,
@@ -119,6 +120,33 @@ def test_a_mechanism_is_drawn_by_the_cell_behind_its_own() -> None:
 def test_a_page_without_what_its_picture_needs_is_refused() -> None:
     with refuses("identity.md", "matrix, title"):
         mechanism_pages.with_picture("identity", "# `identity`\n\n```python\nx = 1\n```\n")
+
+
+def test_notebooks_are_dealt_out_to_what_reads_at_the_same_time() -> None:
+    """Of 82 pages, as two processes read them; 17 compute, and three of these for long."""
+    pages = [f"page {number}" for number in range(82)]
+    sizes = (20, 20, 20, 20, 2)
+
+    order = parallel_notebooks.dealt(pages, sizes)
+
+    assert sorted(order) == sorted(pages)
+    parts, begin = [], 0
+    for size in sizes:
+        parts.append(order[begin : begin + size])
+        begin += size
+    for first, most in ((3, 1), (17, 4)):
+        assert max(len({*part} & {*pages[:first]}) for part in parts) == most
+    tutorials = (console_commands.ROOT / "docs" / "tutorials").glob("*.md")
+    seconds = {
+        path.stem: parallel_notebooks.seconds(path.read_text(encoding="utf-8"))
+        for path in tutorials
+    }
+    assert seconds["own-model"] > seconds["with-jax"] > seconds["with-flower"] == 0
+    assert {name for name, long in seconds.items() if long == max(seconds.values())} == {
+        "attack-it",
+        "more-machines",
+        "own-model",
+    }
 
 
 # The figures

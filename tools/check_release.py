@@ -3,7 +3,7 @@ r"""Builds a release of what is committed, and tries it in fresh environments.
   python3 -m tools.check_release
   python3 -m tools.check_release --output=dist
   python3 -m tools.check_release --pythons= --federated=
-  python3 -m tools.check_release --tag=v1.0.0 --output=dist --notes=notes.md
+  python3 -m tools.check_release --tag=v2.0.0 --output=dist --notes=notes.md
 
 The wheel and the source archive are compared with the repository. Each is then installed for each
 of --pythons without TensorFlow, where the commands of the mathematics run and have to find the same

@@ -32,8 +32,9 @@ errors = {{
 mfa.figures.lines(
     right,
     {{name: (rounds, values) for name, values in errors.items()}},
-    title="error by round",
+    title="Error of the running sum",
     x="round",
+    y="at sensitivity 1 and noise multiplier 1",
 )
 for name, each in curves.items():
     print(f"{{name:12}} rmse {{each.rmse(workload, participation):.3f}}")
