@@ -43,7 +43,8 @@ from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion
-from mf_aggregators.privacy import ledgers, round_times
+from mf_aggregators.privacy import guarantees, ledgers, round_times
+from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 
@@ -54,7 +55,9 @@ _WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
     FlagGroup(values, "Mechanism").path(
-        "checkpoint", "The checkpoint directory to report on. Required, but with --verify."
+        "checkpoint",
+        "The checkpoint directory to report on. That of a Mechanism has the participation and the "
+        "noise of its own, unless flags name others. Required, but with --verify.",
     )
     flag_groups.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
@@ -194,12 +197,18 @@ def main(values: flags.FlagValues) -> int:
         fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)
     stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
     found = _found(values, subject)
+    drawn = None
+    if found is None and subject.drawn is not None:
+        certification = guarantees.default_certification(show_progress=True)
+        drawn = subject.drawn.guarantee(values.delta, certification=certification)
+        fields |= report_contents.sampling_fields(drawn)
+        stated = {"amplified": drawn}
     if found is not None:
         fields |= found.fields(name_clients=values.name_clients)
         stated = found.guarantees()
     is_broken = found is not None and found.keeps_plan is False
     warnings = [] if found is None else found.warnings()
-    sentences = _sentences(subject, values.delta, found)
+    sentences = _sentences(subject, values.delta, found, drawn)
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
@@ -207,7 +216,7 @@ def main(values: flags.FlagValues) -> int:
         report_page.save_figure(subject, stated, is_broken, pathlib.Path(values.figure))
         fields["figure"] = values.figure
     if values.trade_off is not None:
-        of = mechanism if found is None else found.observed.mechanism
+        of = subject.drawn or mechanism if found is None else found.observed.mechanism
         fields["trade_off"] = _written_trade_off(of, is_broken, values.trade_off)
     if values.report is not None:
         fields["report"] = values.report
@@ -380,9 +389,14 @@ def _sampling_seed(values: flags.FlagValues, ledger: Ledger) -> int | None:
     return random_streams.load_seed(values.sampling_seed)
 
 
-def _sentences(subject: Subject, delta: float, found: LedgerReport | None) -> list[str]:
+def _sentences(
+    subject: Subject, delta: float, found: LedgerReport | None, drawn: Guarantee | None
+) -> list[str]:
     """In words, what guarantee is stated; nothing where a warning has said it."""
     mechanism = subject.mechanism
+    if drawn is not None:
+        condition = ", if the scheme draws every batch"
+        return [report_contents.drawn_sentences(drawn, condition)]
     if mechanism is None:
         return ["--noise_multiplier, --target_epsilon or --target_rho adds the privacy guarantee."]
     if found is not None and found.keeps_plan is False:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from mf_aggregators import (
     printed_guarantees,
     workloads,
 )
+from mf_aggregators import mechanism as mechanisms
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
@@ -43,10 +45,12 @@ class Subject:
 
     Attributes:
       factorization: What the checkpoint holds.
-      schema: The schema of the flags, or the one that the checkpoint was made for.
+      schema: The schema of the flags, of the checkpoint's mechanism, or the one that the checkpoint
+        was made for.
       workload: That of the flags, or the one that the checkpoint was made for.
       errors: The sensitivity and the errors under the schema.
       mechanism: The factorization with the schema and the noise; None if no noise is told.
+      drawn: The mechanism of the checkpoint, with the noise, where a scheme draws its clients.
     """
 
     factorization: Factorization
@@ -54,6 +58,7 @@ class Subject:
     workload: Workload
     errors: Errors
     mechanism: Mechanism | None
+    drawn: Mechanism | None = None
 
     @classmethod
     def of(
@@ -97,7 +102,7 @@ class Subject:
             "mechanism": factorization.mechanism,
             "num_rounds": factorization.num_rounds,
             "workload": self.workload.name,
-            "participation": str(self.schema),
+            "participation": str(self.drawn.participation if self.drawn else self.schema),
             "sensitivity": errors.sensitivity.value,
             "sensitivity_is_exact": errors.sensitivity.is_exact,
             "sensitivity_theorem": errors.sensitivity.theorem,
@@ -117,32 +122,26 @@ class Subject:
           delta: Above 0 and below 1.
           clients_per_round: The cohort size, for the effective RMSE (BandMF Eq. 11).
         """
-        if self.mechanism is None:
-            names = (
-                "noise_multiplier",
-                "effective_rmse",
-                "zcdp_rho",
-                "zcdp_delta",
-                "epsilon",
-                "delta",
-                *map(_field_of, _DELTAS),
-            )
-            return {**dict.fromkeys(names), **_no_rates()}
-        multiplier = self.mechanism.noise_multiplier
+        found: dict[str, Any] = dict.fromkeys(("noise_multiplier", "effective_rmse"))
+        mechanism = self.mechanism
+        if mechanism is not None:
+            found["noise_multiplier"] = multiplier = mechanism.noise_multiplier
+            if clients_per_round is not None:
+                found["effective_rmse"] = multiplier * self.errors.rmse / clients_per_round
+        if mechanism is None or self.drawn is not None:
+            # Where a scheme draws, no guarantee is that of one participation.
+            names = ("zcdp_rho", "zcdp_delta", "epsilon", "delta", *map(_field_of, _DELTAS))
+            stated = None if mechanism is None else delta
+            return {**found, **dict.fromkeys(names), "delta": stated, **_no_rates()}
         return {
-            "noise_multiplier": multiplier,
-            "effective_rmse": (
-                None
-                if clients_per_round is None
-                else multiplier * self.errors.rmse / clients_per_round
-            ),
+            **found,
             "zcdp_rho": accounting.zcdp_rho(multiplier),
             # Zero without noise: nothing is stated then.
             "zcdp_delta": accounting.zcdp_delta(multiplier),
             "epsilon": accounting.epsilon(multiplier, delta),
             "delta": delta,
             **{_field_of(each): accounting.epsilon(multiplier, each) for each in _DELTAS},
-            **self.mechanism.guarantee(delta).attacker(),
+            **mechanism.guarantee(delta).attacker(),
         }
 
     def extension_fields(
@@ -244,14 +243,62 @@ def read(values: flags.FlagValues) -> Subject:
     """
     factorization, description = checkpoints.load_with_description(values.checkpoint)
     made_for = description["errors"]
-    schema = mechanism_flags.participation(values) or participations.from_dict(
-        made_for["participation"]
-    )
     workload = workloads.describe(
         mechanism_flags.workload_description(values) or made_for["workload"],
         factorization.num_rounds,
     )
-    return Subject.of(factorization, schema, workload, mechanism_flags.noise_multiplier(values))
+    schema = mechanism_flags.participation(values)
+    noise = mechanism_flags.noise_multiplier(values)
+    has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
+    if schema is not None or not has_mechanism:
+        schema = schema or participations.from_dict(made_for["participation"])
+        return Subject.of(factorization, schema, workload, noise)
+    saved = mechanisms.load(values.checkpoint)
+    if saved.sampling is not None:
+        noise = saved.noise_multiplier if noise is None else noise
+        found = Subject.of(factorization, saved.schema, workload, noise)
+        return dataclasses.replace(found, drawn=dataclasses.replace(saved, noise_multiplier=noise))
+    if noise is not None:
+        return Subject.of(factorization, saved.schema, workload, noise)
+    errors = factorization.errors(workload, saved.schema)
+    return Subject(factorization, saved.schema, workload, errors, saved)
+
+
+def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:
+    """Returns what is planned of drawn clients as fields of a report; none of others.
+
+    Args:
+      plan: The guarantee that was planned.
+      is_broken: Whether it is shown not to hold: then none of its numbers is a field.
+    """
+    if plan.sampling is None:
+        return {}
+    return {
+        "sampling": plan.sampling.to_dict(),
+        "amplified_noise_multiplier": plan.noise_multiplier,
+        "amplified_epsilon": None if is_broken else plan.epsilon,
+        "amplified_certificate": (
+            None if is_broken or plan.certificate is None else plan.certificate.to_dict()
+        ),
+        **(_no_rates("amplified_") if is_broken else plan.attacker("amplified_")),
+    }
+
+
+def drawn_sentences(plan: Guarantee, condition: str) -> str:
+    """Returns what is planned of drawn clients in words, with an attacker's rates.
+
+    Args:
+      plan: The guarantee that was planned.
+      condition: What it holds under, with a comma before it; or nothing.
+    """
+    learns = ", and does not learn who was drawn, learns" if plan.is_amplified else " learns"
+    attacker = printed_guarantees.rates_sentence(
+        plan.attacker(), knows_rounds=not plan.is_amplified
+    )
+    return (
+        f"Whoever observes all {plan.num_rounds} rounds{learns} about one client at most what "
+        f"{pair(plan.epsilon, plan.delta)}-DP allows (zero-out adjacency){condition}. {attacker}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,28 +461,17 @@ class LedgerReport:
         """Returns what the numbers mean of a plan that was not broken."""
         if self.plan.sampling is None:
             return self._observed_sentences()
-        learns = (
-            ", and does not learn who was drawn, learns" if self.plan.is_amplified else " learns"
-        )
-        amplified = (
-            f"Whoever observes all {self.observed.mechanism.num_rounds} rounds"
-            f"{learns} about one client at most what "
-            f"{pair(self.plan.epsilon, self.plan.delta)}-DP allows (zero-out adjacency)"
-        )
-        attacker = printed_guarantees.rates_sentence(
-            self.plan.attacker(), knows_rounds=not self.plan.is_amplified
-        )
         if self.keeps_plan:
             drawn = "Every batch of the ledger is the one that the sampler's seed draws. "
-            amplified += (
-                f". {attacker} {'' if self.observed.num_absent else drawn}The seed must have come "
-                "from secret random bits."
+            amplified = (
+                f"{drawn_sentences(self.plan, '')} {'' if self.observed.num_absent else drawn}"
+                "The seed must have come from secret random bits."
             )
         else:
-            amplified += (
-                f", if every batch was drawn by the scheme of the ledger. {attacker} No ledger "
-                "shows that: --sampling_seed, with the secret seed of the run, compares every "
-                "draw, as the run has done for its privacy.json."
+            amplified = (
+                f"{drawn_sentences(self.plan, ', if the scheme of the ledger drew every batch')} "
+                "No ledger shows that: --sampling_seed, with the secret seed of the run, compares "
+                "every draw, as the run has done for its privacy.json."
             )
         return (
             f"{amplified} For whoever knows who was drawn, nothing is amplified. "
@@ -444,19 +480,11 @@ class LedgerReport:
         )
 
     def _sampling_fields(self) -> dict[str, Any]:
-        plan = self.plan
-        if plan.sampling is None:
+        if self.plan.sampling is None:
             return {}
         # Never a number that the ledger shows not to hold.
-        is_broken = self.worst_case is not None
         return {
-            "sampling": plan.sampling.to_dict(),
-            "amplified_noise_multiplier": plan.noise_multiplier,
-            "amplified_epsilon": None if is_broken else plan.epsilon,
-            "amplified_certificate": (
-                None if is_broken or plan.certificate is None else plan.certificate.to_dict()
-            ),
-            **(_no_rates("amplified_") if is_broken else plan.attacker("amplified_")),
+            **sampling_fields(self.plan, is_broken=self.worst_case is not None),
             "sampling_deviation": self.observed.deviation,
             "absent_participations": self.observed.num_absent,
         }

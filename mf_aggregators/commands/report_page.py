@@ -180,9 +180,10 @@ def _step(subject: Subject, values: flags.FlagValues) -> Step | None:
         return None
     if values.ledger is not None or values.round_times is not None:
         return None
+    clients, condition = values.clients_per_round, f"every client keeps to: {subject.schema}."
+    if subject.drawn is not None and subject.drawn.sampling is not None:
+        clients = clients or subject.drawn.sampling.clients_per_round
+        condition = plan_text.condition_of(subject.drawn)
     return plan_text.step_of_checkpoint(
-        values.checkpoint,
-        mechanism,
-        values.clients_per_round,
-        f"The guarantee holds only if every client keeps to: {subject.schema}.",
+        values.checkpoint, mechanism, clients, f"The guarantee holds only if {condition}"
     )

@@ -3,10 +3,12 @@
 import json
 import math
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
 
+import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, printed_guarantees, random_streams, workloads
 from mf_aggregators.commands import command_line, report
 from mf_aggregators.factorizations import banded
@@ -612,3 +614,54 @@ def test_a_seed_that_does_not_fit_is_refused(
         assert status == 2
         assert out == ""
         assert message in err
+
+
+def _report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    words = ["mf-report", "--delta=1e-5", "--format=json", *arguments]
+    assert command_line.run("", report.define_flags, report.main, words) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    del found["seconds"]
+    return found
+
+
+def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mechanism = mfa.Mechanism(checkpoints.load(checkpoint), MinSeparation(4, 2), 0.7)
+    mechanism.save(tmp_path / "mechanism")
+    own = f"--checkpoint={tmp_path / 'mechanism'}"
+    ledger = _ledger(tmp_path, "a,0\na,4\nb,1\n")
+    flags = (f"--checkpoint={checkpoint}", "--separation=4", "--max_participations=2")
+    for more in ([], [ledger]):
+        assert _report(capsys, own, *more) == _report(
+            capsys, *flags, "--noise_multiplier=0.7", *more
+        )
+    # Flags go before it.
+    assert _report(capsys, own, "--noise_multiplier=0.9") == _report(
+        capsys, *flags, "--noise_multiplier=0.9"
+    )
+    assert _report(capsys, own, "--separation=6")["noise_multiplier"] is None
+
+
+def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mechanism = mfa.Mechanism(checkpoints.load(checkpoint), _POISSON, 0.8)
+    mechanism.save(tmp_path / "mechanism")
+    own = f"--checkpoint={tmp_path / 'mechanism'}"
+    page, curve = tmp_path / "page.html", tmp_path / "curve.json"
+    fields = _report(capsys, own, f"--report={page}", f"--trade_off={curve}")
+    planned = mechanism.guarantee(1e-5)
+    assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
+    assert fields["delta"] == 1e-5
+    # The guarantee of one participation is that of nobody.
+    assert [fields[name] for name in ("epsilon", "zcdp_rho", "epsilon_at_delta_1e-06")] == [
+        None
+    ] * 3
+    assert fields["participation"] == str(_POISSON)
+    assert json.loads(curve.read_text()) == json.loads(json.dumps(mechanism.trade_off_curve()))
+    assert "every client keeps to" not in page.read_text()
+    flags = _drawn(tmp_path, _POISSON, 5)
+    assert _report(capsys, own, *flags)["amplified_epsilon"] == fields["amplified_epsilon"]
+    # Asked for, there is that of the matrix alone.
+    assert _report(capsys, own, "--participation=single")["noise_multiplier"] is None
