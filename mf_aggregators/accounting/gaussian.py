@@ -196,6 +196,7 @@ def noise_multiplier(
       one is smaller.
 
     Raises:
+      TailError: If delta is too small for so many numbers: a ValueError.
       ValueError: If an argument is out of its range, or no noise multiplier between
         0.001 and 10^8 gives the target.
 
@@ -242,6 +243,8 @@ def _noise_multiplier(
 
     low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
     if exact_excess(low) <= 0.0 or exact_excess(high) > 0.0 or found(high) > target:
+        # If delta is too small for any noise, that is the reason.
+        _left(_LARGEST_NOISE_MULTIPLIER, delta, num_coordinates, disjoint_participations)
         raise ValueError(
             f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
             f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."

@@ -35,6 +35,22 @@ _LEDGER_FILE = "participation.npz"
 _SEED_FILE = "checkpoints/sampling_seed.json"
 
 
+def check_words(text: str | None, flag: str) -> None:
+    """Checks words that a statement repeats: they can be read, and begin no line of their own.
+
+    Args:
+      text: The value of a flag; None if it was not given.
+      flag: Its name.
+
+    Raises:
+      CommandError: If there are none, or they have line ends or characters that nobody sees.
+    """
+    check_choice(
+        text is None or (bool(text.strip()) and text.isprintable()),
+        f"--{flag} takes words in one line, found {validation.shown(text)}.",
+    )
+
+
 def other_runs(text: str | None) -> list[pathlib.Path]:
     """Returns the directories that a flag names, with commas between them.
 
