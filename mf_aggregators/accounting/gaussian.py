@@ -35,7 +35,7 @@ from mf_aggregators.noise import discrete_gaussian
 # far from any use and the privacy loss over- or underflows.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
-_LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
+LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
 # What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
 _ROUNDING = 1e-14
 # Of normal distribution functions and exponentials far out, many times over.
@@ -476,7 +476,7 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
 def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
     # Beyond, dp-accounting's arithmetic overflows; less noise has no smaller epsilon.
     return privacy_loss_mechanism.GaussianPrivacyLoss(
-        min(sigma, _LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+        min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
     )
 
 

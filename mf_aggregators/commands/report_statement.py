@@ -246,16 +246,16 @@ def _differences_of_run(path: str) -> list[str]:
         statement = stated_runs.made_again(folder, contents)
         differing = stated_runs.contradictions(folder, statement)
         more, of_audit = _of_audit(canaries, audit)
-    except (AttributeError, KeyError, TypeError) as error:
+        # Which client was protected least is named if its run was asked to.
+        worst = contents["worst_client"]
+        has_name = worst is not None and "client_id" in worst
+        return [
+            *differing,
+            *of_audit,
+            *_differing_statements(path, contents, statement, name_clients=has_name, more=more),
+        ]
+    except (AttributeError, KeyError, TypeError, OverflowError) as error:
         raise CommandError(f"{file} is not what a training run of this version writes.") from error
-    # Which client was protected least is named if its run was asked to.
-    worst = contents["worst_client"]
-    has_name = worst is not None and "client_id" in worst
-    return [
-        *differing,
-        *of_audit,
-        *_differing_statements(path, contents, statement, name_clients=has_name, more=more),
-    ]
 
 
 def _of_audit(canaries: int | None, audit: Mapping[str, Any] | None) -> tuple[str, list[str]]:

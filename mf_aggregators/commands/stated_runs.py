@@ -98,7 +98,7 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
             return mechanism.load(directory).event()
         if (directory / PRIVACY_FILE).exists():
             return _event_of_run(directory, delta)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise CommandError(f"--other_runs={directory} cannot be read: {error}") from error
     raise CommandError(
         f"--other_runs={directory} is neither the directory of a run, with its {PRIVACY_FILE}, nor "
