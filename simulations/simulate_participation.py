@@ -166,6 +166,12 @@ def main(values: flags.FlagValues) -> int | None:
         "publishes one device's data whole would satisfy it. Use a smaller one.",
     )
     factorization, schema = _planned(values)
+    for name in ("seeds", "margin"):
+        command_line.check_choice(
+            schema is None or not values[name].present,
+            f"--{name} belongs to a suggestion, and --separation, --max_participations or the "
+            "--checkpoint is a plan already: leave one out.",
+        )
     command_line.check_choice(
         factorization is None or multiplier is not None,
         "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho, the noise of the "
@@ -213,6 +219,7 @@ def main(values: flags.FlagValues) -> int | None:
 def _check_flags(values: flags.FlagValues) -> None:
     for name in ("population", "clients_per_round"):
         validation.positive_integer(getattr(values, name), f"--{name}")
+    validation.integer_at_least(values.seed, 0, "--seed")
     command_line.check_choice(
         1 <= values.seeds <= _MOST_SEEDS,
         f"--seeds must be between 1 and {_MOST_SEEDS}, found {values.seeds}.",
@@ -230,6 +237,8 @@ def _check_flags(values: flags.FlagValues) -> None:
     )
     output_paths.check_parent(values.output, "output")
     output_paths.check_file(values.output, "output", values.overwrite)
+    trace = [] if values.trace is None else [values.trace]
+    output_paths.check_distinct({"output": [values.output]}, {"trace": trace})
 
 
 def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:

@@ -99,7 +99,6 @@ def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Exam
 def main(values: flags.FlagValues) -> None:
     """Reads the input, writes the data set and reports."""
     output = pathlib.Path(values.output)
-    command_line.check_choice(not output.is_dir(), f"--output={output} is a directory.")
     command_line.check_choice(
         text_inputs.ending(output) in text_inputs.SQLITE,
         f"--output={output} must end in one of {', '.join(text_inputs.SQLITE)}.",

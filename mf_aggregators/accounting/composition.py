@@ -217,7 +217,7 @@ class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
     def _maybe_compose(self, event: dp_events.DpEvent, count: int, do_compose: bool) -> Any:
         run = _run_of(event)
         if run is None:
-            return super()._maybe_compose(event, count, do_compose)
+            return super()._maybe_compose(_accounted(event), count, do_compose)
         if do_compose:
             losses = self._losses[run].self_compose(count)
             self._pld: PrivacyLossDistribution = self._pld.compose(losses)
@@ -233,12 +233,20 @@ def _without_amplification(event: dp_events.DpEvent) -> dp_events.DpEvent:
     """An event in which runs whose clients are drawn are Gaussian mechanisms."""
     run = _run_of(event)
     if run is not None:
-        return dp_events.GaussianDpEvent(run.noise_multiplier)
+        return _accounted(dp_events.GaussianDpEvent(run.noise_multiplier))
     if isinstance(event, dp_events.ComposedDpEvent):
         return dp_events.ComposedDpEvent([_without_amplification(each) for each in event.events])
     if isinstance(event, dp_events.SelfComposedDpEvent):
         return dp_events.SelfComposedDpEvent(_without_amplification(event.event), event.count)
-    return event
+    return _accounted(event)
+
+
+def _accounted(event: dp_events.DpEvent) -> dp_events.DpEvent:
+    """A Gaussian mechanism with no more noise than dp-accounting's arithmetic bears."""
+    if not isinstance(event, dp_events.GaussianDpEvent):
+        return event
+    most = gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
+    return dp_events.GaussianDpEvent(min(event.noise_multiplier, most))
 
 
 def _sampled_runs(event: dp_events.DpEvent) -> Iterator[SampledRun]:

@@ -35,7 +35,7 @@ from mf_aggregators.noise import discrete_gaussian
 # far from any use and the privacy loss over- or underflows.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
-_LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
+LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
 # What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
 _ROUNDING = 1e-14
 # Of normal distribution functions and exponentials far out, many times over.
@@ -196,6 +196,7 @@ def noise_multiplier(
       one is smaller.
 
     Raises:
+      TailError: If delta is too small for so many numbers: a ValueError.
       ValueError: If an argument is out of its range, or no noise multiplier between
         0.001 and 10^8 gives the target.
 
@@ -242,6 +243,8 @@ def _noise_multiplier(
 
     low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
     if exact_excess(low) <= 0.0 or exact_excess(high) > 0.0 or found(high) > target:
+        # If delta is too small for any noise, that is the reason.
+        _left(_LARGEST_NOISE_MULTIPLIER, delta, num_coordinates, disjoint_participations)
         raise ValueError(
             f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
             f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
@@ -473,7 +476,7 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
 def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
     # Beyond, dp-accounting's arithmetic overflows; less noise has no smaller epsilon.
     return privacy_loss_mechanism.GaussianPrivacyLoss(
-        min(sigma, _LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+        min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
     )
 
 

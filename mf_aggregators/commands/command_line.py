@@ -11,6 +11,8 @@ import importlib.util
 import json
 import math
 import os
+import pathlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +53,13 @@ FLAGS_OF_ALL_COMMANDS = (
 )
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
+
+# A flag in a message.
+_FLAG = re.compile(r"(?<!\w)--[a-z]")
+# How a message of the library speaks of a parameter.
+_PARAMETER = re.compile(r"([a-z]\w*)(?= must |=)")
+# What follows the path of a file, or of a directory that it is in, in a message.
+_AFTER_PATH = re.compile(r"[\s,:/]")
 
 # A number with one of these words in its name is a part of a guarantee, or one rests on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
@@ -95,6 +104,7 @@ def _run(
     main: Callable[[flags.FlagValues], int | None],
     argv: Sequence[str],
 ) -> int:
+    values = flags.FlagValues()
     try:
         values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
@@ -128,7 +138,7 @@ def _run(
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, TypeError) and not _is_ours(error):
             return _say_internal_error(program, error)
-        return _refuse(program, str(error))
+        return _refuse(program, _with_flag(str(error), values))
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
@@ -166,6 +176,27 @@ def print_result(values: flags.FlagValues, fields: Mapping[str, Any], text: str)
             }
         )
     _print_text(text)
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Puts a flag before the message of an error that is about its value and names no flag.
+
+    Messages that name a parameter or the file of a flag get their flag without this.
+
+    Args:
+      flag: The name of the flag.
+
+    Raises:
+      CommandError: In the place of a ValueError, an OSError or an error of absl's flags.
+    """
+    try:
+        yield
+    except (ValueError, OSError, flags.Error) as error:
+        said = str(error)
+        if said.startswith(f"--{flag}"):
+            raise
+        raise CommandError(f"--{flag}: {said}") from error
 
 
 def check_choice(condition: bool, message: str) -> None:
@@ -253,6 +284,29 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
         raise CommandError(
             f"{named} required. {flag_groups.usage(program, values)} (--help lists the flags)"
         )
+
+
+def _with_flag(message: str, values: flags.FlagValues) -> str:
+    """A message of the library, with the flag that it is about.
+
+    The library speaks of parameters, whose names are those of flags, and of files. A message that
+    names a flag stays as it is.
+    """
+    if _FLAG.search(message):
+        return message
+    parameter = _PARAMETER.match(message)
+    if parameter and parameter[1] in values and values[parameter[1]].present:
+        return f"--{message}"
+    named: dict[str, str] = {}
+    for name in values:
+        flag = values[name]
+        if flag.present and flag.parser.flag_type() == "path":
+            paths = [flag.value] if isinstance(flag.value, str) else flag.value or []
+            named |= {str(pathlib.Path(path)): name for path in paths}
+    for path in sorted(named, key=len, reverse=True):
+        if message.startswith(path) and _AFTER_PATH.match(message, len(path)):
+            return f"--{named[path]}: {message}"
+    return message
 
 
 def _refuse(program: str, message: str) -> int:

@@ -51,7 +51,7 @@ def main(values: flags.FlagValues) -> None:
     """Computes, saves and reports."""
     flag_values = values.flag_values_dict()
     mechanism_flags.check_options(flag_values, values.mechanism)
-    output_paths.check_file(values.output, "output")
+    output_paths.check_file(values.output, "output", is_directory=True)
     checkpoints.check_destination(values.output, values.overwrite)
     participation = mechanism_flags.participation(values)
     if participation is not None:

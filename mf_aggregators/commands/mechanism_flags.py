@@ -13,7 +13,7 @@ from mf_aggregators import accounting, catalogue, checkpoints, validation, workl
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import Option
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import (
@@ -403,13 +403,51 @@ def noise_multiplier(values: flags.FlagValues) -> float | None:
         target_rho=values.target_rho,
     )
     if values.target_epsilon is not None:
-        return accounting.noise_multiplier(values.target_epsilon, values.delta)
+        return noise_multiplier_of_epsilon(values.target_epsilon, values.delta)
     if values.target_rho is not None:
         return noise_multiplier_of_rho(values.target_rho, values.delta)
     if values.noise_multiplier is not None:
-        # Also refuses what is negative or not finite, and a bad delta.
-        accounting.epsilon(values.noise_multiplier, values.delta)
+        check_noise_multiplier(values.noise_multiplier, values.delta)
     return values.noise_multiplier
+
+
+def check_noise_multiplier(multiplier: float, delta: float) -> None:
+    """Checks the value of --noise_multiplier: at least zero, and none that nothing is known of.
+
+    Args:
+      multiplier: The value.
+      delta: That of --delta.
+
+    Raises:
+      CommandError: If there is some noise, and too little of it to be accounted for.
+      ValueError: If one of both is out of its range.
+    """
+    validation.non_negative_number(multiplier, "--noise_multiplier")
+    delta = validation.delta(delta)
+    with naming("noise_multiplier"):
+        epsilon = accounting.epsilon(multiplier, delta)
+    check_choice(
+        multiplier == 0.0 or math.isfinite(epsilon),
+        f"--noise_multiplier={multiplier:g} is too small: of so little noise no epsilon can be "
+        "stated. Use more, or 0 for none.",
+    )
+
+
+def noise_multiplier_of_epsilon(target_epsilon: float, delta: float) -> float:
+    """Returns the least noise multiplier for an epsilon.
+
+    Args:
+      target_epsilon: The value of --target_epsilon.
+      delta: That of --delta.
+
+    Raises:
+      CommandError: If no noise multiplier gives it.
+      ValueError: If one of both is out of its range.
+    """
+    target = validation.positive_number(target_epsilon, "--target_epsilon")
+    delta = validation.delta(delta)
+    with naming("target_epsilon"):
+        return accounting.noise_multiplier(target, delta)
 
 
 def noise_multiplier_of_rho(target_rho: float, delta: float) -> float:
@@ -420,8 +458,8 @@ def noise_multiplier_of_rho(target_rho: float, delta: float) -> float:
       delta: That of --delta, for which an epsilon has to be stated beside rho.
 
     Raises:
-      CommandError: If rho is too small for any noise.
-      ValueError: If it is not above zero and finite, or so large that no epsilon can be stated.
+      CommandError: If rho is too small for any noise, or so large that no epsilon can be stated.
+      ValueError: If it is not above zero and finite, or delta is out of its range.
     """
     multiplier = accounting.noise_multiplier_of_zcdp(
         validation.positive_number(target_rho, "--target_rho")
@@ -430,7 +468,13 @@ def noise_multiplier_of_rho(target_rho: float, delta: float) -> float:
         math.isfinite(multiplier),
         f"--target_rho={target_rho:g} is too small: there is no such large noise multiplier.",
     )
-    accounting.epsilon(multiplier, delta)
+    delta = validation.delta(delta)
+    with naming("target_rho"):
+        epsilon = accounting.epsilon(multiplier, delta)
+    check_choice(
+        math.isfinite(epsilon),
+        f"--target_rho={target_rho:g} is too large: of so little noise no epsilon can be stated.",
+    )
     return multiplier
 
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from absl import flags
 
@@ -59,19 +59,30 @@ def check_report(values: flags.FlagValues, checkpoint: str | None) -> None:
     check_file(path, "report", values.overwrite)
 
 
-def check_file(path: str | os.PathLike[str], flag: str, overwrite: bool = True) -> None:
+def check_file(
+    path: str | os.PathLike[str],
+    flag: str,
+    overwrite: bool = True,
+    *,
+    is_directory: bool = False,
+) -> None:
     """Checks that a file or directory of a name can be written, and leaves nothing behind.
 
     Args:
       path: The file or directory; missing parents are no fault if they can be made.
       flag: The flag that named it, for the message.
       overwrite: Whether something of that name may be there already.
+      is_directory: Whether it is to be a directory: else one that is there is never replaced.
 
     Raises:
       CommandError: If it cannot be written, or is there and may not be.
     """
     target = pathlib.Path(path)
     with _refusing(path, flag):
+        check_choice(
+            is_directory or not target.is_dir(),
+            f"--{flag}={path} is a directory: choose another name.",
+        )
         check_choice(
             overwrite or not os.path.lexists(target),
             f"--{flag}={path} is there already: replace it by --overwrite, or choose another name.",
@@ -132,6 +143,36 @@ def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> Non
         not file.is_relative_to(directory) and not directory.is_relative_to(file),
         f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another place.",
     )
+
+
+def check_distinct(
+    written: Mapping[str, Sequence[str | os.PathLike[str]]],
+    read: Mapping[str, Sequence[str | os.PathLike[str]]],
+) -> None:
+    """Checks that no file is written twice, and none that is read.
+
+    Args:
+      written: The files that each flag writes.
+      read: Those that each flag reads.
+
+    Raises:
+      CommandError: If there is such a file; the message has both flags.
+    """
+    flag_of: dict[pathlib.Path, str] = {}
+    for flag, path in [(flag, path) for flag, paths in written.items() for path in paths]:
+        file = pathlib.Path(path).resolve()
+        check_choice(
+            file not in flag_of,
+            f"--{flag} and --{flag_of.get(file)} would both write {path}: choose another name.",
+        )
+        flag_of[file] = flag
+    for flag, path in [(flag, path) for flag, paths in read.items() for path in paths]:
+        file = pathlib.Path(path).resolve()
+        check_choice(
+            file not in flag_of,
+            f"--{flag_of.get(file)} would replace {path}, which --{flag} reads: choose another "
+            "name.",
+        )
 
 
 def check_directory(path: str | os.PathLike[str], flag: str) -> None:

@@ -156,7 +156,7 @@ def main(values: flags.FlagValues) -> int:
     others = plan_separations.settings_of(values, setting)
     recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
-        output_paths.check_file(values.output, "output")
+        output_paths.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
     output_paths.check_report(values, values.output)
     cache = output_paths.cache_directory(
@@ -329,6 +329,8 @@ def _setting(values: flags.FlagValues) -> Setting:
     )
     if values.target_rho is None:
         epsilon = validation.positive_number(values.target_epsilon, "--target_epsilon")
+        if values.sampling is None:
+            mechanism_flags.noise_multiplier_of_epsilon(epsilon, values.delta)
     else:
         command_line.check_choice(
             values.sampling is None,
@@ -355,9 +357,6 @@ def _setting(values: flags.FlagValues) -> Setting:
             "--separation and --max_participations are for devices with timers alone; with "
             "--sampling the plan chooses how far apart participations are.",
         )
-    if values.noise_memory_gb is not None:
-        validation.non_negative_number(values.noise_memory_gb, "--noise_memory_gb")
-    validation.non_negative_number(values.noise_disk_gb, "--noise_disk_gb")
     try:
         error = proposals.checked_error(
             mechanism_flags.round_error(values.error), values.num_rounds
@@ -374,11 +373,19 @@ def _setting(values: flags.FlagValues) -> Setting:
         rho=values.target_rho,
         delta=values.delta,
         model_size=values.model_size,
-        noise_memory=None if values.noise_memory_gb is None else 1e9 * values.noise_memory_gb,
-        noise_disk=1e9 * values.noise_disk_gb,
+        noise_memory=_bytes(values, "noise_memory_gb"),
+        noise_disk=_bytes(values, "noise_disk_gb"),
         error=error,
         weights_file=values.error,
     )
+
+
+def _bytes(values: flags.FlagValues, flag: str) -> float | None:
+    """The bytes of a flag that takes gigabytes, if it has a value."""
+    gigabytes = values[flag].value
+    if gigabytes is None:
+        return None
+    return validation.non_negative_number(1e9 * gigabytes, f"--{flag}")
 
 
 def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:

@@ -238,10 +238,17 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     if mechanism is None:
         return None
     if values.round_times is not None:
-        return LedgerReport.of_times(mechanism, _round_times(values), values.delta)
+        times = _round_times(values)
+        with command_line.naming("round_times"):
+            return LedgerReport.of_times(mechanism, times, values.delta)
     if values.ledger is None:
         return None
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
+    command_line.check_choice(
+        values.population is None or len(ledger.client_ids) <= values.population,
+        f"--population={values.population} is less than the {len(ledger.client_ids)} clients in "
+        f"{values.ledger}.",
+    )
     _check_reference(values, subject, ledger)
     seed = _sampling_seed(values, ledger)
     command_line.check_choice(
@@ -249,7 +256,8 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
         "that it did.",
     )
-    return LedgerReport.of(mechanism, ledger, values.delta, seed)
+    with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
+        return LedgerReport.of(mechanism, ledger, values.delta, seed)
 
 
 def _verify(values: flags.FlagValues) -> int:
@@ -262,7 +270,7 @@ def _verify(values: flags.FlagValues) -> int:
     def made_again(words: list[str]) -> tuple[flags.FlagValues, LedgerReport, str]:
         again = command_line.flags_of(define_flags)
         again(["mf-report", *words], known_only=False)
-        _check_flags(again)
+        _check_flags(again, writes=False)
         subject = report_contents.read(again)
         found = _found(again, subject)
         command_line.check_choice(
@@ -271,7 +279,11 @@ def _verify(values: flags.FlagValues) -> int:
         assert found is not None
         return again, found, subject.factorization.mechanism
 
-    differing = report_statement.verify(values.verify, made_again)
+    command_line.check_choice(
+        values.verify.endswith(".md"), f"--verify must name a .md file, found {values.verify}."
+    )
+    with command_line.naming("verify"):
+        differing = report_statement.verify(values.verify, made_again)
     fields = {"statement": values.verify, "is_verified": not differing, "differences": differing}
     text = (
         f"{values.verify} does NOT follow from its files:\n"
@@ -297,7 +309,7 @@ def _written_trade_off(mechanism: Mechanism | None, is_broken: bool, path: str) 
     return path
 
 
-def _check_flags(values: flags.FlagValues) -> None:
+def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     command_line.check_choice(
         values.figure is None or values.figure.endswith(".png"),
         f"--figure must name a .png file, found {values.figure}.",
@@ -348,7 +360,15 @@ def _check_flags(values: flags.FlagValues) -> None:
         output_paths.check_apart(values.trade_off, "trade_off", values.checkpoint)
         output_paths.check_file(values.trade_off, "trade_off", values.overwrite)
     output_paths.check_report(values, values.checkpoint)
-    report_statement.check_flags(values)
+    report_statement.check_flags(values, writes=writes)
+    named = ("figure", "trade_off", "report")
+    output_paths.check_distinct(
+        {
+            **{name: [values[name].value] for name in named if values[name].value is not None},
+            "statement": report_statement.files_written(values),
+        },
+        report_statement.files_read(values),
+    )
 
 
 def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger) -> None:
@@ -365,6 +385,14 @@ def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger)
 
 
 def _round_times(values: flags.FlagValues) -> RoundTimes:
+    validation.positive_number(values.timer_hours, "--timer_hours")
+    drift, margin = values.clock_drift, values.clock_margin_minutes
+    command_line.check_choice(
+        drift is None or 0.0 <= drift < 1.0,
+        f"--clock_drift must be at least 0 and below 1, found {drift}.",
+    )
+    if margin is not None:
+        validation.non_negative_number(margin, "--clock_margin_minutes")
     given = {
         name: getattr(values, name)
         for name in ("clock_drift", "clock_margin_minutes")

@@ -36,16 +36,16 @@ _PATHS = (
     *("learning_rates", "first_column"),
 )
 _REPEATED = "evidence"
+# What a statement repeats as it is.
+_WORDS = ("public_data", "enforcement", "responsible", "model", "period", "custody")
 # Directories with commas between them.
 _OTHER_RUNS = "other_runs"
 # What is in a statement alone.
-_FACTS = (
-    *("public_data", "enforcement", "population", "clip_norm", "responsible", "model"),
-    *("period", "custody", "secure_aggregation", _REPEATED, _OTHER_RUNS),
-)
+_FACTS = (*("population", "clip_norm", *_WORDS, "secure_aggregation", _REPEATED, _OTHER_RUNS),)
 # The flags that have no part in it.
 _OF_OUTPUT = frozenset(
-    {"statement", "verify", "figure", "report", "overwrite", "format", "name_clients", "flagfile"}
+    {"statement", "verify", "figure", "trade_off", "report", "overwrite", "format"}
+    | {"name_clients", "flagfile"}
 )
 _YES, _NO = "yes", "no"
 
@@ -98,11 +98,12 @@ def define_flags(values: flags.FlagValues) -> None:
     )
 
 
-def check_flags(values: flags.FlagValues) -> None:
+def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     """Checks the flags of a statement before anything is computed for it.
 
     Args:
       values: The parsed flags of mf-report.
+      writes: Whether it is written, and not made again for a comparison.
 
     Raises:
       CommandError: If one is missing, or what is to be written cannot be.
@@ -121,6 +122,8 @@ def check_flags(values: flags.FlagValues) -> None:
     check_choice(
         values.statement.endswith(".md"), f"--statement must name a .md file: {values.statement}."
     )
+    for name in _WORDS:
+        stated_runs.check_words(values[name].value, name)
     validation.positive_integer(values.population, "--population")
     validation.positive_number(values.clip_norm, "--clip_norm")
     check_choice(
@@ -128,7 +131,7 @@ def check_flags(values: flags.FlagValues) -> None:
         f"--clients_per_round={values.clients_per_round} is more than "
         f"--population={values.population}.",
     )
-    for path in (values.statement, _data_file(values.statement)):
+    for path in files_written(values) if writes else ():
         output_paths.check_parent(path, "statement")
         output_paths.check_apart(path, "statement", values.checkpoint)
         output_paths.check_file(path, "statement", values.overwrite)
@@ -136,6 +139,32 @@ def check_flags(values: flags.FlagValues) -> None:
         check_choice(os.path.isfile(path), f"--{_REPEATED}={path} is no file.")
     others = stated_runs.other_runs(values[_OTHER_RUNS].value)
     stated_runs.events_of(others, values.delta, _seed_file(values))
+
+
+def files_written(values: flags.FlagValues) -> tuple[str | pathlib.Path, ...]:
+    """Returns the files that a statement is written to.
+
+    Args:
+      values: The parsed flags of mf-report.
+    """
+    return () if values.statement is None else (values.statement, _data_file(values.statement))
+
+
+def files_read(values: flags.FlagValues) -> dict[str, list[str | pathlib.Path]]:
+    """Returns the files that a report is made from, by the flag that names them.
+
+    Args:
+      values: The parsed flags of mf-report, with a checkpoint.
+    """
+    named: dict[str, list[str | pathlib.Path]] = {
+        name: [values[name].value] for name in _PATHS if values[name].value is not None
+    }
+    others = stated_runs.other_runs(values[_OTHER_RUNS].value)
+    return {
+        **named,
+        _REPEATED: values[_REPEATED].value,
+        _OTHER_RUNS: [file for each in others for file in stated_runs.files_of(each)],
+    }
 
 
 def write(values: flags.FlagValues, found: LedgerReport, factorization: str) -> dict[str, Any]:
@@ -217,16 +246,16 @@ def _differences_of_run(path: str) -> list[str]:
         statement = stated_runs.made_again(folder, contents)
         differing = stated_runs.contradictions(folder, statement)
         more, of_audit = _of_audit(canaries, audit)
-    except (KeyError, TypeError) as error:
+        # Which client was protected least is named if its run was asked to.
+        worst = contents["worst_client"]
+        has_name = worst is not None and "client_id" in worst
+        return [
+            *differing,
+            *of_audit,
+            *_differing_statements(path, contents, statement, name_clients=has_name, more=more),
+        ]
+    except (AttributeError, KeyError, TypeError, OverflowError) as error:
         raise CommandError(f"{file} is not what a training run of this version writes.") from error
-    # Which client was protected least is named if its run was asked to.
-    worst = contents["worst_client"]
-    has_name = worst is not None and "client_id" in worst
-    return [
-        *differing,
-        *of_audit,
-        *_differing_statements(path, contents, statement, name_clients=has_name, more=more),
-    ]
 
 
 def _of_audit(canaries: int | None, audit: Mapping[str, Any] | None) -> tuple[str, list[str]]:
@@ -264,10 +293,10 @@ def _differing_statements(
     """
     again = validation.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
     differing = []
-    if again["library_version"] != before["library_version"]:
+    version = before.get("library_version")
+    if again["library_version"] != version:
         differing.append(
-            f"it was made by version {before['library_version']}, and this is "
-            f"{again['library_version']}."
+            f"it was made by version {version}, and this is {again['library_version']}."
         )
     differing += [
         f"{name} is {earlier!r} in the statement, and {now!r} by its files."
@@ -382,18 +411,23 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
     for name, value in given.items():
         if name in _OF_OUTPUT:
             raise CommandError(f"the flags of a statement cannot have --{name}.")
-        if name == _REPEATED:
-            words += [f"--{name}={folder / each}" for each in value]
-        elif name == _OTHER_RUNS:
-            words.append(f"--{name}={','.join(str(folder / each) for each in value)}")
-        elif name in _PATHS:
-            words.append(f"--{name}={folder / value}")
-        elif isinstance(value, list):
-            words.append(f"--{name}={','.join(map(str, value))}")
-        else:
-            words.append(f"--{name}={value}")
+        try:
+            if name == _REPEATED:
+                words += [f"--{name}={folder / each}" for each in value]
+            elif name == _OTHER_RUNS:
+                words.append(f"--{name}={','.join(str(folder / each) for each in value)}")
+            elif name in _PATHS:
+                words.append(f"--{name}={folder / value}")
+            elif isinstance(value, list):
+                words.append(f"--{name}={','.join(map(str, value))}")
+            else:
+                words.append(f"--{name}={value}")
+        except TypeError as error:
+            raise CommandError(
+                f"the flags of a statement cannot have --{name} as {validation.shown(value)}."
+            ) from error
     # All that check_flags asks for, and no file is written.
-    return [*words, f"--statement={folder / 'statement.md'}", "--overwrite"]
+    return [*words, f"--statement={folder / 'statement.md'}"]
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -413,6 +447,8 @@ def _read(path: str) -> dict[str, Any]:
 def _parsed(file: pathlib.Path) -> dict[str, Any]:
     try:
         data: dict[str, Any] = validation.parsed_json(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
     except OSError as error:
         raise CommandError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
@@ -424,7 +460,7 @@ def _text(path: str) -> str:
     try:
         return pathlib.Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"--verify={path} cannot be read: {error}") from error
+        raise CommandError(f"{path} cannot be read: {error}") from error
 
 
 def _data_file(path: str) -> pathlib.Path:

@@ -35,6 +35,22 @@ _LEDGER_FILE = "participation.npz"
 _SEED_FILE = "checkpoints/sampling_seed.json"
 
 
+def check_words(text: str | None, flag: str) -> None:
+    """Checks words that a statement repeats: they can be read, and begin no line of their own.
+
+    Args:
+      text: The value of a flag; None if it was not given.
+      flag: Its name.
+
+    Raises:
+      CommandError: If there are none, or they have line ends or characters that nobody sees.
+    """
+    check_choice(
+        text is None or (bool(text.strip()) and text.isprintable()),
+        f"--{flag} takes words in one line, found {validation.shown(text)}.",
+    )
+
+
 def other_runs(text: str | None) -> list[pathlib.Path]:
     """Returns the directories that a flag names, with commas between them.
 
@@ -82,7 +98,7 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
             return mechanism.load(directory).event()
         if (directory / PRIVACY_FILE).exists():
             return _event_of_run(directory, delta)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise CommandError(f"--other_runs={directory} cannot be read: {error}") from error
     raise CommandError(
         f"--other_runs={directory} is neither the directory of a run, with its {PRIVACY_FILE}, nor "

@@ -69,7 +69,11 @@ class Provenance:
             "files": tuple(contents["files"].items()),
             "secret_files": tuple(contents["secret_files"]),
         }
-        return cls(**{**contents, **lists})
+        found = cls(**{**contents, **lists})
+        texts = (found.responsible, found.model, found.period, found.custody, found.date)
+        if not all(isinstance(each, str) for each in (*texts, found.key_file)):
+            raise TypeError("found no text where there has to be one")
+        return found
 
     def to_markdown(self) -> str:
         """Returns the points of a list, indented by three spaces."""

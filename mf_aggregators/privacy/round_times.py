@@ -51,6 +51,8 @@ _TICKS_PER_SECOND = 1_000_000
 _ROUNDING_TICKS = 4
 # More is no time in seconds; ticks up to here are integers that doubles have.
 _LARGEST_SECONDS = 4.0e9
+# More than any two times are apart: a longer timer allows as little.
+_LONGEST_TIMER = 4.0 * _LARGEST_SECONDS
 # Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
 _UNIX_SECONDS = (1.0e9, 2.5e9)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -183,14 +185,17 @@ class RoundTimes:
             raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
         except UnicodeDecodeError:
             raise LedgerError(f"{file} is not text in UTF-8: save it in that encoding.") from None
-        return cls(
-            np.array(starts),
-            np.array(ends),
-            timer_hours,
-            clock_drift,
-            clock_margin_minutes,
-            max_participations,
-        )
+        try:
+            return cls(
+                np.array(starts),
+                np.array(ends),
+                timer_hours,
+                clock_drift,
+                clock_margin_minutes,
+                max_participations,
+            )
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
 
     @property
     def num_rounds(self) -> int:
@@ -256,10 +261,10 @@ class RoundTimes:
         return starts, ends
 
     def _timer_ticks(self) -> int:
-        seconds = self.timer_hours * _SECONDS_PER_HOUR * (1.0 - self.clock_drift)
-        seconds -= 60.0 * self.clock_margin_minutes
-        # More than any two times are apart.
-        seconds = min(seconds, 4.0 * _LARGEST_SECONDS)
+        # Both are cut, since products may overflow. A margin as long as the timer leaves nothing.
+        seconds = min(self.timer_hours * _SECONDS_PER_HOUR, _LONGEST_TIMER)
+        seconds *= 1.0 - self.clock_drift
+        seconds -= min(60.0 * self.clock_margin_minutes, _LONGEST_TIMER)
         return math.floor(seconds * _TICKS_PER_SECOND) - _ROUNDING_TICKS
 
 

@@ -1,6 +1,9 @@
 """What devices and their server do in a run, and its flags: who checks in, what gets lost."""
 
 import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
 
 from absl import flags
 
@@ -12,6 +15,7 @@ from simulations.devices.availability import Always, Availability, Diurnal, Inde
 WAIT = "wait"
 REJOIN = "rejoin"
 
+_MINUTE = 60.0
 _HOUR = 3600.0
 
 # Probabilities with which a round that is tried often enough ends well.
@@ -286,9 +290,12 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
         (values.timer == "rounds") == (values.timer_hours is None),
         "--timer_hours belongs to --timer=wall_clock, which needs it.",
     )
+    timer = None
+    if values.timer_hours is not None:
+        timer = WallClockTimer(_seconds(values, "timer_hours", _HOUR))
     return DeviceBehaviour(
         availability=_availability(values),
-        timer=(None if values.timer_hours is None else WallClockTimer(values.timer_hours * _HOUR)),
+        timer=timer,
         over_selection=values.over_selection,
         dropout_probability=values.dropout_probability,
         upload_loss_probability=values.upload_loss_probability,
@@ -297,10 +304,15 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
         abandonment_probability=values.abandonment_probability,
         history_loss_probability=values.history_loss_probability,
         after_history_loss=values.after_history_loss,
-        round_seconds=values.round_minutes * 60.0,
-        retry_seconds=values.retry_minutes * 60.0,
+        round_seconds=_seconds(values, "round_minutes", _MINUTE),
+        retry_seconds=_seconds(values, "retry_minutes", _MINUTE),
         max_attempts=values.max_attempts,
     )
+
+
+def _seconds(values: flags.FlagValues, flag: str, unit: float) -> float:
+    """The seconds of a flag that takes hours or minutes."""
+    return validation.positive_number(values[flag].value * unit, f"--{flag}")
 
 
 def _availability(values: flags.FlagValues) -> Availability:
@@ -320,17 +332,32 @@ def _availability(values: flags.FlagValues) -> Availability:
         command_line.check_choice(
             bool(given), "--availability=independent needs --available_probability."
         )
-        return Independent(**given)
+        return _of_model(Independent, model, given)
     if model == "diurnal":
         for attribute in ("utc_offsets", "weights"):
             if attribute in given:
                 given[attribute] = _numbers(given[attribute])
-        return Diurnal(**given)
+        return _of_model(Diurnal, model, given)
     if model == "trace":
         command_line.check_choice("trace" in given, "--availability=trace needs --trace, a file.")
-        period = given.get("period")
-        return Trace.load(given["trace"], None if period is None else period * _HOUR)
+        period = None
+        if values.trace_period_hours is not None:
+            period = _seconds(values, "trace_period_hours", _HOUR)
+        return Trace.load(given["trace"], period)
     return Always()
+
+
+def _of_model(
+    kind: type[Independent] | type[Diurnal], model: str, given: Mapping[str, Any]
+) -> Availability:
+    """A model of availability, or a refusal in which its attributes are the flags."""
+    try:
+        return kind(**given)
+    except ValueError as error:
+        message = str(error)
+        for flag, attribute in _MODEL_FLAGS[model].items():
+            message = re.sub(rf"\b{attribute}\b", f"--{flag}", message)
+        raise command_line.CommandError(message) from None
 
 
 def _numbers(texts: list[str]) -> tuple[float, ...]:

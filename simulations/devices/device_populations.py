@@ -429,7 +429,10 @@ class DevicePopulation:
         """Selects uniformly among the available devices whose timers allow it."""
         behaviour = self._behaviour
         num_eligible = self._timers.num_eligible
-        wanted = math.ceil(self._clients_per_round * behaviour.over_selection)
+        # More than all devices are all of them.
+        wanted = math.ceil(
+            min(self._clients_per_round * behaviour.over_selection, self._num_devices)
+        )
         always = behaviour.availability.is_always
         possible = behaviour.availability.is_possible(seconds)
         if num_eligible < self._fewest or not possible:

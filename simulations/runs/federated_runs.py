@@ -79,7 +79,8 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
     behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
     _check_initial_weights(config)
-    workers = None if config.workers is None else worker_addresses.parse(config.workers)
+    with command_line.naming("workers"):
+        workers = None if config.workers is None else worker_addresses.parse(config.workers)
     if config.write_learning_rates is not None:
         _write_learning_rates(values, config, command)
         return None
@@ -132,9 +133,11 @@ def begin(
     seed = secrets.randbits(64) if given is None else given
     run = planned_runs.plan(config, data, directory, max_bands, seed=seed, behaviour=behaviour)
     _check_noise_directory(run)
+    # Data that cannot be read are found before anything is written.
+    fingerprint = data.fingerprint()
     directory.create(_description(run, command), only_for_owner=run.mechanism.sampling is not None)
     _keep_matrix(run, None)
-    directory.fix_data(data.fingerprint())
+    directory.fix_data(fingerprint)
     return _with_sampler(run)
 
 

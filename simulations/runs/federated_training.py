@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from mf_aggregators.audit.one_run import RunAudit
+from mf_aggregators.commands import command_line
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics, compatibility
@@ -171,8 +172,12 @@ def _begun(run: Run, task: FederatedTask) -> FederatedTask:
     try:
         if config.initial_weights is not None:
             known = (run.directory.read_config() or {}).get(run_directory.INITIAL_WEIGHTS_SHA256)
-            task = model_parts.beginning_with(task, config.initial_weights, known)
-        return task if config.layers is None else model_parts.training_only(task, config.layers)
+            with command_line.naming("initial_weights"):
+                task = model_parts.beginning_with(task, config.initial_weights, known)
+        if config.layers is None:
+            return task
+        with command_line.naming("trainable_layers"):
+            return model_parts.training_only(task, config.layers)
     except ValueError as error:
         raise weights_files.ModelError(str(error)) from error
 

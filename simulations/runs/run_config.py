@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import accounting, catalogue, validation
+from mf_aggregators import catalogue, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import one_run
 from mf_aggregators.commands import mechanism_flags, stated_runs
@@ -632,6 +632,8 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
             f"--{name} belongs to --private_metrics: leave it out, or release metrics with noise.",
         )
     _check_sampling(options)
+    for name in ("public_data", "responsible", "model", "custody"):
+        stated_runs.check_words(options[name], name)
     _check_beginning(options)
     options = _with_noise_multiplier(options, defaults["target_epsilon"])
     _check_audit(options)
@@ -798,14 +800,9 @@ def _check_audit(options: RunConfig) -> None:
 
 def _check_beginning(options: RunConfig) -> None:
     """Checks where training begins, and which part of a model it is about."""
-    words = options.public_data
-    check_choice(
-        words is None or (bool(words.strip()) and words.isprintable()),
-        "--public_data takes a few words in one line.",
-    )
     if options.initial_weights is not None:
         check_choice(
-            words is not None,
+            options.public_data is not None,
             "--initial_weights needs --public_data, what they were trained on, in a few words: the "
             "privacy statement repeats it, and nobody but you knows.",
         )
@@ -851,11 +848,11 @@ def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunCon
             multiplier = sufficient
     elif multiplier is None:
         target = default_epsilon if target is None else target
-        sufficient = accounting.noise_multiplier(target, options.delta)
+        sufficient = mechanism_flags.noise_multiplier_of_epsilon(target, options.delta)
         if options.sampling == TIMERS:
             multiplier = sufficient
     if multiplier is not None:
-        accounting.epsilon(multiplier, options.delta)
+        mechanism_flags.check_noise_multiplier(multiplier, options.delta)
     check_choice(
         not options.private_metrics or multiplier != 0.0,
         "--private_metrics needs noise, and this run adds none: leave it out, or choose a "

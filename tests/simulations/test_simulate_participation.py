@@ -24,6 +24,9 @@ from simulations.devices.device_populations import DevicePopulation
 from simulations.runs.round_records import ParticipationLedger
 
 _SETTING = ("--population=300", "--clients_per_round=10", "--num_rounds=40")
+_WALL_CLOCK = ("--timer=wall_clock", "--timer_hours=2")
+_DIURNAL = ("--separation=2", "--availability=diurnal")
+_TRACE = ("--separation=2", "--availability=trace", "--trace=missing.csv")
 
 
 def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -278,15 +281,34 @@ def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathl
         (("--clients_per_round=0", "--separation=2"), "clients_per_round must be at least 1"),
         (("--separation=2", "--margin=1"), "--margin must be at least 0 and below 1, found 1"),
         (("--separation=2", "--margin=-0.1"), "--margin must be at least 0 and below 1"),
-        (("--separation=2", "--minimum_uploads=11"), "minimum_uploads=11 is above the 10 clients"),
-        (("--separation=2", "--minimum_uploads=0"), "minimum_uploads must be at least 1"),
-        (("--separation=2", "--late_upload_probability=1"), "must be below 1, found 1.0"),
-        (("--separation=2", "--abandonment_probability=-1"), "abandonment_probability"),
+        (("--separation=2", "--minimum_uploads=11"), "--minimum_uploads=11 is above the 10"),
+        (("--separation=2", "--minimum_uploads=0"), "--minimum_uploads must be at least 1"),
+        (("--separation=2", "--late_upload_probability=1"), "--late_upload_probability must be"),
+        (("--separation=2", "--abandonment_probability=-1"), "--abandonment_probability must"),
         (("--num_rounds=0", "--separation=2"), "--num_rounds must be at least 1"),
         ((), "--timer=rounds needs --separation"),
         (("--timer=wall_clock",), "--timer_hours belongs to --timer=wall_clock, which needs it"),
         (("--separation=2", "--timer_hours=3"), "--timer_hours belongs to --timer=wall_clock"),
-        (("--timer=wall_clock", "--timer_hours=0"), "the seconds of a timer must be above zero"),
+        (("--timer=wall_clock", "--timer_hours=0"), "--timer_hours must be above zero"),
+        (("--separation=2", "--seeds=3"), "--seeds belongs to a suggestion"),
+        (("--max_participations=2", "--margin=0.2", *_WALL_CLOCK), "--margin belongs to a"),
+        (("--seed=-1", "--separation=2"), "--seed must be at least 0"),
+        (("--separation=2", "--round_minutes=0"), "--round_minutes must be above zero"),
+        (("--separation=2", "--retry_minutes=1e308"), "--retry_minutes must be finite"),
+        (("--separation=2", "--max_attempts=0"), "--max_attempts must be at least 1"),
+        (("--separation=2", "--target_rho=1e30"), "--target_rho=1e+30 is too large"),
+        (("--separation=2", "--target_epsilon=nan"), "--target_epsilon must be finite"),
+        (("--separation=2", "--noise_multiplier=1e-9"), "--noise_multiplier=1e-09 is too small"),
+        (("--separation=2", "--target_rho=1", "--delta=nan"), "--delta must be finite"),
+        ((*_DIURNAL, "--utc_weights=1"), "--utc_weights must have one number for each of the 9"),
+        ((*_DIURNAL, "--longest_window_hours=3"), "from --shortest_window_hours, 4.0, to 24"),
+        ((*_DIURNAL, "--window_start_hour=24"), "--window_start_hour must be at least 0"),
+        ((*_TRACE, "--trace_period_hours=-1"), "--trace_period_hours must be above zero"),
+        (("--separation=2", "--output=.", "--overwrite"), "--output=. is a directory"),
+        (
+            (*_TRACE[:2], "--trace=x.npz", "--output=./x.npz", "--overwrite"),
+            "--output would replace x.npz, which --trace reads",
+        ),
         (("--separation=2", "--trace=x"), "--trace belongs to --availability=trace"),
         (("--separation=2", "--utc_offsets=1"), "--utc_offsets belongs to --availability=diurnal"),
         (
@@ -295,20 +317,20 @@ def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathl
         ),
         (
             ("--separation=2", "--availability=independent", "--available_probability=2"),
-            "probability must be above 0 and at most 1, found 2.0",
+            "--available_probability must be above 0 and at most 1, found 2.0",
         ),
         (("--separation=2", "--availability=trace"), "--availability=trace needs --trace"),
         (
             ("--separation=2", "--availability=trace", "--trace=missing.csv"),
-            "missing.csv cannot be read: No such file",
+            "--trace: missing.csv cannot be read: No such file",
         ),
         (
             ("--separation=2", "--availability=diurnal", "--utc_offsets=1,x"),
             "take numbers with commas, found 1,x",
         ),
-        (("--separation=2", "--over_selection=0.5"), "over_selection must be at least 1"),
+        (("--separation=2", "--over_selection=0.5"), "--over_selection must be at least 1"),
         (("--separation=2", "--population=2000000", "--output=x.npz"), "2000000 are too many"),
-        (("--separation=2", "--checkpoint=missing"), "missing"),
+        (("--separation=2", "--checkpoint=missing"), "--checkpoint: missing/factorization.json"),
         (("--separation=2", "--noise_multiplier=1", "--target_epsilon=1"), "exclude each other"),
     ],
 )
@@ -321,6 +343,17 @@ def test_bad_flags_are_refused_in_one_line(
     lines = [line for line in err.splitlines() if line.startswith("simulate-participation:")]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_more_than_all_devices_are_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("--separation=2", "--num_rounds=1", "--dropout_probability=0.5")
+    found = [
+        _fields(capsys, *given, f"--over_selection={factor}") for factor in ("30", "31", "1e308")
+    ]
+    for each in found:
+        del each["seconds"]
+    assert found[0]["selected"] == 300
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("missing", ["population", "clients_per_round"])
@@ -410,7 +443,7 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     assert suggested <= 0.9 * min(one_by_one)
     assert min(one_by_one) - suggested >= max(one_by_one) - min(one_by_one)
     # A plan for it is kept, also with a count that devices do not keep.
-    planned = _fields(capsys, *timer, f"--separation={suggested}")
+    planned = _fields(capsys, *timer[:3], f"--separation={suggested}")
     assert planned["most_participations"] <= fields["suggested_max_participations"]
     assert planned["keeps_plan"] is True
     assert "suggested_separation" not in planned

@@ -252,6 +252,15 @@ def test_shuffled_runs_compose_by_the_pairs_that_are_proved_of_them() -> None:
     assert found < 2.0 * alone
 
 
+def test_a_run_of_immense_noise_adds_nothing() -> None:
+    one = gaussian.exact_epsilon(1.0, 1e-6)
+    immense = accounting.event(1e308)
+    both = dp_accounting.ComposedDpEvent([accounting.event(1.0), immense])
+    for events in ((accounting.event(1.0), immense), (both,)):
+        found = accounting.composed_epsilon(events, 1e-6)
+        assert one <= found == pytest.approx(one, rel=1e-6)
+
+
 @pytest.mark.long
 def test_runs_that_draw_the_same_clients_are_one_with_less_noise() -> None:
     """The composition is of independent draws, and says less than the truth of equal ones."""

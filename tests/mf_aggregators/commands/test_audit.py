@@ -157,7 +157,8 @@ def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) 
     [
         ([], "--mechanism or --checkpoint is required"),
         (["--mechanism=identity", "--checkpoint=c"], "--checkpoint and --mechanism exclude"),
-        (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
+        (["--checkpoint=nowhere"], "--checkpoint: nowhere/factorization.json cannot be read"),
+        (["--mechanism=identity", "--target_rho=1e30"], "--target_rho=1e+30 is too large"),
         (["--checkpoint=nowhere", "--num_rounds=4"], "--num_rounds is the checkpoint's own"),
         (["--checkpoint=nowhere", "--num_bands=4"], "--num_bands belongs to --mechanism=banded"),
         (["--mechanism=magic"], "--mechanism=magic"),
@@ -171,10 +172,10 @@ def test_an_audit_that_proves_little_says_so(capfd: pytest.CaptureFixture[str]) 
         (["--mechanism=identity", "--noise_multiplier=0"], "noise_multiplier"),
         (["--mechanism=identity", "--noise_multiplier=1", "--target_epsilon=1"], "exclude"),
         (["--mechanism=identity", "--target_epsilon=500", "--canaries=50"], "cannot refute"),
-        (["--mechanism=identity", "--canaries=0"], "canaries"),
+        (["--mechanism=identity", "--canaries=0"], "--canaries must be at least 1"),
         (["--mechanism=identity", "--canaries=many"], "many"),
         (["--mechanism=identity", "--false_alarm_rate=1.5"], "found 1.5"),
-        (["--mechanism=identity", "--delta=0"], "delta"),
+        (["--mechanism=identity", "--delta=0"], "--delta must be above 0"),
         (["--nonsense=1"], "nonsense"),
     ],
 )

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from absl import flags
 
 from mf_aggregators import accounting, checkpoints, factorizations, participation, workloads
 from mf_aggregators.commands import command_line, factorize, report
+from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.participation import MinSeparation
 from tests.refusals import refuses
 
@@ -293,7 +295,11 @@ def test_no_noise_is_null_in_json_and_never_nan(
         ("mf-factorize", ["something"], "unexpected argument"),
         ("mf-factorize", ["--nonsense=1"], "nonsense"),
         ("mf-report", [], "--checkpoint or --verify is required"),
-        ("mf-report", ["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
+        (
+            "mf-report",
+            ["--checkpoint=./nowhere"],
+            "--checkpoint: nowhere/factorization.json cannot be read",
+        ),
         ("mf-report", ["--checkpoint=nowhere", "--figure=x.jpg"], ".png"),
         ("mf-report", ["--checkpoint=nowhere", "--trade_off=x.csv"], ".json"),
     ],
@@ -324,15 +330,21 @@ def test_bad_input_is_one_clear_line_and_status_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target_epsilon=0"], "epsilon"),
+        (["--target_epsilon=0"], "--target_epsilon must be above zero"),
+        (["--target_epsilon=1e30"], "--target_epsilon: no noise multiplier"),
         (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
         (["--target_epsilon=1", "--target_rho=1"], "exclude each other"),
         (["--target_rho=0"], "--target_rho must be above zero"),
         (["--target_rho=nan"], "--target_rho must be finite"),
         (["--target_rho=1e-320"], "--target_rho"),
-        (["--target_rho=1e9"], "so little noise"),
-        (["--noise_multiplier=-1"], "noise_multiplier"),
-        (["--noise_multiplier=1", "--delta=1"], "delta"),
+        (["--target_rho=1e9"], "--target_rho=1e+09 is too large"),
+        (["--target_rho=100"], "--target_rho: so little noise"),
+        (["--target_rho=1e308"], "--target_rho=1e+308 is too large"),
+        (["--noise_multiplier=-1"], "--noise_multiplier must not be negative"),
+        (["--noise_multiplier=0.1"], "--noise_multiplier: so little noise"),
+        (["--noise_multiplier=1e-9"], "--noise_multiplier=1e-09 is too small"),
+        (["--noise_multiplier=1", "--delta=1"], "--delta must be above 0"),
+        (["--target_epsilon=8", "--delta=1e-14"], "Use a larger delta"),
         (["--participation=single", "--separation=3"], "neither"),
         (["--participation=fixed_epoch", "--separation=3"], "--max_participations"),
     ],
@@ -345,6 +357,46 @@ def test_bad_report_flags(
     assert (status, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("delta must be finite.", "--delta must be finite."),
+        ("rounds=3 is above 2.", "--rounds=3 is above 2."),
+        ("folder is of another run: choose --first.", "folder is of another run: choose --first."),
+        # What was not given, or is no parameter, is not named.
+        ("epsilon must be finite.", "epsilon must be finite."),
+        ("delta is too large.", "delta is too large."),
+        ("folder/a.csv, line 1: x", "--first: folder/a.csv, line 1: x"),
+        ("folder: x", "--second: folder: x"),
+        ("folder/b.csv: x", "--second: folder/b.csv: x"),
+        ("folders: x", "folders: x"),
+        ("d.bin cannot be read", "--others: d.bin cannot be read"),
+        ("word cannot be read", "word cannot be read"),
+    ],
+)
+def test_a_message_of_the_library_gets_the_flag_that_it_is_about(
+    capsys: pytest.CaptureFixture[str], message: str, line: str
+) -> None:
+    def define(values: flags.FlagValues) -> None:
+        group = FlagGroup(values, "Things")
+        group.number("delta", "A number.")
+        group.number("epsilon", "A number.", 1.0)
+        group.integer("rounds", "An integer.")
+        group.path("first", "A file.")
+        group.path("second", "A folder.")
+        group.path("unused", "A file.", "word")
+        group.repeated_paths("others", "Files.")
+        group.string("text", "A text.")
+
+    def main(values: flags.FlagValues) -> None:
+        raise ValueError(message)
+
+    given = ("--delta=1", "--rounds=3", "--first=./folder/a.csv", "--second=folder/")
+    words = ["program", *given, "--others=c", "--others=d.bin", "--text=word"]
+    assert command_line.run("", define, main, words) == 2
+    assert capsys.readouterr().err == f"program: {line}\n"
 
 
 def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(

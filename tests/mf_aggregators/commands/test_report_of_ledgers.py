@@ -178,13 +178,17 @@ def test_times_in_the_place_of_a_ledger(
     [
         (("--round_times={}",), "--timer_hours"),
         (("--timer_hours=5",), "--round_times"),
-        (("--round_times={}", "--timer_hours=0"), "timer_hours"),
+        (("--round_times={}", "--timer_hours=0"), "--timer_hours must be above zero"),
+        (("--round_times={}", "--timer_hours=inf"), "--timer_hours must be finite"),
         (("--round_times={}", "--timer_hours=x"), "--timer_hours"),
         (("--round_times={}", "--timer_hours=1"), "timer_hours"),
-        (("--round_times={}.gone", "--timer_hours=5"), "times.csv.gone"),
-        (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "clock_drift"),
-        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=-1"), "clock_margin"),
+        (("--round_times={}.gone", "--timer_hours=5"), "--round_times: "),
+        (("--round_times={}", "--timer_hours=5", "--clock_drift=1"), "--clock_drift must"),
+        (("--round_times={}", "--timer_hours=5", "--clock_drift=nan"), "--clock_drift must"),
+        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=-1"), "--clock_margin"),
         (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=300"), "clock_margin"),
+        (("--round_times={}", "--timer_hours=5", "--clock_margin_minutes=1e308"), "clock_margin"),
+        (("--round_times={}", "--timer_hours=1e308", "--clock_margin_minutes=1e308"), "leaves"),
         (("--round_times={}", "--timer_hours=5", "--timer_max_participations=0"), "--timer_max"),
         (("--clock_drift=0.1",), "--round_times"),
         (("--clock_margin_minutes=1",), "--round_times"),
@@ -206,6 +210,42 @@ def test_times_that_mean_nothing_are_refused_in_one_line(
     assert (status, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert named in err
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("", "12,2026-03-01T13:00:00Z\n"), "13 rounds were released"),
+        (("11,2026-03-01T12", "11,2026-03-02T12"), "round 11 lasted 25 hours"),
+        (("1,2026-03-01T02:00:00Z", "1,noon"), "times.csv, line 3: 'noon' is no time"),
+        (("start,2026-03-01", "start,0001-01-01"), "starts must be finite"),
+    ],
+)
+def test_a_file_of_times_is_refused_by_its_flag(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    change: tuple[str, str],
+    named: str,
+) -> None:
+    file = tmp_path / "times.csv"
+    file.write_text(_TIMES.replace(*change) if change[0] else _TIMES + change[1])
+    status, out, err = _call(capsys, checkpoint, f"--round_times={file}", "--timer_hours=5")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("mf-report: --round_times: ")
+    assert named in err
+
+
+def test_a_ledger_is_refused_by_its_flag(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = _ledger(tmp_path, "a,0\na,12\n")
+    status, out, err = _call(capsys, checkpoint, ledger)
+    assert (status, out) == (2, "")
+    assert err.startswith("mf-report: --ledger: ")
+    status, out, err = _call(capsys, checkpoint, ledger, "--released_rounds=13")
+    assert (status, out) == (2, "")
+    assert err.startswith("mf-report: --released_rounds: 13 rounds were released")
 
 
 def test_names_that_look_alike_are_the_first_thing_said(

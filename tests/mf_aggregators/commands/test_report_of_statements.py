@@ -1,13 +1,18 @@
 """mf-report --statement and --verify: a statement for a run that was trained anywhere."""
 
+import copy
 import dataclasses
 import datetime
+import errno
 import hashlib
 import hmac
 import json
+import os
 import pathlib
 import re
 import shutil
+import tempfile
+from typing import Any
 
 import pytest
 
@@ -217,6 +222,28 @@ def test_facts_of_a_run_assert_nothing_by_default() -> None:
         (("--public_data=none",), "--public_data needs --statement"),
         (("--secure_aggregation=yes",), "--secure_aggregation needs --statement"),
         (("--verify=PRIVACY.md",), "leave out"),
+        # Words that would begin lines of their own, that nobody sees, or that are none.
+        *(
+            (("--statement=PRIVACY.md", *_FACTS, f"--{flag}={text}"), f"--{flag} takes words")
+            for flag in ("public_data", "enforcement", "responsible", "model", "period", "custody")
+            for text in ("none.\n\n# Verified", " ", "\u202eabc")
+        ),
+        (("--statement=PRIVACY.md", *_FACTS, "--model="), "--model takes words"),
+        (
+            ("--statement=PRIVACY.md", *_FACTS, "--population=1", "--clients_per_round=1"),
+            "--population=1 is less than the 2 clients",
+        ),
+        # Files that are read, or written twice.
+        (("--statement=model.md", *_FACTS, "--evidence=model.json"), "--statement would replace"),
+        (
+            ("--statement=PRIVACY.md", *_FACTS, "--trade_off=./PRIVACY.json"),
+            "--statement and --trade_off would both write",
+        ),
+        (("--trade_off=model.json", "--sampling_seed=model.json"), "--trade_off would replace"),
+        (("--statement=folder.md", *_FACTS), "--statement=folder.md is a directory"),
+        (("--statement=folder2.md", *_FACTS), "--statement=folder2.json is a directory"),
+        (("--trade_off=folder2.json",), "--trade_off=folder2.json is a directory"),
+        (("--report=folder.html",), "--report=folder.html is a directory"),
     ],
 )
 def test_bad_flags_of_a_statement_are_one_line(
@@ -225,12 +252,90 @@ def test_bad_flags_of_a_statement_are_one_line(
     arguments: tuple[str, ...],
     named: str,
 ) -> None:
+    for name in ("folder.md", "folder2.json", "folder.html"):
+        (folder / name).mkdir()
+    (folder / "model.json").write_text("mine")
+    # Replacing a file is one thing, replacing what is read another.
+    overwrite = ("--overwrite",) if "--verify=PRIVACY.md" not in arguments else ()
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     status, out, err = _call(
-        capsys, "--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *arguments
+        capsys, "--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *arguments, *overwrite
     )
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert named in err
-    assert not (folder / "PRIVACY.md").exists()
+    assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_statement_that_is_damaged_is_one_line(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    _write(capsys)
+    file = folder / "PRIVACY.json"
+    whole = json.loads(file.read_text())
+    changes: list[tuple[tuple[str, ...], Any]] = [
+        (("flags", "ledger"), 7),
+        (("flags", "evidence"), 7),
+        (("flags", "evidence"), [7]),
+        (("flags", "other_runs"), [None]),
+        (("flags", "population"), "many"),
+        (("flags", "trade_off"), "x.json"),
+        (("flags", "statement"), "other.md"),
+        (("flags", "nonsense"), 1),
+        (("statement", "provenance", "key_file"), None),
+        (("statement", "provenance", "secret_files"), None),
+        (("statement", "provenance", "files"), []),
+    ]
+    for (*keys, last), value in changes:
+        changed = copy.deepcopy(whole)
+        inner = changed
+        for key in keys:
+            inner = inner[key]
+        inner[last] = value
+        file.write_text(json.dumps(changed))
+        status, out, err = _call(capsys, "--verify=PRIVACY.md")
+        assert (status, out, err.count("\n")) == (2, "", 1), last
+        assert err.startswith("mf-report: --verify: "), last
+    # One that merely lacks a number differs.
+    del whole["statement"]["library_version"]
+    file.write_text(json.dumps(whole))
+    assert _verified(capsys, "PRIVACY.md")
+
+
+@pytest.mark.parametrize("path", ["PRIVACY.json", "PRIVACY", "banded", "gone.md"])
+def test_what_is_verified_is_the_text(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, path: str
+) -> None:
+    _write(capsys)
+    status, out, err = _call(capsys, f"--verify={path}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "--verify" in err
+
+
+def test_verifying_needs_no_place_to_write_and_no_other_output(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a medium that is read-only, wherever a trade-off curve went."""
+    (folder / "curves").mkdir()
+    monkeypatch.setattr(Mechanism, "trade_off_curve", lambda self: {})
+    _write(capsys, "--trade_off=curves/curve.json")
+    shutil.rmtree(folder / "curves")
+
+    def no_place(*unused: Any, **also_unused: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", no_place)
+    assert _verified(capsys, "PRIVACY.md") == []
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "{}", '{"provenance": []}'])
+def test_a_run_directory_of_something_else_is_one_line(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, text: str
+) -> None:
+    (folder / "PRIVACY.md").write_text("# Privacy statement")
+    (folder / "privacy.json").write_text(text)
+    status, out, err = _call(capsys, "--verify=PRIVACY.md")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("mf-report: --verify: ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "flags": {}}'])

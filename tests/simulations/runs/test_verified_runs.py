@@ -149,6 +149,31 @@ def test_what_canaries_found_is_stated_and_has_to_agree_with_itself(
         assert difference.startswith("epsilon_lower_bound of the audit")
 
 
+def test_a_statement_of_other_things_is_one_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _ran(tmp_path / "run", *_TIMERS)
+    file = tmp_path / "run" / "privacy.json"
+    contents = json.loads(file.read_text())
+    changes: dict[str, Any] = {
+        "worst_client": 3,
+        "num_clients": "many",
+        "public_data": None,
+        "enforcement": [1],
+        "clip_norm": [],
+        "provenance": {**contents["provenance"], "secure_aggregation": 3},
+        "planned": {**contents["planned"], "noise_multiplier": "much"},
+    }
+    for name, value in changes.items():
+        file.write_text(json.dumps({**contents, name: value}))
+        words = ["mf-report", f"--verify={tmp_path / 'run' / 'PRIVACY.md'}"]
+        status = command_line.run(report.__doc__ or "", report.define_flags, report.main, words)
+        captured = capsys.readouterr()
+        assert (status, captured.out) == (2, ""), name
+        assert captured.err.startswith("mf-report: --verify"), name
+        assert captured.err.count("\n") == 1, name
+
+
 def test_an_extended_run_is_verified_with_all_its_horizons(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

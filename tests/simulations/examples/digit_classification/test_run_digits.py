@@ -266,11 +266,28 @@ def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
             ["--initial_weights=text.txt", "--public_data=x"],
             "--initial_weights: text.txt is no file of weights by its name",
         ),
-        (["--public_data= "], "--public_data takes a few words in one line"),
-        (["--public_data=two\nlines"], "--public_data takes a few words in one line"),
+        (["--public_data= "], "--public_data takes words in one line"),
+        (["--public_data=two\nlines"], "--public_data takes words in one line"),
         (["--trainable_layers=dense,,"], "--trainable_layers takes names of layers or weights"),
-        (["--minimum_uploads=11"], "minimum_uploads=11 is above the 10 clients per round"),
-        (["--abandonment_probability=1"], "abandonment_probability must be below 1"),
+        (["--minimum_uploads=11"], "--minimum_uploads=11 is above the 10 clients per round"),
+        (["--abandonment_probability=1"], "--abandonment_probability must be below 1"),
+        (["--responsible=A\n\n# B"], "--responsible takes words in one line"),
+        (["--model="], "--model takes words in one line"),
+        (["--custody=\u202eabc"], "--custody takes words in one line"),
+        (["--target_rho=1e30"], "--target_rho=1e+30 is too large"),
+        (["--target_rho=nan"], "--target_rho must be finite"),
+        (["--target_epsilon=0"], "--target_epsilon must be above zero"),
+        (["--target_epsilon=1e30"], "--target_epsilon: no noise multiplier"),
+        (["--noise_multiplier=1e-4"], "--noise_multiplier=0.0001 is too small"),
+        (["--noise_multiplier=0.1"], "--noise_multiplier: so little noise"),
+        (["--noise_multiplier=-1"], "--noise_multiplier must not be negative"),
+        (["--delta=inf"], "--delta must be finite"),
+        (["--workers=a:0"], "--workers: the worker address 'a:0'"),
+        (["--timer=wall_clock", "--timer_hours=nan"], "--timer_hours must be finite"),
+        (["--other_runs=text.txt"], "--other_runs=text.txt is neither"),
+        (["--largest_loss=1"], "--largest_loss belongs to --private_metrics"),
+        (["--private_metrics", "--largest_examples=0"], "--largest_examples must be at least 1"),
+        (["--audit_canaries=0"], "--audit_canaries must be at least 1"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(
@@ -287,6 +304,22 @@ def test_bad_input_is_one_line_before_anything_is_written(
     (line,) = err.strip().splitlines()
     assert message in line
     assert not pathlib.Path("run").exists()
+
+
+def test_data_that_cannot_be_read_leave_no_run_behind(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a download that fails after the number of clients is known."""
+
+    def fails(self: Any) -> str:
+        raise ValueError("the images could not be downloaded.")
+
+    monkeypatch.setattr(run_digits.DigitsData, "fingerprint", fails)
+    status, _, err = _call(
+        capsys, f"--output_dir={tmp_path / 'run'}", "--num_rounds=2", "--mechanism=identity"
+    )
+    assert (status, err) == (2, "run-digits: the images could not be downloaded.\n")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("is_there", [False, True])
