@@ -65,7 +65,7 @@
 
   // Curves, each a colour and points [x, y], in a panel as wide as a phone.
   function draw(id, title, below, beside, curves, logarithmic) {
-    const [left, right, top, bottom, width, height] = [58, 8, 26, 40, 400, 260];
+    const [left, right, top, bottom, width, height] = [58, 18, 26, 40, 400, 260];
     const scaled = (value) => (logarithmic ? Math.log(value) : value);
     const all = curves.flatMap((curve) => curve.points);
     const xs = all.map(([x]) => scaled(x));
