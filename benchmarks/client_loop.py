@@ -14,7 +14,7 @@ import time
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from simulations.workers import quiet
+from mf_aggregators.tff import processes
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -25,7 +25,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Times both loops and prints a table."""
-    quiet.prepare_environment()
+    processes.prepare_environment()
     import numpy as np
     import tensorflow as tf
     import tensorflow_federated as tff
@@ -33,7 +33,7 @@ def main(values: flags.FlagValues) -> None:
     from stackoverflow_nwp import run_stackoverflow
     from stackoverflow_nwp.task import NextWordTask
 
-    quiet.end_workers_at_exit()
+    processes.end_workers_at_exit()
     small = run_stackoverflow.SMALL
     task = NextWordTask(small.vocab_size, 20, small.embedding_size, small.lstm_size, False)
     generator = np.random.default_rng(0)

@@ -52,7 +52,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.costs import Blocks
-from simulations.workers import quiet
+from mf_aggregators.tff import processes
 
 _Fields: TypeAlias = dict[str, Any]
 
@@ -196,7 +196,7 @@ def _in_own_process(name: str, values: flags.FlagValues, checkout: pathlib.Path)
 
 
 def _measure_alone(values: flags.FlagValues) -> _Fields:
-    quiet.prepare_environment()
+    processes.prepare_environment()
     import tensorflow as tf
 
     from mf_aggregators.noise.integer_rows import IntegerRows
@@ -238,13 +238,13 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
 
 
 def _measure_in_tff(values: flags.FlagValues) -> _Fields:
-    quiet.prepare_environment()
+    processes.prepare_environment()
     import tensorflow_federated as tff
 
     import mf_aggregators as mfa
     from mf_aggregators.tff import compatibility
 
-    quiet.end_workers_at_exit()
+    processes.end_workers_at_exit()
     mechanism, _, storage = values.measure.rpartition("-")
     value_type = compatibility.to_type(
         compatibility.TensorType(np.float32, [values.num_parameters])

@@ -23,7 +23,8 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from simulations.workers import quiet, worker_addresses
+from mf_aggregators.tff import processes
+from simulations.workers import worker_addresses
 
 _PORTS = (18411, 18412)
 
@@ -44,9 +45,9 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Times rounds and prints a table."""
     command_line.check_choice(values.rounds >= 2, "--rounds must be at least 2.")
-    quiet.prepare_environment()
+    processes.prepare_environment()
     given = worker_addresses.parse(values.workers) if values.workers else None
-    quiet.end_workers_at_exit()
+    processes.end_workers_at_exit()
     with contextlib.nullcontext(given) if given else _started() as addresses:
         fields = _measured(values, addresses)
     command_line.print_result(values, fields, command_line.table(list(fields.items())))

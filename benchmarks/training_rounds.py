@@ -25,7 +25,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from simulations.workers import quiet
+from mf_aggregators.tff import processes
 
 _BASELINE = "dp_aggregator"
 # So little that all processes train alike: a model in noise has saturated gates, whose
@@ -46,7 +46,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 def main(values: flags.FlagValues) -> None:
     """Times all processes in turn and prints a table."""
-    quiet.prepare_environment()
+    processes.prepare_environment()
     import tensorflow as tf
     import tensorflow_federated as tff
 
@@ -54,7 +54,7 @@ def main(values: flags.FlagValues) -> None:
     from stackoverflow_nwp import run_stackoverflow
     from stackoverflow_nwp.task import NextWordTask
 
-    quiet.end_workers_at_exit()
+    processes.end_workers_at_exit()
     paper = run_stackoverflow.PAPER
     task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)
     generator = np.random.default_rng(0)
@@ -78,13 +78,13 @@ def main(values: flags.FlagValues) -> None:
 
     schema = mfa.participation.MinSeparation(max(1, values.num_rounds // 6))
     with tempfile.TemporaryDirectory() as directory:
-        processes = {
+        timed = {
             _BASELINE: process(tff.learning.dp_aggregator(_NOISE_MULTIPLIER, float(values.clients)))
         }
         for mechanism in values.mechanisms:
             noise = pathlib.Path(directory) / mechanism
             noise.mkdir(mode=0o700)
-            processes[mechanism] = process(
+            timed[mechanism] = process(
                 private_aggregation.aggregator(
                     _factorization(mechanism, values.num_rounds, schema),
                     participation=schema,
@@ -95,8 +95,8 @@ def main(values: flags.FlagValues) -> None:
                     noise_directory=noise,
                 )
             )
-        states = {name: process.initialize() for name, process in processes.items()}
-        names = list(processes)
+        states = {name: process.initialize() for name, process in timed.items()}
+        names = list(timed)
         # (process, turn): seconds, and CPU seconds.
         seconds, cpu = np.zeros((2, len(names), values.rounds))
         of_data = np.zeros_like(seconds)
@@ -105,7 +105,7 @@ def main(values: flags.FlagValues) -> None:
                 start = time.perf_counter()
                 data = [dataset(rows) for rows in sentences]
                 begin, begin_cpu = time.perf_counter(), _cpu_seconds()
-                output = processes[names[place]].next(states[names[place]], data)
+                output = timed[names[place]].next(states[names[place]], data)
                 states[names[place]] = output.state
                 seconds[place, turn] = time.perf_counter() - begin
                 cpu[place, turn] = _cpu_seconds() - begin_cpu

@@ -36,7 +36,7 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.errors import Error
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import NOISE_FORMAT, rows_of_z, streams
+from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
@@ -70,7 +70,7 @@ class AggregatorState:
       seed: (2,) int64: the secret that all noise follows from.
       stream: (2,) int64: the name of the stream of noise, which is not secret.
       tensors: The shape and the dtype's name of each array of an update, in the order of
-        ``noise.streams``; None before the first update, where no template was given.
+        ``noise.nests``; None before the first update, where no template was given.
       histories: What rows need of earlier rounds, where they are kept in memory.
       clip: The clip norm that adapts; None for a constant one.
       identity: Tells the aggregator that the state is of, with all of its options, from others.
@@ -385,7 +385,7 @@ class Aggregator:
             for array, (_, dtype) in zip(released, tensors, strict=True)
         ]
         following = dataclasses.replace(state, round_index=i + 1, histories=histories, clip=clip)
-        return following, streams.in_structure(template, means)
+        return following, nests.in_structure(template, means)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:
         """Returns what may be shown of a state: the rounds released, and the clip norm's numbers.
@@ -627,8 +627,8 @@ def _described(structure: Any) -> tuple[list[Any], _Tensors]:
     Raises:
       TypeError: If one is not floating point.
     """
-    leaves = streams.leaves_of(structure)
-    return leaves, tuple(streams.tensor_of(leaf) for leaf in leaves)
+    leaves = nests.leaves_of(structure)
+    return leaves, tuple(nests.tensor_of(leaf) for leaf in leaves)
 
 
 def _matrix(mechanism: Mechanism) -> FloatArray:
@@ -644,7 +644,7 @@ def _layout(tensors: _Tensors) -> RowLayout:
 
 def _noise_dtype(dtype: str) -> str:
     """What noise for a dtype is computed and released in."""
-    return streams.NOISE_DTYPES[dtype]
+    return nests.NOISE_DTYPES[dtype]
 
 
 def _divided(array: FloatArray, divisor: np.float32) -> FloatArray:

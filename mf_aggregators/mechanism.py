@@ -498,27 +498,20 @@ class Mechanism:
         mechanism: Mechanism | None = None
         try:
             horizons = description["horizons"]
-            for index, horizon in enumerate(horizons):
-                rounds = horizon["num_rounds"]
-                is_last = index == len(horizons) - 1
+            for horizon in horizons:
                 described = horizon["participation"]
                 mechanism = cls(
-                    factorization if is_last else factorization.of_plan(rounds),
+                    factorization.of_plan(horizon["num_rounds"]),
                     participations.from_dict(described)
                     if "schema" in described
                     else participations.sampling_from_dict(described),
                     horizon["noise_multiplier"],
                     mechanism,
                 )
-                if mechanism.num_rounds != rounds:
-                    raise ValueError(
-                        f"it is for {rounds} rounds, and the factorization for "
-                        f"{mechanism.num_rounds}"
-                    )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it describes no mechanism ({error})") from error
-        if mechanism is None:
-            raise ValueError("it describes no mechanism (it has no horizons)")
+        if mechanism is None or mechanism.num_rounds != factorization.num_rounds:
+            raise ValueError(f"it describes none of {factorization.num_rounds} rounds")
         return mechanism
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool = True) -> None:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
-from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation, WorstClient
+from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.privacy.worst_client import WorstClient
 
 if TYPE_CHECKING:
     from mf_aggregators.mechanism import Mechanism
@@ -105,7 +106,7 @@ class Observed:
         """
         if self.ledger is None:
             return None
-        return guarantees.worst_client(
+        return WorstClient.of_ledger(
             self._unamplified(delta), self.mechanism.factorization, self.ledger
         )
 
@@ -147,7 +148,7 @@ class Observed:
             worst_client=(
                 None
                 if is_drawn or self.ledger is None
-                else guarantees.worst_client(plan, factorization, self.ledger)
+                else WorstClient.of_ledger(plan, factorization, self.ledger)
             ),
             other_runs=None,
         )

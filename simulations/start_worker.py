@@ -31,7 +31,7 @@ from absl import flags
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
-from simulations.workers import quiet
+from mf_aggregators.tff import processes
 from simulations.workers.worker_addresses import LARGEST_PORT
 
 _SECONDS_TO_START = 120.0
@@ -63,7 +63,7 @@ def main(values: flags.FlagValues) -> None:
     )
     binary = _binary()
     _check_free(port)
-    quiet.prepare_environment()
+    processes.prepare_environment()
     arguments = [os.fspath(binary), f"--port={port}"]
     if most_calls is not None:
         arguments.append(f"--max_concurrent_computation_calls={most_calls}")

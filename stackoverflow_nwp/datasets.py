@@ -20,7 +20,6 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from mf_aggregators import atomic_files, caches, validation
 from mf_aggregators.progress_bars import ProgressBar
@@ -126,24 +125,6 @@ class FederatedText:
         return token_arrays.open_client_tokens(
             self.path, split, words, sequence_length, max_eager_examples
         )
-
-    def client_data(self, split: str) -> Any:
-        """Opens a split as a `tff.simulation.datasets.ClientData` of StackOverflow's six fields."""
-        import tensorflow as tf
-        import tensorflow_federated as tff
-
-        fields = {
-            name: tf.io.FixedLenFeature((), tf.int64 if name == "score" else tf.string)
-            for name in ("creation_date", "score", "tags", "title", "tokens", "type")
-        }
-
-        def parse(dataset: Any) -> Any:
-            return dataset.map(
-                lambda proto: tf.io.parse_single_example(proto, fields),
-                num_parallel_calls=tf.data.AUTOTUNE,
-            )
-
-        return tff.simulation.datasets.SqlClientData(str(self.path), split).preprocess(parse)
 
 
 def default_cache_dir() -> pathlib.Path:

@@ -66,10 +66,6 @@ class ClientTokens(Protocol):
     def client_ids(self) -> tuple[str, ...]:
         """The clients' names, sorted."""
 
-    @property
-    def sequence_length(self) -> int:
-        """The number of tokens to predict in a row, which has one token more."""
-
     def tokens_of(self, client_id: str) -> np.ndarray:
         """Returns a client's sentences.
 
@@ -77,7 +73,8 @@ class ClientTokens(Protocol):
             client_id: One of `client_ids`.
 
         Returns:
-            A read-only int32 array with one row of `sequence_length + 1` token ids per sentence.
+            A read-only int32 array with one row of token ids per sentence, one more than those to
+            predict.
 
         Raises:
             KeyError: There is no such client.
@@ -157,11 +154,6 @@ class EagerClientTokens:
     def client_ids(self) -> tuple[str, ...]:
         """The clients' names, sorted."""
         return self.arrays.client_ids
-
-    @property
-    def sequence_length(self) -> int:
-        """The number of tokens to predict in a row, which has one token more."""
-        return int(self.arrays.tokens.shape[1]) - 1
 
     def tokens_of(self, client_id: str) -> np.ndarray:
         """Returns a view of a client's rows; see `ClientTokens`."""
@@ -269,11 +261,6 @@ class LazyClientTokens:
     def client_ids(self) -> tuple[str, ...]:
         """The clients' names, sorted."""
         return self._client_ids
-
-    @property
-    def sequence_length(self) -> int:
-        """The number of tokens to predict in a row, which has one token more."""
-        return self._tokenizer.sequence_length
 
     def tokens_of(self, client_id: str) -> np.ndarray:
         """Reads and tokenizes a client, or finds it in the cache; see `ClientTokens`."""

@@ -100,17 +100,17 @@ def _no_worker_outlives_the_tests() -> Iterator[None]:
 @pytest.fixture
 def _runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets commands that train run in a test: they leave signals and the environment alone."""
-    from simulations.workers import quiet
+    from mf_aggregators.tff import processes
 
-    monkeypatch.setattr(quiet, "prepare_environment", lambda: None)
-    monkeypatch.setattr(quiet, "end_workers_at_exit", lambda: None)
+    monkeypatch.setattr(processes, "prepare_environment", lambda: None)
+    monkeypatch.setattr(processes, "end_workers_at_exit", lambda: None)
     yield
-    quiet.end_workers()
+    processes.end_workers()
 
 
 def pytest_sessionfinish() -> None:
     """Ends TFF's workers while Python is still whole."""
     if "tensorflow_federated" in sys.modules:
-        from simulations.workers import quiet
+        from mf_aggregators.tff import processes
 
-        quiet.end_workers()
+        processes.end_workers()

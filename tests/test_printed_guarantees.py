@@ -21,13 +21,13 @@ from mf_aggregators.commands import audit, command_line, plan, report
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
     PrivacyStatement,
     Represented,
     RunFacts,
 )
+from mf_aggregators.privacy.worst_client import WorstClient
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun

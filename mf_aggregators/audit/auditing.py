@@ -11,9 +11,10 @@ The attacker learns the noise from tuning runs without canaries and never looks 
 matrix, so that it finds what a mechanism leaks, whatever the mechanism says of itself.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -210,18 +211,7 @@ def audit(
             "smaller delta or noise multiplier."
         )
     numbers = runs_of_canaries(canaries)
-    dimension = max(numbers) * (1 + ABSENCES_PER_CANARY)
-    tuning = tuning_runs(claim, dimension)
-    with ProgressBar(
-        total=(tuning + len(numbers)) * claim.num_rounds,
-        desc="audit",
-        unit="round",
-        disable=not show_progress,
-    ) as progress:
-        runner = Runner(build_aggregator(), claim, dimension, progress.update)
-        noise = [runner.run(None, 0)[0] for _ in range(tuning)]
-        model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
-        del noise
+    with tuned_runner(build_aggregator, claim, numbers, show_progress) as (runner, model):
         contribution = statistics.choose_contribution(
             model, claim.mechanism.participation, claim.clip_norm
         )
@@ -246,14 +236,7 @@ def audit(
         epsilon=epsilons[delta],
         epsilon_lower_bound=statistics.epsilon_of_mu(mu, delta),
         mu_lower_bound=mu,
-        any_mechanism=tuple(
-            AnyMechanismBound(
-                candidate,
-                epsilons[candidate],
-                max(rate.epsilon_lower_bound_any_mechanism(candidate) for rate in rates),
-            )
-            for candidate in deltas
-        ),
+        any_mechanism=bounds_of_any_mechanism(epsilons, rates),
         contribution=contribution,
         rates=rates,
         false_alarm_rate=false_alarm_rate,
@@ -271,15 +254,49 @@ def runs_of_canaries(canaries: int, most: int = _CANARIES_PER_RUN) -> list[int]:
     return [canaries // runs + (i < canaries % runs) for i in range(runs)]
 
 
-def tuning_runs(claim: Claim, dimension: int) -> int:
-    """Returns how many runs without canaries the noise is learned from.
+def bounds_of_any_mechanism(
+    epsilons: Mapping[float, float], rates: Sequence[ErrorRates]
+) -> tuple[AnyMechanismBound, ...]:
+    """Returns the bounds that hold of whatever mechanism had these error rates.
 
     Args:
-      claim: What is audited.
-      dimension: The coordinates of a run.
+      epsilons: What is claimed, by delta.
+      rates: The error rates at some thresholds.
     """
+    return tuple(
+        AnyMechanismBound(
+            delta, epsilon, max(rate.epsilon_lower_bound_any_mechanism(delta) for rate in rates)
+        )
+        for delta, epsilon in epsilons.items()
+    )
+
+
+@contextlib.contextmanager
+def tuned_runner(
+    build_aggregator: Callable[[], Any], claim: Claim, numbers: Sequence[int], show_progress: bool
+) -> Iterator[tuple["Runner", NoiseModel]]:
+    """Yields what runs an aggregation process, and the noise that it shows without canaries.
+
+    Args:
+      build_aggregator: As :func:`audit` takes it.
+      claim: What is audited.
+      numbers: The canaries of each run that follows.
+      show_progress: Whether to show a bar on standard error.
+    """
+    dimension = max(numbers) * (1 + ABSENCES_PER_CANARY)
     needed = max(_FEWEST_TUNING_COORDINATES, _TUNING_COORDINATES_PER_ROUND * claim.num_rounds)
-    return math.ceil(needed / dimension)
+    tuning = math.ceil(needed / dimension)
+    with ProgressBar(
+        total=(tuning + len(numbers)) * claim.num_rounds,
+        desc="audit",
+        unit="round",
+        disable=not show_progress,
+    ) as progress:
+        runner = Runner(build_aggregator(), claim, dimension, progress.update)
+        noise = [runner.run(None, 0)[0] for _ in range(tuning)]
+        model = statistics.fit_noise(np.concatenate(noise, axis=1), claim.clip_norm)
+        del noise
+        yield runner, model
 
 
 class Runner:

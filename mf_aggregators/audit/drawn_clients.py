@@ -26,9 +26,9 @@ from mf_aggregators.audit.auditing import (
     LARGE_DELTA,
     AnyMechanismBound,
     Claim,
-    Runner,
+    bounds_of_any_mechanism,
     runs_of_canaries,
-    tuning_runs,
+    tuned_runner,
 )
 from mf_aggregators.audit.statistics import ErrorRates, NoiseModel
 from mf_aggregators.mechanism import Mechanism
@@ -40,7 +40,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.cyclic_groups import GroupSampler
 from mf_aggregators.participation.separated import SeparatedScheme
-from mf_aggregators.progress_bars import ProgressBar
 
 # At these, a feasible number of observations shows much of an epsilon. At the larger one, sampling
 # amplifies little.
@@ -126,21 +125,11 @@ def audit_drawn(
     deltas = tuple(dict.fromkeys((validation.delta(delta), *_DELTAS)))
     bare = dataclasses.replace(mechanism, participation=SingleParticipation())
     claim = Claim(bare, clip_norm, clients_per_round)
-    epsilons = [mechanism.guarantee(each).epsilon for each in deltas]
+    epsilons = {each: mechanism.guarantee(each).epsilon for each in deltas}
     miss_probability = false_alarm_rate / (2 * len(deltas))
     patterns, weights = _mixture(scheme)
     numbers = runs_of_canaries(canaries, len(_draws(scheme)) - 1)
-    dimension = max(numbers) * (1 + ABSENCES_PER_CANARY)
-    tuning = tuning_runs(claim, dimension)
-    with ProgressBar(
-        total=(tuning + len(numbers)) * claim.num_rounds,
-        desc="audit",
-        unit="round",
-        disable=not show_progress,
-    ) as progress:
-        runner = Runner(build_aggregator(), claim, dimension, progress.update)
-        noise = [runner.run(None, 0)[0] for _ in range(tuning)]
-        model = statistics.fit_noise(np.concatenate(noise, axis=1), clip_norm)
+    with tuned_runner(build_aggregator, claim, numbers, show_progress) as (runner, model):
         thresholds = _thresholds(
             model, clip_norm * patterns, weights, canaries, deltas, miss_probability
         )
@@ -157,13 +146,7 @@ def audit_drawn(
         )
         for threshold in thresholds
     )
-    bounds = tuple(
-        AnyMechanismBound(
-            each, epsilon, max(rate.epsilon_lower_bound_any_mechanism(each) for rate in rates)
-        )
-        for each, epsilon in zip(deltas, epsilons, strict=True)
-    )
-    return DrawnResult(mechanism, bounds, rates, false_alarm_rate)
+    return DrawnResult(mechanism, bounds_of_any_mechanism(epsilons, rates), rates, false_alarm_rate)
 
 
 def mixture_scores(

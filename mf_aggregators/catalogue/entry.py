@@ -92,14 +92,6 @@ class Request:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     show_progress: bool = False
 
-    def given(self, *names: str) -> dict[str, Any]:
-        """Returns those of the named options that were given.
-
-        Args:
-          *names: Names of options.
-        """
-        return {name: self.options[name] for name in names if name in self.options}
-
     def with_defaults(self, **options: Any) -> "Request":
         """Returns the request with values for options that were not given.
 

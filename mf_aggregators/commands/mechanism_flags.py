@@ -89,9 +89,9 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
             group.path(name, meaning)
 
 
-def option_names(*, for_runs: bool = False) -> list[str]:
-    """Returns the names of the flags that :func:`define_options` defines."""
-    return list(_options(for_runs=for_runs))
+def option_names_of_runs() -> list[str]:
+    """Returns the names of the flags that :func:`define_options` defines for runs."""
+    return list(_options(for_runs=True))
 
 
 def check_options(

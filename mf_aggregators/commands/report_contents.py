@@ -29,9 +29,10 @@ from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, pair, rate_field
 from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.guarantees import Guarantee, WorstClient
+from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
+from mf_aggregators.privacy.worst_client import WorstClient
 from mf_aggregators.workloads import Workload
 
 INDEPENDENT_NOISE = "independent noise"

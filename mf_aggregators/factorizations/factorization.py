@@ -179,7 +179,7 @@ class Factorization(abc.ABC):
         """Returns the factorization of an earlier plan: its matrix, without a gap.
 
         Args:
-          num_rounds: One of :attr:`plans`.
+          num_rounds: One of :attr:`plans`; or n, for the factorization itself.
 
         Returns:
           The factorization, with the same rows of noise.
@@ -187,6 +187,8 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If no such plan was extended.
         """
+        if num_rounds == self.num_rounds:
+            return self
         if num_rounds not in self.plans:
             raise ValueError(
                 f"the plans that were extended to this one are for {list(self.plans)} rounds, "

@@ -268,12 +268,10 @@ class _Evaluation:
     Attributes:
       weights: (1, n) v, or (2, n) v and w.
       roots: phi(v) and the diagonal of (A V A^T)^1/2, A weighted with w, in the same shape.
-      eigenvalues: (n,) of V^1/2 A^T diag(w) A V^1/2.
     """
 
     weights: FloatArray
     roots: FloatArray
-    eigenvalues: FloatArray
 
     @property
     def row_weights(self) -> FloatArray | None:
@@ -459,7 +457,7 @@ class _Search:
         if row_weights is not None:
             vectors = spectra.left_vectors(v, eigenvalues, eigenvectors)
             roots.append(np.einsum("ij,ij,j->i", vectors, vectors, np.sqrt(eigenvalues)))
-        evaluation = _Evaluation(weights, np.stack(roots), eigenvalues)
+        evaluation = _Evaluation(weights, np.stack(roots))
         self.evaluations += 1
         if evaluation.estimated_bound > self._estimated_bound:
             self._estimated_bound, self._best = evaluation.estimated_bound, evaluation

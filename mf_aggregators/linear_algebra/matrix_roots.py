@@ -132,12 +132,10 @@ class _Elimination:
     Attributes:
       weights: (m,) those of the shifts.
       inverses: (B, m, s, s) inverses of the Schur complements.
-      above: (B - 1, s, s) blocks of H to the right of those on the diagonal.
     """
 
     weights: FloatArray
     inverses: FloatArray
-    above: FloatArray
 
     @classmethod
     def of(cls, diagonal: FloatArray, above: FloatArray, least: float) -> "_Elimination":
@@ -148,7 +146,7 @@ class _Elimination:
         for k in range(1, len(diagonal)):
             carried = above[k - 1].T @ (inverses[k - 1] @ above[k - 1])
             inverses[k] = np.linalg.inv(diagonal[k] + shifts - carried)
-        return cls(root.weights, inverses, above)
+        return cls(root.weights, inverses)
 
     def summed(self, by_shift: FloatArray) -> FloatArray:
         """(...) weighted sum over the shifts of (m, ...) parts of inverses."""

@@ -18,5 +18,4 @@ __all__ = [
     "integer_rows",
     "noise_directory",
     "recursions",
-    "streams",
 ]

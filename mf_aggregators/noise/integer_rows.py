@@ -351,17 +351,7 @@ class IntegerRows:
         Raises:
           ValueError: If the mechanism has no more rounds.
         """
-        own = dataclasses.replace(state, history=state.history.copy())
-        return self.next_row_in_place(own, z)
-
-    def next_row_in_place(self, state: NoiseState, z: IntArray) -> tuple[IntArray, NoiseState]:
-        """Returns what :meth:`next_row` does; the history passes to the next state.
-
-        Args:
-          state: As there; of no use afterwards.
-          z: As there.
-        """
-        i, history = state.round_index, state.history
+        i, history = state.round_index, state.history.copy()
         self.recursion.check_has_round(i)
         row = np.empty(len(z), np.int64)
         for start in range(0, len(z), _COORDINATES_AT_ONCE):

@@ -371,11 +371,11 @@ def _sum(one: _Grid, other: _Grid) -> _Grid:
     if one is other:
         # Every pair of different points twice, and each point with itself once.
         doubled = dataclasses.replace(one, masses=2.0 * one.masses)
-        _add_pairs(masses, first, doubled, one, 1)
+        _add_pairs(masses, first, doubled, one)
         _add_equal(masses, first, one, one)
     else:
-        _add_pairs(masses, first, one, other, 1)
-        _add_pairs(masses, first, other, one, 1)
+        _add_pairs(masses, first, one, other)
+        _add_pairs(masses, first, other, one)
         _add_equal(masses, first, one, other)
     for each, rest in ((one, other), (other, one)):
         begin = each.first - first
@@ -399,8 +399,8 @@ def _add_equal(masses: FloatArray, first: int, one: _Grid, other: _Grid) -> None
     masses[place + 1 : place + 1 + len(both)] += share * both
 
 
-def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, least: int) -> None:
-    """Adds the sums of points of which one is at least ``least`` points above the other one.
+def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid) -> None:
+    """Adds the sums of points of which one is above the other one.
 
     For d of a range [d0, d1] with the same jump j, and M the mass of the smaller ones, T their mean
     over the larger point: T - (e^(r j) - 1) M of it, over e^(r j) (e^r - 1), is moved to j + 1.
@@ -410,9 +410,9 @@ def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, le
     farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1 if step < math.log(2.0) else 1
     # No points are farther apart than this.
     farthest = min(farthest, larger.first + len(larger.masses) - smaller.first)
-    if farthest < least:
+    if farthest < 1:
         return
-    distances = np.arange(least, farthest + 1)
+    distances = np.arange(1, farthest + 1)
     jumps = np.floor(np.log1p(np.exp(-distances * step)) / step).astype(np.int64)
     starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
     points = smaller.points()

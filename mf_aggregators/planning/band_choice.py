@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
@@ -167,28 +166,13 @@ def banded_matrix(
         return mechanisms.identity(num_rounds)
     return factorization_cache.fetch(
         cache_directory,
-        _description(num_rounds, num_bands),
+        {
+            "mechanism": "banded",
+            "num_rounds": num_rounds,
+            "num_bands": num_bands,
+            "relative_gap": RELATIVE_GAP,
+        },
         lambda: mechanisms.banded(
             workloads.prefix_sum(num_rounds), num_bands, relative_gap=RELATIVE_GAP
         ),
     )
-
-
-def is_cached(num_rounds: int, num_bands: int, cache_directory: pathlib.Path | None) -> bool:
-    """Returns whether :func:`banded_matrix` finds its matrix in the cache.
-
-    Args:
-      num_rounds: The number of rounds n.
-      num_bands: The number of bands b.
-      cache_directory: Where factorizations are cached; None for nowhere.
-    """
-    return factorization_cache.holds(cache_directory, _description(num_rounds, num_bands))
-
-
-def _description(num_rounds: int, num_bands: int) -> dict[str, Any]:
-    return {
-        "mechanism": "banded",
-        "num_rounds": num_rounds,
-        "num_bands": num_bands,
-        "relative_gap": RELATIVE_GAP,
-    }

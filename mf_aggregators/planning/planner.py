@@ -11,6 +11,7 @@ unit, and makes for it what can be made for it.
 import dataclasses
 import functools
 import math
+import operator
 import pathlib
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -461,7 +462,7 @@ def make(
             f"no mechanism fits{why}: allow more noise memory or disk, a smaller model or fewer "
             "rounds, or name other mechanisms."
         )
-    candidates.sort(key=_error)
+    candidates.sort(key=operator.attrgetter("effective_error"))
     recommended = _recommended(candidates)
     budget = MechanismBudget(MECHANISMS - 1)
     while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
@@ -477,7 +478,7 @@ def make(
         candidates[candidates.index(recommended)] = dataclasses.replace(
             recommended, mechanism=mechanism, is_estimate=False
         )
-        candidates.sort(key=_error)
+        candidates.sort(key=operator.attrgetter("effective_error"))
         recommended = _recommended(candidates)
     if recommended.is_estimate:
         # Those that were certified turned out to need more noise than the estimates of others.
@@ -504,10 +505,6 @@ def _compute(
     compute = _proposals(setting, cache_directory, mechanisms)[number].compute
     assert compute is not None
     compute()
-
-
-def _error(candidate: Candidate) -> float:
-    return candidate.effective_error
 
 
 def _evaluated(

@@ -39,16 +39,11 @@ from mf_aggregators.participation.monte_carlo.distributions import (
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
-from mf_aggregators.privacy.ledgers import Ledger
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
 # e to more than this overflows.
 _LARGEST_EXPONENT = 700.0
-# The Gram matrix of more rounds than this takes more than half a gigabyte.
-_MOST_ROUNDS_OF_GRAM = 8192
-# Entries of the Gram matrix that are looked up together: bounds the memory.
-_ENTRIES_AT_A_TIME = 1 << 24
 # Arrays of (n, n) that columns without bands are found with.
 _ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
@@ -155,7 +150,9 @@ class Guarantee:
         half = 0.5 * self.unamplified_noise_multiplier
         if math.isinf(half):
             return PartOfClient(half, 0.0, self.delta)
-        part = PartOfClient(half, _epsilon(half, self.delta, self.together.disjoint), self.delta)
+        part = PartOfClient(
+            half, stated_epsilon(half, self.delta, self.together.disjoint), self.delta
+        )
         # Without the part, and before that without the client: a triangle of two guarantees.
         if not self.is_amplified or self.epsilon > _LARGEST_EXPONENT:
             return part
@@ -279,37 +276,6 @@ class ObservedParticipation:
         if self.separation == self.largest_separation:
             return FixedEpochOrder(self.max_participations, self.separation)
         return MinSeparation(self.separation, self.max_participations)
-
-
-@dataclasses.dataclass(frozen=True)
-class WorstClient:
-    """The client that is protected least, by its own participations.
-
-    Attributes:
-      client_id: Which client.
-      rounds: The rounds that it took part in, from 0.
-      sensitivity: The sensitivity of C for these rounds alone, at unit clipping.
-      epsilon: The epsilon of this client, without amplification; infinity without noise.
-    """
-
-    client_id: str
-    rounds: tuple[int, ...]
-    sensitivity: float
-    epsilon: float
-
-    def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:
-        """Returns a JSON-able mapping; an infinite epsilon becomes None.
-
-        Args:
-          is_named: Whether it has the client's name and rounds, which tell it from all others.
-        """
-        name = {"client_id": self.client_id, "rounds": list(self.rounds)} if is_named else {}
-        return {
-            **name,
-            "num_rounds": len(self.rounds),
-            "sensitivity": self.sensitivity,
-            "epsilon": _finite_or_none(self.epsilon),
-        }
 
 
 def observed_participation(
@@ -524,7 +490,7 @@ def _unamplified(
         sensitivity_is_exact=bound.is_exact,
         noise_multiplier=noise_multiplier,
         zcdp_rho=_zcdp_rho(noise_multiplier),
-        epsilon=_epsilon(noise_multiplier, delta),
+        epsilon=stated_epsilon(noise_multiplier, delta),
         delta=delta,
     )
 
@@ -623,52 +589,6 @@ def observed(
     return _unamplified(schema, rounds, bound, multiplier, plan.delta)
 
 
-def worst_client(
-    plan: Guarantee, factorization: Factorization, ledger: Ledger
-) -> WorstClient | None:
-    """Returns the client whose own participations can change C x the most.
-
-    One client's contributions in the rounds of a pattern change it by at most
-    ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema of
-    this one pattern), and by exactly that where the signs of the entries fit together. So its
-    epsilon is at most that of :func:`observed`, which is for every pattern of the observed
-    separation and number of participations.
-
-    Args:
-      plan: What fixes the noise.
-      factorization: What made the noise.
-      ledger: Who took part in which round.
-
-    Returns:
-      The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
-      whose Gram matrix would not fit into memory.
-    """
-    of_clients = ledger.rounds_of_clients
-    by_count: dict[int, list[int]] = {}
-    for index, rounds in enumerate(of_clients):
-        if len(rounds):
-            by_count.setdefault(len(rounds), []).append(index)
-    if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
-        return None
-    # Without the rows of C that only later rounds see.
-    leading = factorization.strategy_matrix_of_first(ledger.num_rounds)
-    magnitudes = np.abs(leading.T @ leading)
-    worst, largest = -1, -1.0
-    for indices in by_count.values():
-        squared = _squared(magnitudes, np.stack([of_clients[index] for index in indices]))
-        at = int(np.argmax(squared))
-        found = float(np.sqrt(squared[at]))
-        if found > largest or (found == largest and indices[at] < worst):
-            worst, largest = indices[at], found
-    multiplier = plan.noise_multiplier * plan.sensitivity / largest
-    return WorstClient(
-        client_id=ledger.client_ids[worst],
-        rounds=tuple(int(i) for i in of_clients[worst]),
-        sensitivity=largest,
-        epsilon=_epsilon(multiplier, plan.delta),
-    )
-
-
 def worst_case(
     plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
 ) -> Guarantee:
@@ -734,21 +654,16 @@ def _largest_rounding(factorization: Factorization) -> float:
     return moved
 
 
-def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
-    """For (N, c) patterns, the sums of |X| over all pairs of each."""
-    count = patterns.shape[1]
-    at_a_time = max(1, _ENTRIES_AT_A_TIME // count**2)
-    sums = [
-        magnitudes[chunk[:, :, np.newaxis], chunk[:, np.newaxis, :]].sum(axis=(1, 2))
-        for chunk in (
-            patterns[first : first + at_a_time] for first in range(0, len(patterns), at_a_time)
-        )
-    ]
-    return np.concatenate(sums)
+def stated_epsilon(
+    noise_multiplier: float, delta: float, disjoint_participations: int = 1
+) -> float:
+    """Returns an epsilon; infinity also where there is so little noise that none is stated.
 
-
-def _epsilon(noise_multiplier: float, delta: float, disjoint_participations: int = 1) -> float:
-    """Epsilon; infinity also where there is so little noise that none is stated."""
+    Args:
+      noise_multiplier: As ``accounting.epsilon`` takes it.
+      delta: As there.
+      disjoint_participations: As there.
+    """
     try:
         return accounting.epsilon(
             noise_multiplier, delta, disjoint_participations=disjoint_participations

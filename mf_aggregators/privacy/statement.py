@@ -22,11 +22,11 @@ from mf_aggregators.privacy import client_names, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
     ObservedParticipation,
-    WorstClient,
     keeps_plan,
 )
 from mf_aggregators.privacy.provenance import OtherRuns, Provenance
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.privacy.worst_client import WorstClient
 from mf_aggregators.private_metrics import ReleasedMetrics
 
 # Says that timers enforce the schema.

@@ -1,4 +1,4 @@
-"""Quiet logs and a clean end for programs that run TensorFlow Federated.
+"""Quiet logs, a clean end and orderly stops for programs that run TensorFlow Federated.
 
 TFF starts a ``worker_binary`` process whose only clean-up is a finaliser that often
 never runs: it would outlive Python, and keep pipes open that the program writes to.
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import threading
 import warnings
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,41 @@ def end_workers_at_exit() -> None:
     is_main_thread = threading.current_thread() is threading.main_thread()
     if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit_on_signal)
+
+
+class StopRequest:
+    """Whether the user has asked for an orderly stop."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+@contextlib.contextmanager
+def stop_requests(message: str) -> Iterator[StopRequest]:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the round under way.
+
+    It prints a message on standard error. A second one interrupts at once, by KeyboardInterrupt.
+
+    Yields:
+      The request, unset until a signal arrives.
+    """
+    request = StopRequest()
+
+    def handle(signal_number: int, frame: FrameType | None) -> None:
+        if request.is_set:
+            raise KeyboardInterrupt
+        request.is_set = True
+        # A signal handler may interrupt a write to sys.stderr: this goes past its buffer.
+        os.write(2, f"\n{message}\n".encode())
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            # None stands for one that is not Python's, which only its owner can set.
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _exit_on_signal(signal_number: int, frame: FrameType | None) -> None:

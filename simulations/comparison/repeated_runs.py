@@ -31,8 +31,8 @@ from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.tff import processes
 from simulations.runs import run_config, run_directory
-from simulations.workers import quiet
 
 # Commands by module, which are started and never imported: they import this package.
 MODULES: Mapping[str, str] = types.MappingProxyType(
@@ -227,7 +227,7 @@ def run_all(
     output_paths.check_directory(root, "output_dir")
     root.mkdir(parents=True, exist_ok=True)
     message = "stopping each run after its round; Ctrl-C again stops at once"
-    with _locked(root) as lock, quiet.stop_requests(message) as stop:
+    with _locked(root) as lock, processes.stop_requests(message) as stop:
         finished = {run: _read_result(run) for run in runs if run.result.exists()}
         directories = [run.directory for run in runs]
         run_directory.check_alike(directories)
@@ -255,7 +255,7 @@ def _train(
     finished: dict[RepeatedRun, FinishedRun],
     parallel_runs: int,
     lock: int,
-    stop: quiet.StopRequest,
+    stop: processes.StopRequest,
 ) -> None:
     """Runs or resumes what is not finished, and adds its results, until a stop is requested.
 
@@ -430,7 +430,7 @@ def _finished(
     )
 
 
-def _check_flags(run: RepeatedRun, stop: quiet.StopRequest) -> None:
+def _check_flags(run: RepeatedRun, stop: processes.StopRequest) -> None:
     """Lets a command check its flags, and ends it once it has begun to run, or at a stop.
 
     So a mistake in the flags of the last mechanism is found before the first one trains for hours.

@@ -30,6 +30,7 @@ from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.tff import processes
 from simulations.devices import availability, device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.runs import (
@@ -46,7 +47,7 @@ from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 from simulations.training import learning_rate_schedules, weights_files
 from simulations.training.federated_task import TaskCommand, TaskData
-from simulations.workers import quiet, worker_addresses
+from simulations.workers import worker_addresses
 
 # The flags of a run that promise a guarantee.
 _TARGETS = ("target_epsilon", "target_rho")
@@ -74,7 +75,7 @@ def main(values: flags.FlagValues, command: TaskCommand) -> int | None:
       OSError: If a file cannot be read or written.
     """
     # Building a data set may load TensorFlow already.
-    quiet.prepare_environment()
+    processes.prepare_environment()
     config = run_config.of_flags(values, command)
     behaviour = device_behaviour.of_flags(values)
     _check_behaviour(config, behaviour)
@@ -256,13 +257,13 @@ def _train(
     from simulations.runs import federated_training, round_metrics
     from simulations.workers import remote_workers
 
-    quiet.end_workers_at_exit()
+    processes.end_workers_at_exit()
     if workers is not None:
         remote_workers.use(workers)
     elif run.config.secure_aggregation:
         federated_training.simulate_secure_sums()
     statements = RunStatements(run)
-    with quiet.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
+    with processes.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
             task = run.data.load(run.seed)
             outcome = federated_training.train(run, task, statements, stop)

@@ -16,6 +16,7 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.noise import FixedSeedWarning, NoiseStorage, costs
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import averaging_with_metrics, compatibility
+from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_populations import TooFewEligibleClientsError
 from simulations.runs import canary_clients, run_directory, training_loop
 from simulations.runs.canary_clients import CanaryClients
@@ -33,7 +34,6 @@ from simulations.training import (
     weights_files,
 )
 from simulations.training.federated_task import TEST, FederatedTask
-from simulations.workers.quiet import StopRequest
 from simulations.workers.worker_addresses import WorkerLostError
 
 _SECURE_AGGREGATION_BITS = 32

@@ -454,7 +454,7 @@ def _extended(
     assert config.noise_multiplier is not None
     first, *later = horizons
     mechanism = Mechanism(
-        _first_rounds(factorization, first.num_rounds),
+        factorization.of_plan(first.num_rounds),
         first.participation,
         config.noise_multiplier * config.simulated_share,
     )
@@ -469,7 +469,7 @@ def _extended(
                 num_parameters=size + _num_beside_updates(config),
                 largest_cohort=config.cohort if config.secure_aggregation else None,
                 storage=begun.get("noise_storage", config.noise_storage),
-                factorization=_first_rounds(factorization, num_rounds) if is_known else None,
+                factorization=factorization.of_plan(num_rounds) if is_known else None,
             )
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
@@ -493,14 +493,6 @@ def _extended(
             "more, to extend the run, or fewer --num_rounds.",
         )
     return mechanism
-
-
-def _first_rounds(factorization: Factorization, num_rounds: int) -> Factorization:
-    return (
-        factorization
-        if factorization.num_rounds == num_rounds
-        else factorization.of_plan(num_rounds)
-    )
 
 
 def _of_sampling(

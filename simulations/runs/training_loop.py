@@ -34,6 +34,7 @@ from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import client_sums, compatibility, declared_participation, processes
+from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
@@ -43,7 +44,6 @@ from simulations.devices.device_populations import (
 from simulations.runs.canary_clients import CanaryClients
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
-from simulations.workers.quiet import StopRequest
 
 # What an operating system says of a full disk, in an error of TFF's worker.
 _FULL = "No space left on device"

@@ -358,6 +358,16 @@ def test_horizons_and_schemes_are_saved_as_well(tmp_path: pathlib.Path) -> None:
     assert mfa.load(tmp_path / "sampled") == _mechanism(_POISSON)
 
 
+@pytest.mark.parametrize("kept", [[], [0], [0, 1], [1, 2], [0, 2], [1, 0, 2]])
+def test_a_description_with_other_horizons_is_refused(kept: list[int]) -> None:
+    whole = mfa.Mechanism(mfa.factorizations.blt(6, 2), _TIMERS, 0.7).extended(9).extended(11)
+    described = whole.to_dict()
+    assert mfa.Mechanism.from_dict(described, whole.factorization) == whole
+    described["horizons"] = [described["horizons"][place] for place in kept]
+    with refuses("rounds"):
+        mfa.Mechanism.from_dict(described, whole.factorization)
+
+
 def test_altered_files_are_refused(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "mechanism"
     _mechanism().save(directory)

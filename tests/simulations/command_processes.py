@@ -134,9 +134,9 @@ def _run_and_exit(directory: pathlib.Path, place: str, module: str, arguments: l
 
 def _serve() -> None:
     """Forks a process for each line of the standard input."""
-    from simulations.workers import quiet
+    from mf_aggregators.tff import processes
 
-    quiet.prepare_environment()
+    processes.prepare_environment()
     # What most commands import.
     import tensorflow_federated  # noqa: F401
 

@@ -22,12 +22,12 @@ import mf_aggregators as mfa
 from mf_aggregators import atomic_files
 from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
 from mf_aggregators.participation import MinSeparation, Participation
+from mf_aggregators.tff import processes
+from mf_aggregators.tff.processes import StopRequest
 from simulations.runs import training_loop
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.state_store import Progress, StateStore
 from simulations.runs.training_loop import FederatedRun
-from simulations.workers import quiet
-from simulations.workers.quiet import StopRequest
 
 CLIENTS = tuple(f"client_{i}" for i in range(9))
 PARTICIPATION = MinSeparation(3)
@@ -200,7 +200,7 @@ def _mark(marks: pathlib.Path, what: str, round_index: int) -> None:
 
 
 if __name__ == "__main__":
-    quiet.prepare_environment()
+    processes.prepare_environment()
     run_program(pathlib.Path(sys.argv[3]), sys.argv[1], int(sys.argv[2]))
-    quiet.end_workers()
+    processes.end_workers()
     (pathlib.Path(sys.argv[3]) / "done").touch()

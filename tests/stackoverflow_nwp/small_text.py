@@ -1,5 +1,8 @@
 """A small data set for the tests of the text data."""
 
+import pathlib
+from typing import Any
+
 from stackoverflow_nwp.federated_text import Example
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", ".", "<URL>", "it's", "unknown-word")
@@ -22,3 +25,22 @@ def small_examples() -> list[Example]:
     # StackOverflow's training clients come back in the test split with later posts.
     examples.append(Example("train.client0", "test", "the mat", post_type="answer"))
     return examples
+
+
+def client_data(path: pathlib.Path, split: str) -> Any:
+    """Opens a split as a `tff.simulation.datasets.ClientData` of StackOverflow's six fields."""
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    fields = {
+        name: tf.io.FixedLenFeature((), tf.int64 if name == "score" else tf.string)
+        for name in ("creation_date", "score", "tags", "title", "tokens", "type")
+    }
+
+    def parse(dataset: Any) -> Any:
+        return dataset.map(
+            lambda proto: tf.io.parse_single_example(proto, fields),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+    return tff.simulation.datasets.SqlClientData(str(path), split).preprocess(parse)

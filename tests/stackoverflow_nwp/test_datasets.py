@@ -13,7 +13,7 @@ import pytest
 from stackoverflow_nwp import datasets, docstrings, federated_text
 from stackoverflow_nwp.federated_text import Example
 from tests.refusals import refuses
-from tests.stackoverflow_nwp.small_text import small_examples
+from tests.stackoverflow_nwp.small_text import client_data, small_examples
 
 
 def test_path(small_file: pathlib.Path) -> None:
@@ -27,16 +27,8 @@ def test_path(small_file: pathlib.Path) -> None:
     words = text.vocabulary(3)
     assert list(text.word_counts())[:3] == list(words)
     tokens = text.client_tokens("test", words, 4)
-    assert tokens.client_ids == tuple(text.client_data("test").client_ids)
+    assert tokens.client_ids == tuple(client_data(small_file, "test").client_ids)
     assert tokens.tokens_of("train.client0").shape == (1, 5)
-
-
-def test_client_data_parses_all_fields(small_file: pathlib.Path) -> None:
-    data = datasets.load(str(small_file)).client_data("heldout")
-    dataset = data.create_tf_dataset_for_client("heldout.client1")
-    example = next(iter(dataset.as_numpy_iterator()))
-    assert sorted(example) == ["creation_date", "score", "tags", "title", "tokens", "type"]
-    assert example["score"] == 1
 
 
 def _fake_packages(directory: pathlib.Path) -> tuple[docstrings.Package, ...]:

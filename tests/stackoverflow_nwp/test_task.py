@@ -13,7 +13,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import word_
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
 from stackoverflow_nwp.task import ACCURACY, ClientDatasets, NextWordTask, all_sentences
 from stackoverflow_nwp.token_arrays import ClientTokens
-from tests.stackoverflow_nwp.small_text import WORDS, small_examples
+from tests.stackoverflow_nwp.small_text import WORDS, client_data, small_examples
 
 _TASK = NextWordTask(
     vocab_size=len(WORDS) - 1,
@@ -48,7 +48,7 @@ def test_metrics_agree_with_tffs_own_task(text: datasets.FederatedText) -> None:
     """TFF's baseline task, its pipeline and its evaluation, on the same model."""
     words = list(WORDS[:-1])
     client_spec = tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4)
-    split = {name: text.client_data(name) for name in ("train", "heldout", "test")}
+    split = {name: client_data(text.path, name) for name in ("train", "heldout", "test")}
     theirs = word_prediction_tasks.create_word_prediction_task_from_datasets(
         client_spec, None, 6, words, 1, split["train"], split["test"], split["heldout"]
     )

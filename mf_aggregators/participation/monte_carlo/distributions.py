@@ -170,11 +170,6 @@ class MinSeparationRounds:
             )
         validation.positive_integer(self.separation, "separation")
 
-    @property
-    def rate(self) -> float:
-        """The probability 1 / (1/p + b - 1) to join in a round, in the stationary state."""
-        return 1.0 / (1.0 / self.probability + self.separation - 1)
-
     def first_free_probabilities(self) -> FloatArray:
         """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
         first = np.zeros(self.separation)

@@ -15,7 +15,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme, sampling_schemes
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import ObservedParticipation, WorstClient
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.provenance import OtherRuns
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -27,6 +27,7 @@ from mf_aggregators.privacy.statement import (
     RunFacts,
 )
 from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.privacy.worst_client import WorstClient
 from tests import statement_schemas
 from tests.refusals import refuses
 

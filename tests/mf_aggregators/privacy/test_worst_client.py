@@ -18,8 +18,8 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import WorstClient
 from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.worst_client import WorstClient
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 
@@ -42,7 +42,7 @@ def _worst(
     num_rounds: int,
 ) -> WorstClient | None:
     plan = guarantees.planned(factorization, SingleParticipation(), 1.0, 1e-5)
-    return guarantees.worst_client(plan, factorization, _ledger(rounds_of_clients, num_rounds))
+    return WorstClient.of_ledger(plan, factorization, _ledger(rounds_of_clients, num_rounds))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_no_client_is_worse_off_than_the_observed_guarantee_says(
     observed = guarantees.observed_participation(rounds_of_clients, _NUM_ROUNDS)
     guarantee = guarantees.observed(plan, factorization, observed)
     record = _ledger(rounds_of_clients, _NUM_ROUNDS)
-    worst = guarantees.worst_client(plan, factorization, record)
+    worst = WorstClient.of_ledger(plan, factorization, record)
     if worst is None:
         assert observed.max_participations == 0
     else:

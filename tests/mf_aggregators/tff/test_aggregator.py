@@ -26,7 +26,6 @@ from mf_aggregators.noise import FixedSeedWarning, recursions
 from mf_aggregators.tff import declared_participation, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
-from simulations.workers import quiet
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff import secure_sum_table
@@ -448,7 +447,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     for i in range(num_rounds):
         if i == num_rounds // 2 + 2:
             if mechanism == "banded" or num_rounds == 64:
-                quiet.end_workers()
+                processes.end_workers()
             process = build()
             state = _saved_and_restored(state, process.initialize(), tmp_path / "states")
         output = process.next(state, [np.zeros(dimension, np.float32)])

@@ -14,7 +14,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import streams
 from mf_aggregators.tff.tensor_streams import NoiseState
 
 _PARTICIPATION = mfa.participation.MinSeparation(3)
@@ -81,11 +80,3 @@ def test_a_state_of_tff_prints_no_seed_wherever_it_is_nested() -> None:
         with pytest.raises(TypeError) as raised:
             process.next(argument, [np.ones(3, np.float32)])
         _check("".join(traceback.format_exception(raised.value)), noise.seed, noise.history)
-
-
-def test_a_stream_of_numpy_prints_no_seed() -> None:
-    recursion = mfa.factorizations.banded(mfa.workloads.prefix_sum(6), 3).noise_recursion()
-    seed = np.array([2**62 + 12345, -(2**61) - 6789])
-    state = streams.initial_state(recursion, [np.zeros(3)], seed)
-    _, state = streams.next_row(recursion, state)
-    _check(_printed(state), seed)

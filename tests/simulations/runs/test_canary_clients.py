@@ -17,6 +17,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import (
     canary_clients,
@@ -31,7 +32,6 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.run_config import RunConfig
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import FederatedTask
-from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 
 _ROUNDS, _CANARIES = 2, 150

@@ -20,6 +20,7 @@ from mf_aggregators import factorizations
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import client_sums
+from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
 from simulations.runs import federated_training, planned_runs, run_config
 from simulations.runs.planned_runs import Run
@@ -27,7 +28,6 @@ from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 from simulations.training import weights_files
 from simulations.training.federated_task import TEST, FederatedTask
-from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 
 

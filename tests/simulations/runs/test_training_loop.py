@@ -25,6 +25,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
+from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.availability import Independent
 from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.devices.device_populations import (
@@ -35,7 +36,6 @@ from simulations.devices.device_populations import (
 from simulations.runs import training_loop
 from simulations.runs.round_records import LedgerError, ParticipationLedger
 from simulations.runs.training_loop import FederatedRun, RoundRefusedError, StoppedByRuleError
-from simulations.workers.quiet import StopRequest
 from tests.refusals import refuses
 from tests.simulations import linear_run
 

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow.core.framework import tensor_pb2
 
+from mf_aggregators.tff import processes
+from mf_aggregators.tff.processes import StopRequest
 from simulations.runs import training_loop
 from simulations.runs.training_loop import RoundRefusedError
-from simulations.workers import quiet, remote_workers
-from simulations.workers.quiet import StopRequest
+from simulations.workers import remote_workers
 from simulations.workers.remote_workers import DividedContext, Timeouts, WorkerLostError
 from tests.refusals import refuses
 from tests.simulations import linear_run
@@ -41,7 +42,7 @@ def workers() -> Iterator[tuple[WorkerProcess, ...]]:
         WorkerProcess("127.0.0.1", free_port()), WorkerProcess("127.0.0.2", free_port())
     ) as started:
         yield started
-    quiet.end_workers()
+    processes.end_workers()
 
 
 @pytest.fixture

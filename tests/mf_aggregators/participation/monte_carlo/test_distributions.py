@@ -173,7 +173,7 @@ def test_rates_of_participation() -> None:
     distribution = MinSeparationRounds(0.3, 4)
     patterns = participation_patterns.of(distribution, np.eye(9), 1.0)
     np.testing.assert_allclose(
-        patterns.probabilities @ patterns.means, distribution.rate, rtol=1e-12
+        patterns.probabilities @ patterns.means, 1.0 / (1.0 / 0.3 + 4 - 1), rtol=1e-12
     )
 
 

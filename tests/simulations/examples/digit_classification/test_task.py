@@ -10,13 +10,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digit_classification import data, task
 from simulations.examples.labelled_images import concatenated
 from simulations.runs import training_loop
 from simulations.runs.state_store import StateStore
 from simulations.runs.training_loop import FederatedRun
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
-from simulations.workers.quiet import StopRequest
 
 _FORMS = data.load()
 

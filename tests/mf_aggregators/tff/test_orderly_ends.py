@@ -8,20 +8,20 @@ import sys
 import psutil
 import pytest
 
-from simulations.workers import quiet
+from mf_aggregators.tff import processes
 
 _PROGRAM = """
 import sys
-from simulations.workers import quiet
-quiet.prepare_environment()
+from mf_aggregators.tff import processes
+processes.prepare_environment()
 import tensorflow_federated as tff
-quiet.end_workers_at_exit()
+processes.end_workers_at_exit()
 one = tff.federated_computation(lambda: 1)
 assert one() == 1
 import psutil
 print([child.pid for child in psutil.Process().children()])
 if "again" in sys.argv:
-    quiet.end_workers()
+    processes.end_workers()
     assert one() == 1
 if "raise" in sys.argv:
     raise SystemExit(3)
@@ -50,7 +50,7 @@ def test_the_first_signal_requests_and_the_second_interrupts(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with quiet.stop_requests("one more round") as request:
+    with processes.stop_requests("one more round") as request:
         requested = [request.is_set]
         os.kill(os.getpid(), signal.SIGINT)
         requested.append(request.is_set)

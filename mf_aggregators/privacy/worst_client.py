@@ -1,0 +1,107 @@
+"""The client of a run that its own participations protect least."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.privacy.guarantees import Guarantee, stated_epsilon
+from mf_aggregators.privacy.ledgers import Ledger
+
+# The Gram matrix of more rounds than this takes more than half a gigabyte.
+_MOST_ROUNDS_OF_GRAM = 8192
+# Entries of the Gram matrix that are looked up together: bounds the memory.
+_ENTRIES_AT_A_TIME = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstClient:
+    """The client that is protected least, by its own participations.
+
+    Attributes:
+      client_id: Which client.
+      rounds: The rounds that it took part in, from 0.
+      sensitivity: The sensitivity of C for these rounds alone, at unit clipping.
+      epsilon: The epsilon of this client, without amplification; infinity without noise.
+    """
+
+    client_id: str
+    rounds: tuple[int, ...]
+    sensitivity: float
+    epsilon: float
+
+    @classmethod
+    def of_ledger(
+        cls, plan: Guarantee, factorization: Factorization, ledger: Ledger
+    ) -> "WorstClient | None":
+        """Returns the client whose own participations can change C x the most.
+
+        One client's contributions in the rounds of a pattern change it by at most
+        ``sqrt(sum |X[i, j]|)`` over i, j in the pattern, with X = C^T C (BandMF Eq. 5 for a schema
+        of this one pattern), and by exactly that where the signs of the entries fit together. So
+        its epsilon is at most that of ``guarantees.observed``, which is for every pattern of the
+        observed separation and number of participations.
+
+        Args:
+          plan: What fixes the noise.
+          factorization: What made the noise.
+          ledger: Who took part in which round.
+
+        Returns:
+          The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
+          whose Gram matrix would not fit into memory.
+        """
+        of_clients = ledger.rounds_of_clients
+        by_count: dict[int, list[int]] = {}
+        for index, rounds in enumerate(of_clients):
+            if len(rounds):
+                by_count.setdefault(len(rounds), []).append(index)
+        if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
+            return None
+        # Without the rows of C that only later rounds see.
+        leading = factorization.strategy_matrix_of_first(ledger.num_rounds)
+        magnitudes = np.abs(leading.T @ leading)
+        worst, largest = -1, -1.0
+        for indices in by_count.values():
+            squared = _squared(magnitudes, np.stack([of_clients[index] for index in indices]))
+            at = int(np.argmax(squared))
+            found = float(np.sqrt(squared[at]))
+            if found > largest or (found == largest and indices[at] < worst):
+                worst, largest = indices[at], found
+        multiplier = plan.noise_multiplier * plan.sensitivity / largest
+        return cls(
+            client_id=ledger.client_ids[worst],
+            rounds=tuple(int(i) for i in of_clients[worst]),
+            sensitivity=largest,
+            epsilon=stated_epsilon(multiplier, plan.delta),
+        )
+
+    def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:
+        """Returns a JSON-able mapping; an infinite epsilon becomes None.
+
+        Args:
+          is_named: Whether it has the client's name and rounds, which tell it from all others.
+        """
+        name = {"client_id": self.client_id, "rounds": list(self.rounds)} if is_named else {}
+        return {
+            **name,
+            "num_rounds": len(self.rounds),
+            "sensitivity": self.sensitivity,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+        }
+
+
+def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
+    """For (N, c) patterns, the sums of |X| over all pairs of each."""
+    count = patterns.shape[1]
+    at_a_time = max(1, _ENTRIES_AT_A_TIME // count**2)
+    sums = [
+        magnitudes[chunk[:, :, np.newaxis], chunk[:, np.newaxis, :]].sum(axis=(1, 2))
+        for chunk in (
+            patterns[first : first + at_a_time] for first in range(0, len(patterns), at_a_time)
+        )
+    ]
+    return np.concatenate(sums)
