@@ -40,13 +40,13 @@ from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.participation.sampled_runs import LEAST_NOISE_MULTIPLIER, SampledRun
-from mf_aggregators.participation.samplers import Sampler
-from mf_aggregators.participation.schemes import (
+from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
-    SamplingScheme,
+    Sampler,
     counted,
     probability_of,
 )
+from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.random_streams import Draw, Stream
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding

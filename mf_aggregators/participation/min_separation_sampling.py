@@ -10,9 +10,9 @@ from mf_aggregators import random_streams
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.monte_carlo.distributions import MinSeparationRounds
-from mf_aggregators.participation.samplers import Sampler
-from mf_aggregators.participation.schemes import (
+from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
+    Sampler,
     counted,
     probability_of,
     too_large,

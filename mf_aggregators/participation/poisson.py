@@ -24,7 +24,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
 from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.participation.schemes import LEAST_PROBABILITY, probability_of, too_large
+from mf_aggregators.participation.samplers import LEAST_PROBABILITY, probability_of, too_large
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 

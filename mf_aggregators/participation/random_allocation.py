@@ -51,7 +51,7 @@ from mf_aggregators.accounting.composition import Approximation
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, DenseLosses, of_dp_accounting
 from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.participation.schemes import too_large
+from mf_aggregators.participation.samplers import too_large
 from mf_aggregators.random_streams import Draw, Stream
 
 # The step of the grid, relative to the standard deviation of log L, and what bounds it.

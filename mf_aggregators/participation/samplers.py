@@ -1,13 +1,18 @@
-"""Whom a sampling scheme draws in each round of a run, from a secret seed."""
+"""Whom a sampling scheme draws from a secret seed, and whether chance gives what a ledger shows."""
 
 import abc
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import special
 
-from mf_aggregators.arrays import IntArray
+from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.schemes import SamplingScheme
+
+# What a scheme draws with a smaller probability counts as drawn in another way. Each of three
+# questions is asked so that a run by the scheme fails it with no larger one.
+LEAST_PROBABILITY = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,3 +124,45 @@ class Sampler(abc.ABC):
                 f"round {round_index} is not one of the {self.scheme.num_rounds} rounds, from 0, "
                 "of the sampling scheme."
             )
+
+
+def too_large(
+    sizes: IntArray, drawn_from: IntArray, probability: float, expected: int
+) -> str | None:
+    """Returns which round has more clients than independent draws give, or None.
+
+    Args:
+      sizes: (rounds,) the clients of each round.
+      drawn_from: (rounds,) how many could have been drawn.
+      probability: That each of them is drawn.
+      expected: The clients that are expected in a round.
+    """
+    too_many = probability_of(sizes, drawn_from, probability) * len(sizes)
+    if not np.any(too_many < LEAST_PROBABILITY):
+        return None
+    worst = int(np.argmin(too_many))
+    return (
+        f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
+        f"{expected} are expected"
+    )
+
+
+def probability_of(count: IntArray, trials: IntArray, probability: float) -> FloatArray:
+    """Returns the probability that so many or more of independent trials succeed.
+
+    Args:
+      count: How many.
+      trials: How many trials.
+      probability: That one succeeds.
+
+    Returns:
+      An incomplete beta function, of the shape of both.
+    """
+    at_least_one = np.maximum(count, 1)
+    tail = special.betainc(at_least_one, np.maximum(trials - at_least_one, 0) + 1, probability)
+    return np.where(count > 0, tail, 1.0)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things, in words."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy import special
 
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
@@ -39,10 +38,6 @@ from mf_aggregators.participation.sampled_runs import SampledRun
 
 if TYPE_CHECKING:
     from mf_aggregators.participation.samplers import Sampler
-
-# What a scheme draws with a smaller probability counts as drawn in another way. Each of three
-# questions is asked so that a run by the scheme fails it with no larger one.
-LEAST_PROBABILITY = 1e-12
 
 _TOGETHER = """\
 Each participation of a client is one Gaussian mechanism on the rounds that it changes,
@@ -684,45 +679,3 @@ class SamplingScheme(Participation):
 
     def __str__(self) -> str:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
-
-
-def too_large(
-    sizes: IntArray, drawn_from: IntArray, probability: float, expected: int
-) -> str | None:
-    """Returns which round has more clients than independent draws give, or None.
-
-    Args:
-      sizes: (rounds,) the clients of each round.
-      drawn_from: (rounds,) how many could have been drawn.
-      probability: That each of them is drawn.
-      expected: The clients that are expected in a round.
-    """
-    too_many = probability_of(sizes, drawn_from, probability) * len(sizes)
-    if not np.any(too_many < LEAST_PROBABILITY):
-        return None
-    worst = int(np.argmin(too_many))
-    return (
-        f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
-        f"{expected} are expected"
-    )
-
-
-def probability_of(count: IntArray, trials: IntArray, probability: float) -> FloatArray:
-    """Returns the probability that so many or more of independent trials succeed.
-
-    Args:
-      count: How many.
-      trials: How many trials.
-      probability: That one succeeds.
-
-    Returns:
-      An incomplete beta function, of the shape of both.
-    """
-    at_least_one = np.maximum(count, 1)
-    tail = special.betainc(at_least_one, np.maximum(trials - at_least_one, 0) + 1, probability)
-    return np.where(count > 0, tail, 1.0)
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number of things, in words."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -52,7 +52,8 @@ from mf_aggregators.participation.sampled_runs import (
     SampledRun,
     is_accounted,
 )
-from mf_aggregators.participation.schemes import SamplingScheme, too_large
+from mf_aggregators.participation.samplers import too_large
+from mf_aggregators.participation.schemes import SamplingScheme
 
 # For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
 _EPSILONS = tuple(0.25 * step for step in range(41))

@@ -51,7 +51,8 @@ from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation import fixed_size
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.participation.schemes import SamplingScheme, probability_of
+from mf_aggregators.participation.samplers import probability_of
+from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
