@@ -3,7 +3,6 @@
 from mf_aggregators.audit.adaptive_clipping import ClippingResult, audit_clipping
 from mf_aggregators.audit.auditing import (
     LARGE_DELTA,
-    MOST_ROUNDS,
     AnyMechanismBound,
     AuditResult,
     Claim,
@@ -14,7 +13,6 @@ from mf_aggregators.audit.drawn_clients import DrawnResult, audit_drawn, check_s
 
 __all__ = [
     "LARGE_DELTA",
-    "MOST_ROUNDS",
     "AnyMechanismBound",
     "AuditResult",
     "BitsResult",

@@ -37,7 +37,7 @@ _BYTES_PER_NUMBER = 8
 _TUNING_COORDINATES_PER_ROUND = 50
 _FEWEST_TUNING_COORDINATES = 20_000
 # Residuals are kept in memory, a row for each round.
-MOST_ROUNDS = 1024
+_MOST_ROUNDS = 1024
 
 # Canaries send updates this many clip norms long, so that missing or wrong clipping shows.
 _EXCESS = 10.0
@@ -70,9 +70,9 @@ class Claim:
 
     def __post_init__(self) -> None:
         check(self.mechanism.participation)
-        if self.mechanism.num_rounds > MOST_ROUNDS:
+        if self.mechanism.num_rounds > _MOST_ROUNDS:
             raise ValueError(
-                f"num_rounds must be at most {MOST_ROUNDS} in an audit, found "
+                f"num_rounds must be at most {_MOST_ROUNDS} in an audit, found "
                 f"{self.mechanism.num_rounds}: audit a factorization of the same kind for fewer "
                 "rounds."
             )
