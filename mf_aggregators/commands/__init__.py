@@ -7,6 +7,7 @@ statuses of the same kind.
 __all__ = [
     "command_line",
     "evidence",
+    "facts_of_runs",
     "flag_groups",
     "mechanism_flags",
     "output_paths",

@@ -7,7 +7,6 @@ out whether one letter of the statement is another.
 
 import hashlib
 import json
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -244,7 +243,7 @@ def _differences_of_run(path: str) -> list[str]:
         if differing:
             return differing
         statement = stated_runs.made_again(folder, contents)
-        differing = stated_runs.contradictions(folder, statement)
+        differing = stated_runs.contradictions(folder, contents, statement)
         more, of_audit = _of_audit(canaries, audit)
         # Which client was protected least is named if its run was asked to.
         worst = contents["worst_client"]
@@ -269,7 +268,7 @@ def _of_audit(canaries: int | None, audit: Mapping[str, Any] | None) -> tuple[st
     again = None if found is None else found.to_dict()
     differing = [
         f"{name} of the audit is {earlier!r} in the statement, and {now!r} by its other numbers."
-        for name, earlier, now in _differences(audit, again)
+        for name, earlier, now in stated_runs.differences(audit, again)
     ]
     return one_run.point_of_statement(canaries, found), differing
 
@@ -300,7 +299,7 @@ def _differing_statements(
         )
     differing += [
         f"{name} is {earlier!r} in the statement, and {now!r} by its files."
-        for name, earlier, now in _differences(dict(before), again)
+        for name, earlier, now in stated_runs.differences(dict(before), again)
         if name != "library_version"
     ]
     # Data have texts without their line ends.
@@ -465,18 +464,3 @@ def _text(path: str) -> str:
 
 def _data_file(path: str) -> pathlib.Path:
     return pathlib.Path(path).with_suffix(".json")
-
-
-def _differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The names of all values that differ, and the values."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted({*before, *now}):
-            yield from _differences(
-                before.get(key), now.get(key), f"{name}.{key}" if name else str(key)
-            )
-    elif isinstance(before, float) and isinstance(now, float):
-        # Of another processor, last digits may be others.
-        if not math.isclose(before, now, rel_tol=1e-9):
-            yield name, before, now
-    elif before != now:
-        yield name, before, now

@@ -6,15 +6,23 @@ ledger and the noise multiplier in its ``privacy.json``, and here it is made aga
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, checkpoints, mechanism, random_streams, validation
-from mf_aggregators.commands import flag_groups
+from mf_aggregators import (
+    accounting,
+    checkpoints,
+    mechanism,
+    participation,
+    random_streams,
+    validation,
+)
+from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
@@ -33,6 +41,8 @@ _CONFIG_FILE = "config.json"
 _MATRIX = "factorization"
 _LEDGER_FILE = "participation.npz"
 _SEED_FILE = "checkpoints/sampling_seed.json"
+# Where a configuration has the SHA-256 of the weights that training began with.
+_INITIAL_WEIGHTS = "initial_weights_sha256"
 
 
 def check_words(text: str | None, flag: str) -> None:
@@ -212,12 +222,15 @@ def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStat
     return with_other_runs(statement, directories, folder, folder / _SEED_FILE)
 
 
-def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[str]:
+def contradictions(
+    folder: pathlib.Path, contents: Mapping[str, Any], statement: PrivacyStatement
+) -> list[str]:
     """Returns in which facts a statement is not that of the configuration beside it.
 
     Args:
       folder: The run directory.
-      statement: Its statement.
+      contents: What ``privacy.json`` holds.
+      statement: The statement that :func:`made_again` made of it.
 
     Raises:
       KeyError: If the configuration lacks what every run has.
@@ -225,26 +238,25 @@ def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[st
     """
     config = _json_of(folder / _CONFIG_FILE)
     flags = config["flags"]
-    matrix, described = checkpoints.load_with_description(folder / _MATRIX)
-    facts = statement.facts
-    cohort = flags["simulated_clients"] or flags["clients_per_round"]
+    _, described = checkpoints.load_with_description(folder / _MATRIX)
+    facts, of_run = statement.facts, _mechanism_of(folder, contents)
     said: dict[str, tuple[Any, Any]] = {
-        "clients_per_round": (facts.clients_per_round, cohort),
         "delta": (statement.plan.delta, flags["delta"]),
-        "noise_seed_is_fixed": (facts.noise_seed_is_fixed, flags["seed"] is not None),
+        "secure_aggregation": (
+            facts.provenance.secure_aggregation,
+            flags["secure_aggregation"],
+        ),
         "stop_at_epsilon": (
             None if statement.stopping_rule is None else statement.stopping_rule.epsilon,
             flags["stop_at_epsilon"],
         ),
     }
-    if facts.adaptive_clip is None:
-        said["clip_norm"] = (facts.clip_norm, flags["clip_norm"])
     if statement.plan.sampling is None:
         schema = statement.plan.participation.to_dict()
         said["participation"] = (schema, described["errors"]["participation"])
         # Of the rounds that a run began with: the matrix decides what more rounds leave of it.
         first, asked = (*statement.earlier_plans, statement.plan)[0], flags["noise_multiplier"]
-        share = cohort / flags["clients_per_round"]
+        share = facts_of_runs.cohort(flags) / flags["clients_per_round"]
         added = None if asked is None else asked * share
         said["noise_multiplier"] = (first.noise_multiplier, added)
     else:
@@ -255,20 +267,91 @@ def contradictions(folder: pathlib.Path, statement: PrivacyStatement) -> list[st
     if statement.observed_participation is not None:
         population = len(ledgers.load_archive(folder / _LEDGER_FILE).client_ids)
         said["num_clients"] = (facts.num_clients, population)
-    elif (folder / _LEDGER_FILE).exists():
+    elif (
         # A run that is under way, or was killed.
-        of_run = Mechanism(
-            matrix,
-            statement.plan.sampling or statement.plan.participation,
-            statement.plan.noise_multiplier,
-        )
-        if _observed(folder, of_run).keeps_participation is False:
-            broken.append(f"{_LEDGER_FILE} breaks the plan, and the statement does not say so.")
+        (folder / _LEDGER_FILE).exists() and _observed(folder, of_run).keeps_participation is False
+    ):
+        broken.append(f"{_LEDGER_FILE} breaks the plan, and the statement does not say so.")
+    differing = [(name, *both) for name, both in said.items() if both[0] != both[1]]
+    differing += _differing_facts(facts, config, of_run)
+    differing += differences(*_represented(statement, flags, of_run), "represents")
     return broken + [
         f"{name} is {stated!r} in the statement, and {found!r} in the files of the run."
-        for name, (stated, found) in said.items()
-        if stated != found
+        for name, stated, found in differing
     ]
+
+
+def differences(before: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields the names of all values that differ, and the values.
+
+    Args:
+      before: JSON-able.
+      now: The same, made again.
+      name: What to call them; their keys follow after dots.
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            yield from differences(
+                before.get(key), now.get(key), f"{name}.{key}" if name else str(key)
+            )
+    elif isinstance(before, float) and isinstance(now, float):
+        # Of another processor, last digits may be others.
+        if not math.isclose(before, now, rel_tol=1e-9):
+            yield name, before, now
+    elif before != now:
+        yield name, before, now
+
+
+def _represented(
+    statement: PrivacyStatement, flags: Mapping[str, Any], of_run: Mechanism
+) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+    """The larger cohort that the clients of a run stand for: as stated, and by its flags."""
+    stated = statement.represented
+    clients, multiplier = flags["clients_per_round"], flags["noise_multiplier"]
+    share = facts_of_runs.cohort(flags) / clients
+    if statement.earlier_plans:
+        multiplier = of_run.noise_multiplier / share
+    rounds = of_run.num_rounds
+    found = {
+        "clients_per_round": clients,
+        "num_clients": participation.smallest_population(of_run.schema, rounds, clients),
+        "noise_multiplier": multiplier,
+    }
+    said = None
+    if stated is not None:
+        said = {
+            "clients_per_round": stated.clients_per_round,
+            "num_clients": stated.num_clients,
+            "noise_multiplier": stated.guarantee.noise_multiplier,
+        }
+    return said, None if share == 1.0 else found
+
+
+def _differing_facts(
+    facts: RunFacts, config: Mapping[str, Any], of_run: Mechanism
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields which facts are not those of a configuration."""
+    flags, stated = config["flags"], dataclasses.asdict(facts)
+    behaviour = {
+        "timer_hours": flags["timer_hours"],
+        "forgets": flags["history_loss_probability"] > 0.0
+        and flags["after_history_loss"] == facts_of_runs.REJOIN,
+    }
+    found = facts_of_runs.of_configuration(flags, of_run)
+    again = dataclasses.asdict(dataclasses.replace(facts, **found))
+    again["enforcement"] = facts_of_runs.enforcement(of_run.sampling, **behaviour)
+    words, sha256 = facts_of_runs.public_data(flags), config.get(_INITIAL_WEIGHTS)
+    begins = " ".join(f"{words}. Training began with the weights of".split())
+    said = " ".join(facts.public_data.split())
+    if sha256 is None:
+        again["public_data"] = words
+    elif not (said.startswith(begins) and sha256 in said):
+        # The name of the file is not in the configuration.
+        again["public_data"] = f"{begins} a file (SHA-256 {sha256})"
+    for each in (stated, again):
+        # Lines have other ends in the data.
+        each |= {name: " ".join(each[name].split()) for name in ("enforcement", "public_data")}
+    yield from differences(stated, again)
 
 
 def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:

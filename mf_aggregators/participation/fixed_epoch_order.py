@@ -87,7 +87,7 @@ class FixedEpochOrder(Participation):
     def __str__(self) -> str:
         return (
             f"at most {self.epochs} participations, adjacent ones exactly "
-            f"{self.separation} rounds apart"
+            f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
         )
 
 

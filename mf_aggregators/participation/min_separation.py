@@ -80,7 +80,8 @@ class MinSeparation(Participation):
             if self.max_participations is None
             else f"at most {self.max_participations} participations"
         )
-        return f"{limit} at least {self.separation} rounds apart"
+        apart = f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
+        return f"{limit} at least {apart}"
 
 
 def largest_pattern_sum(values: FloatArray, separation: int, most: int) -> float:

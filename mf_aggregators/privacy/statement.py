@@ -443,7 +443,7 @@ class PrivacyStatement:
             cohort=f"{facts.clients_per_round}{' expected' if has_random_sizes else ''}",
             clipping=(
                 (
-                    texts.clipping(facts.clip_norm)
+                    texts.clipping(facts.clip_norm, self.plan)
                     if adaptive is None
                     else texts.adaptive_clipping(
                         adaptive.clip,
@@ -477,10 +477,9 @@ class PrivacyStatement:
                 are_released=are_released,
             ),
             secrets=texts.SECRET_FILES if has_files else texts.SECRET_STATE,
-            together=texts.TOGETHER if sampling is None else sampling.together_words(),
+            together=texts.together(self.plan),
             unit=f"{unit}\n     {texts.part_of_client(self.stated)}",
-            accounting=texts.accounting(self.plan),
-            bits=texts.BITS if has_files else texts.BITS_ELSEWHERE,
+            accounting=texts.accounting(self.plan, has_run_directory=has_files),
             assumption=texts.assumption(self.plan, facts.enforcement, has_run_directory=has_files),
             verification=(by_files if has_files else by_rounds)
             + (texts.VERIFIED_AGAIN if facts.provenance.files else ""),

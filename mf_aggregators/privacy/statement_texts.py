@@ -19,15 +19,18 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def clipping(clip_norm: float) -> str:
-    """Returns how updates are clipped to a constant norm.
+def clipping(clip_norm: float, plan: Guarantee) -> str:
+    """Returns how updates are clipped to a constant norm, and what noise their sums get.
 
     Args:
       clip_norm: The norm.
+      plan: The planned guarantee.
     """
+    has_noise = plan.noise_multiplier > 0.0
+    noise = "the round's row of C^-1 Z, with Gaussian Z" if has_noise else "no noise"
     return (
         f"Each client's update is clipped to an L2 norm of {clip_norm:g}; a\n"
-        "     round's sum gets the round's row of C^-1 Z, with Gaussian Z."
+        f"     round's sum gets {noise}."
     )
 
 
@@ -151,22 +154,37 @@ def publishable(*, are_released: bool, has_files: bool, is_sampled: bool) -> str
     )
 
 
-def accounting(plan: Guarantee) -> str:
-    """Returns how the guarantee is computed, in whole sentences.
+def together(plan: Guarantee) -> str:
+    """Returns what all rounds together are, as a mechanism; nothing where there is no noise.
 
     Args:
       plan: The planned guarantee.
     """
+    if plan.noise_multiplier == 0.0:
+        return ""
+    return _TOGETHER if plan.sampling is None else plan.sampling.together_words()
+
+
+def accounting(plan: Guarantee, *, has_run_directory: bool) -> str:
+    """Returns how the guarantee is computed, and of which numbers it holds, in whole sentences.
+
+    Args:
+      plan: The planned guarantee.
+      has_run_directory: Whether a training command wrote the statement, whose aggregator is known.
+    """
+    bits = _BITS if has_run_directory else _BITS_ELSEWHERE
+    if plan.noise_multiplier == 0.0:
+        return "None: without noise there is nothing to account for."
     gaussian = (
         "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
         "and approximate zero-concentrated DP (zCDP; Bun and Steinke, 2016, Def. 8.1)."
     )
     if plan.sampling is None:
-        return f"{gaussian} No amplification by sampling or shuffling."
+        return f"{gaussian} No amplification by sampling or shuffling.\n     {bits}"
     words = plan.sampling.accounting_words()
-    return (
-        f"{words} Approximate zCDP is stated without amplification." if plan.is_amplified else words
-    )
+    if plan.is_amplified:
+        words += " Approximate zCDP is stated without amplification."
+    return f"{words}\n     {bits}"
 
 
 def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
@@ -191,7 +209,10 @@ def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
             else "the ledger of who took part is right"
         )
         return f"on one condition: {found}, so that every client had {guarantee.participation}"
-    return f"on one condition, which the assumption below explains: {guarantee.participation}"
+    return (
+        "on one condition, which the assumption below explains: every client has "
+        f"{guarantee.participation}"
+    )
 
 
 def meaning(guarantee: Guarantee, num_clients: int) -> str:
@@ -211,7 +232,8 @@ def meaning(guarantee: Guarantee, num_clients: int) -> str:
         "Epsilon and delta mean this: the probability of whatever the run may release, with one "
         f"client's updates, is at most {factor} times that without them, plus delta, {delta}; "
         f"and the other way round. Delta times the {count(num_clients, 'client')} of the "
-        f"population is {expected}."
+        f"population is {expected}: by delta alone, the data of so many of them might be "
+        "published, on average."
     )
 
 
@@ -370,14 +392,15 @@ DRAWS_VERIFIED_BY_ROUNDS = """\
 Whoever has every client's rounds, the sampling scheme and the seed can repeat every draw and
    compare."""
 
-TOGETHER = """\
+_TOGETHER = """\
 All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
 
 UNIT_OF_TIMERS = """\
 One client with all its examples, whatever they are and however many. It covers
      well-behaved clients, those that keep to their participation timer; others do not change the
-     guarantee of these. A person who uses two clients is protected as a part of one client is;
-     with m clients, an m-th of the noise multiplier is left, as long as that is at least 0.2."""
+     guarantee of these. A person who uses two clients is protected as a part of one client is
+     (below); with m clients, an m-th of the noise multiplier is left, as long as that is at least
+     0.2."""
 
 VERIFIED_BY_FILES = """\
 `participation.npz` holds every client's rounds, `config.json` all settings; `mf-report --ledger`
@@ -405,11 +428,11 @@ SECRET_STATE = """\
 The noise seed is secret, and so are rows of noise and sums without noise: whoever
      has one of them can remove the noise, or tell which data were used."""
 
-BITS = """\
+_BITS = """\
 It holds for released numbers as computers hold them: sums and noise are integers, and more
      noise makes up for what rounding takes."""
 
-BITS_ELSEWHERE = """\
+_BITS_ELSEWHERE = """\
 It holds for real numbers; and for released numbers as computers hold them, if sums and
      noise are the integers of this program's aggregator, whose noise makes up for what rounding
      takes."""
@@ -462,13 +485,12 @@ MARKDOWN = """\
 3. **Accounting.**
    - *Mechanism.* {mechanism}. {clipping} {together}
    - *Type of accounting.* {accounting}
-     {bits}
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}{extended}
    - *Formal statement, observed.* {observed}{rule}
    - *With other runs.* {other_runs}
 4. **Verifiability.** {verification}
-   It rests on the program, mf_aggregators {version}: its proofs, and the tests that attack them,
-   are in `docs/privacy-proofs.md` of its source. A review of the program by others is not stated.
+   It rests on the program, mf_aggregators {version}: `docs/privacy-proofs.md` of its source has its
+   proofs, and names the tests that attack them. A review of the program by others is not stated.
 5. **Responsibility.**
 {provenance}"""

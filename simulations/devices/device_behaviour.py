@@ -8,12 +8,12 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import validation
-from mf_aggregators.commands import command_line
+from mf_aggregators.commands import command_line, facts_of_runs
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 
 WAIT = "wait"
-REJOIN = "rejoin"
+REJOIN = facts_of_runs.REJOIN
 
 _MINUTE = 60.0
 _HOUR = 3600.0

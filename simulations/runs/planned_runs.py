@@ -18,20 +18,18 @@ import numpy as np
 from mf_aggregators import (
     Mechanism,
     accounting,
-    adaptive_clip,
     calibrate,
     catalogue,
     checkpoints,
     factorizations,
     printed_guarantees,
-    private_metrics,
     random_streams,
     workloads,
 )
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import NoiseSplit
 from mf_aggregators.catalogue import Request
-from mf_aggregators.commands import mechanism_flags
+from mf_aggregators.commands import facts_of_runs, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.participation import (
@@ -140,23 +138,12 @@ class Run:
         Raises:
           ValueError: If the clipped count has too little noise.
         """
-        config, metrics, clip = self.config, self.private_metrics, self.config.adaptive_clip
-        multiplier = self.mechanism.noise_multiplier
-        began_with = self.mechanism.horizons[0].noise_multiplier
-        if metrics is not None:
-            split = metrics.split_noise(began_with, config.clip, config.cohort)
-        elif clip is not None:
-            stddev = clip.clipped_count_stddev_for(began_with, config.cohort)
-            split = adaptive_clip.split_noise(began_with, stddev)
-        else:
-            return None
-        # The same noise, relative to the sensitivity of the whole.
-        return split if multiplier == began_with else split.of_horizon(multiplier / began_with)
+        return facts_of_runs.noise_split(self.config, self.mechanism)
 
     @property
     def private_metrics(self) -> PrivateMetrics | None:
         """The metrics of training that are released with noise; None for none."""
-        return _private_metrics(self.config)
+        return facts_of_runs.private_metrics(self.config)
 
     @property
     def noise_directory(self) -> pathlib.Path:
@@ -352,17 +339,9 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
         ) from error
 
 
-def _private_metrics(config: RunConfig) -> PrivateMetrics | None:
-    bounds = config.metric_bounds
-    if bounds is None:
-        return None
-    # The size of a batch is known where timers fill it, and a secret where a sampler draws it.
-    return private_metrics.of_training(*bounds, counts_clients=config.sampling != TIMERS)
-
-
 def _num_beside_updates(config: RunConfig) -> int:
     """How many numbers the rows of noise have beside those of the model."""
-    metrics = _private_metrics(config)
+    metrics = facts_of_runs.private_metrics(config)
     if metrics is None:
         return int(config.adaptive_clip is not None)
     # The clipped-count indicator, and the metrics.

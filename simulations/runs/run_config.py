@@ -10,7 +10,7 @@ from absl import flags
 from mf_aggregators import catalogue, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import mechanism_flags, stated_runs
+from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
@@ -21,14 +21,14 @@ from simulations.runs import run_directory
 from simulations.training.federated_task import TaskCommand
 
 # The clip norm that is no number.
-ADAPTIVE = "adaptive"
+ADAPTIVE = facts_of_runs.ADAPTIVE
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
 # A workload with all that training may have: a mechanism says what it can be optimised for of it.
 _TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
 # A value of --sampling: clients take part whenever their participation timers allow it.
-TIMERS = "timers"
+TIMERS = facts_of_runs.TIMERS
 
 _SAMPLING = (
     "How the clients of a round are found. timers: any that their participation timers allow, as "
@@ -48,21 +48,8 @@ _SAMPLING = (
 )
 
 # The flags of an adaptive clip norm, with the names of its parameters.
-OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
-    {
-        "clip_initial_norm": "initial_norm",
-        "clip_quantile": "target_unclipped_quantile",
-        "clip_learning_rate": "learning_rate",
-        "clip_smallest_norm": "smallest_norm",
-        "clip_largest_norm": "largest_norm",
-        "clip_count_stddev": "clipped_count_stddev",
-        "clip_update_period": "update_period",
-    }
-)
+OF_ADAPTIVE = facts_of_runs.OF_ADAPTIVE
 _DEFAULT: Mapping[str, Any] = types.MappingProxyType(dataclasses.asdict(AdaptiveClip()))
-
-# Of --private_metrics: the logarithm of some 22,000 words, and the examples of most devices.
-_LARGEST_LOSS, _LARGEST_EXAMPLES = 10.0, 1000
 
 _FLAG = "flag"
 
@@ -394,14 +381,14 @@ class RunConfig(Mapping[str, Any]):
         "Privacy",
         "With --private_metrics: the largest mean loss of a client that counts; a larger one "
         "counts as that. The smaller it is, the less noise the loss has. Default: "
-        f"{_LARGEST_LOSS:g}.",
+        f"{facts_of_runs.LARGEST_LOSS:g}.",
         default=None,
         is_positive=True,
     )
     largest_examples: int | None = _flag(
         "Privacy",
         "With --private_metrics: the largest number of examples of a client in a round that "
-        f"counts; a larger one counts as that. Default: {_LARGEST_EXAMPLES}.",
+        f"counts; a larger one counts as that. Default: {facts_of_runs.LARGEST_EXAMPLES}.",
         default=None,
         is_positive=True,
     )
@@ -467,7 +454,7 @@ class RunConfig(Mapping[str, Any]):
     @property
     def cohort(self) -> int:
         """The clients that take part in a round: in an estimate, fewer than they stand for."""
-        return self.simulated_clients or self.clients_per_round
+        return facts_of_runs.cohort(self)
 
     @property
     def simulated_share(self) -> float:
@@ -481,13 +468,7 @@ class RunConfig(Mapping[str, Any]):
         Raises:
           ValueError: If a parameter is out of its range.
         """
-        if self.clip_norm != ADAPTIVE:
-            return None
-        given = {name: self[flag] for flag, name in OF_ADAPTIVE.items() if self[flag] is not None}
-        if "clipped_count_stddev" in given:
-            # In a fraction of fewer clients, the same noise.
-            given["clipped_count_stddev"] *= self.simulated_share
-        return AdaptiveClip(**given)
+        return facts_of_runs.adaptive_clip(self)
 
     @property
     def clip(self) -> float | AdaptiveClip:
@@ -500,13 +481,6 @@ class RunConfig(Mapping[str, Any]):
         if self.trainable_layers is None:
             return None
         return tuple(name.strip().strip("/") for name in self.trainable_layers.split(","))
-
-    @property
-    def metric_bounds(self) -> tuple[float, int] | None:
-        """The largest loss and number of examples of a client that count; None without metrics."""
-        if not self.private_metrics:
-            return None
-        return self.largest_loss or _LARGEST_LOSS, self.largest_examples or _LARGEST_EXAMPLES
 
     def of_the_run(self) -> dict[str, Any]:
         """Returns the options that a run may not change when it is resumed."""

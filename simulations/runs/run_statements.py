@@ -22,19 +22,16 @@ from typing import Any
 from mf_aggregators import Mechanism, accounting, participation, validation
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import RunAudit
-from mf_aggregators.commands import evidence, stated_runs
+from mf_aggregators.commands import evidence, facts_of_runs, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.provenance import Provenance
 from mf_aggregators.privacy.statement import (
-    TIMERS_BY_ROUNDS,
-    AdaptiveClipping,
     PrivacyStatement,
     Represented,
     RunFacts,
 )
-from mf_aggregators.private_metrics import ReleasedMetrics
 from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
@@ -48,13 +45,6 @@ _LOGGER = logging.getLogger(__name__)
 _LINE_LENGTH = 90
 # A curve of about this many points is smooth enough.
 _POINTS = 100
-
-_DRAWN_BATCHES = (
-    "The server draws every batch itself and keeps secret who was drawn; there are no timers."
-)
-_OWN_DRAWS = (
-    "The simulation draws for each client as its device would, and keeps secret who took part."
-)
 
 
 class RunStatements:
@@ -137,23 +127,12 @@ class RunStatements:
 
 def planned(run: Run) -> PrivacyStatement:
     """Returns the statement of a run that is under way."""
-    config, mechanism, clip = run.config, run.mechanism, run.config.adaptive_clip
+    config, mechanism = run.config, run.mechanism
     facts = RunFacts(
-        mechanism=(
-            "None: clipping without noise"
-            if mechanism.noise_multiplier == 0.0
-            else f"{mechanism.factorization.mechanism.capitalize()} matrix factorization for "
-            f"{mechanism.num_rounds} rounds"
-        ),
+        **facts_of_runs.of_configuration(config, mechanism),
         num_clients=run.data.num_clients,
-        clients_per_round=run.config.cohort,
-        clip_norm=float(config.clip_norm) if clip is None else clip.initial_norm,
-        noise_seed_is_fixed=config.seed is not None,
         public_data=_public_data(run),
         enforcement=_enforcement(run),
-        adaptive_clip=_adaptive_clipping(run),
-        private_metrics=_released_metrics(run),
-        has_run_directory=True,
     )
     certification = guarantees.default_certification(show_progress=True)
     return dataclasses.replace(
@@ -166,7 +145,7 @@ def planned(run: Run) -> PrivacyStatement:
 def _public_data(run: Run) -> str:
     """What was used besides the clients' data: as whoever runs it says, with a file's hash."""
     config = run.config
-    words = "none" if config.public_data is None else config.public_data.strip().rstrip(".")
+    words = facts_of_runs.public_data(config)
     if config.initial_weights is None:
         return words
     file = weights_files.find(config.initial_weights)
@@ -294,48 +273,16 @@ def _represented(run: Run) -> Represented | None:
     )
 
 
-def _adaptive_clipping(run: Run) -> AdaptiveClipping | None:
-    clip, split = run.config.adaptive_clip, run.noise_split
-    if clip is None or split is None:
-        return None
-    smallest, largest = clip.bounds
-    whole = dataclasses.replace(
-        clip,
-        smallest_norm=smallest,
-        largest_norm=largest,
-        clipped_count_stddev=split.clipped_count_stddev,
-    )
-    return AdaptiveClipping(whole, split.update_noise_multiplier, split.clipped_count_stddev)
-
-
-def _released_metrics(run: Run) -> ReleasedMetrics | None:
-    metrics, split = run.private_metrics, run.noise_split
-    if metrics is None or split is None:
-        return None
-    return ReleasedMetrics(metrics, split.update_noise_multiplier, split.metric_stddev)
-
-
 def _enforcement(run: Run) -> str:
-    scheme, behaviour = run.mechanism.sampling, run.behaviour
-    if scheme is not None:
-        return _OWN_DRAWS if scheme.depends_on_matrix else _DRAWN_BATCHES
-    if behaviour.timer is not None:
-        hours = behaviour.timer.seconds / 3600.0
-        text = (
-            f"A timer on each client lets {hours:g} hour{'' if hours == 1.0 else 's'} pass between "
-            "two participations;\n"
-            "     that these are as many rounds apart is assumed, not enforced. What was\n"
-            "     observed is said below."
-        )
-    else:
-        text = TIMERS_BY_ROUNDS
-    loses = behaviour.history_loss_probability > 0.0
-    if loses and behaviour.after_history_loss == device_behaviour.REJOIN:
-        text += (
-            " Clients that lost the\n     history of their participations joined again as new ones,"
-            " which breaks the schema."
-        )
-    return text
+    behaviour = run.behaviour
+    return facts_of_runs.enforcement(
+        run.mechanism.sampling,
+        None if behaviour.timer is None else behaviour.timer.seconds / 3600.0,
+        forgets=(
+            behaviour.history_loss_probability > 0.0
+            and behaviour.after_history_loss == device_behaviour.REJOIN
+        ),
+    )
 
 
 class PrivacyBudget:

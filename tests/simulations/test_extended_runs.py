@@ -307,7 +307,7 @@ def test_every_plan_of_a_run_that_was_extended_twice_counts(begun: pathlib.Path)
     first, middle = config["extends"]
     sooner = {**middle, "participation": {**middle["participation"], "separation": 1}}
     for plans, message in (
-        ([first, sooner], "the horizon of 7 rounds allows participations at least 1 rounds apart"),
+        ([first, sooner], "the horizon of 7 rounds allows participations at least 1 round apart"),
         ([first], "extends horizons of [6, 7] rounds, and config.json has"),
         ([first, middle, {**middle, "num_rounds": 9}], "the participation of those of [6, 7, 9]"),
     ):

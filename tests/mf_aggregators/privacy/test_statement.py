@@ -12,7 +12,12 @@ from mf_aggregators import accounting, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization, banded, identity
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import MinSeparation, sampling_scheme, sampling_schemes
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    MinSeparation,
+    sampling_scheme,
+    sampling_schemes,
+)
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
@@ -99,6 +104,29 @@ def test_names_that_look_alike_are_warned_of() -> None:
     text = dataclasses.replace(statement, facts=facts).to_markdown()
     assert text.index("2 clients have names that look like") < text.index("1. **DP setting.**")
     assert "names that look like" not in statement.to_markdown()
+
+
+def test_nothing_is_said_of_noise_that_is_not_there() -> None:
+    text = " ".join(_statement([0], multiplier=0.0).to_markdown().split())
+    assert "a round's sum gets no noise." in text
+    assert "*Type of accounting.* None: without noise there is nothing to account for. - *" in text
+    for said in ("Gaussian", "zCDP", "as computers hold them"):
+        assert said in " ".join(_statement([0]).to_markdown().split())
+        assert said not in text
+
+
+def test_one_round_is_one_round() -> None:
+    assert str(MinSeparation(1)) == "participations at least 1 round apart"
+    assert str(FixedEpochOrder(2, 1)).endswith("adjacent ones exactly 1 round apart")
+    assert str(FixedEpochOrder(2, 3)).endswith("adjacent ones exactly 3 rounds apart")
+
+
+def test_delta_is_compared_with_the_population() -> None:
+    text = " ".join(_statement(None).to_markdown().split())
+    assert (
+        "Delta times the 7 clients of the population is 0.0007: by delta alone, the data of so "
+        "many of them might be published, on average."
+    ) in text
 
 
 def test_a_finished_run() -> None:
@@ -467,7 +495,7 @@ def _by_times() -> PrivacyStatement:
 
 
 def test_a_headline_names_the_condition_that_its_guarantee_rests_on() -> None:
-    assumption = "which the assumption below explains: at most 3 participations at least 3 rounds"
+    assumption = "explains: every client has at most 3 participations at least 3 rounds apart"
     assert assumption in _statement(None).to_markdown()
     ledger = "the ledger of who took part is right, so that every client had at most 3"
     for rounds in ([0, 1, 2], [0, 3, 6]):

@@ -149,6 +149,61 @@ def test_what_canaries_found_is_stated_and_has_to_agree_with_itself(
         assert difference.startswith("epsilon_lower_bound of the audit")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "places"),
+    [
+        (
+            (*_TIMERS, "--clip_norm=adaptive", "--clip_count_stddev=4", "--private_metrics"),
+            {
+                "adaptive_clip.update_noise_multiplier": 3.0,
+                "adaptive_clip.count_stddev": 40.0,
+                "adaptive_clip.clip.initial_norm": 5.0,
+                "adaptive_clip.clip.target_quantile": 0.9,
+                "adaptive_clip": None,
+                "clip_norm": 9.0,
+                "private_metrics.update_noise_multiplier": 3.0,
+                "private_metrics.metric_stddev": 99.0,
+                "private_metrics.metrics.metrics.0.largest": 3.0,
+                "private_metrics": None,
+            },
+        ),
+        (
+            (*_BY_THE_CLOCK, "--public_data=Wikipedia."),
+            {
+                "mechanism": "Another",
+                "enforcement": "A timer on each client enforces it.",
+                "public_data": "none",
+                "has_run_directory": False,
+                "provenance.secure_aggregation": True,
+            },
+        ),
+        (
+            (*_BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"),
+            {
+                "represents": None,
+                "represents.clients_per_round": 2000,
+                "represents.num_clients": 20,
+                "represents.planned.noise_multiplier": 400.0,
+            },
+        ),
+    ],
+)
+def test_what_the_configuration_contradicts_is_found(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    places: dict[str, Any],
+) -> None:
+    """Text and data say the same, and the flags of the run say otherwise."""
+    _ran(tmp_path / "run", *arguments)
+    assert _verified(capsys, tmp_path / "run") == []
+    for place, value in places.items():
+        forged = tmp_path / place
+        shutil.copytree(tmp_path / "run", forged)
+        _forge(forged, place, value)
+        assert any("in the files of the run." in each for each in _verified(capsys, forged)), place
+
+
 def test_a_statement_of_other_things_is_one_line(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,7 +239,7 @@ def test_an_extended_run_is_verified_with_all_its_horizons(
     assert _verified(capsys, tmp_path / "run") == []
 
 
-def _forge(run: pathlib.Path, place: str, value: float) -> None:
+def _forge(run: pathlib.Path, place: str, value: Any) -> None:
     """Puts a number into a statement, and makes the rest of it anew from that."""
     contents = json.loads((run / "privacy.json").read_text())
     changed: Any = contents
