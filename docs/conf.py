@@ -102,6 +102,8 @@ mathjax_path = "mathjax/tex-chtml.js"
 _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
 # A signature of several lines: definitions without terms.
 _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
+# A flag in a line, short enough for a phone.
+_FLAG = re.compile(r'<span class="pre">(--\w{1,28})</span>')
 # What setting mathematics takes of the package: the program and its fonts.
 _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 
@@ -119,13 +121,14 @@ def _parameters(found: re.Match[str]) -> str:
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
-    """Mends what screen readers and keyboards stumble over: menu, signatures, what scrolls."""
+    """Mends what readers stumble over: menu, signatures, what scrolls, flags that break."""
     context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
+        body = _FLAG.sub(r'<span class="pre flag">\1</span>', body)
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
 
