@@ -83,6 +83,11 @@ class Subject:
         errors = factorization.errors(workload, schema)
         return cls(factorization, schema, workload, errors, mechanism)
 
+    @property
+    def participation(self) -> Participation:
+        """How clients take part: the scheme that draws them, or the schema that they keep to."""
+        return self.schema if self.drawn is None else self.drawn.participation
+
     def variances(self) -> dict[str, np.ndarray]:
         """Returns the (num_rounds,) variances by round at noise multiplier 1, by what makes noise.
 
@@ -103,7 +108,7 @@ class Subject:
             "mechanism": factorization.mechanism,
             "num_rounds": factorization.num_rounds,
             "workload": self.workload.name,
-            "participation": str(self.drawn.participation if self.drawn else self.schema),
+            "participation": str(self.participation),
             "sensitivity": errors.sensitivity.value,
             "sensitivity_is_exact": errors.sensitivity.is_exact,
             "sensitivity_theorem": errors.sensitivity.theorem,

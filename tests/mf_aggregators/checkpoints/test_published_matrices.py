@@ -398,7 +398,9 @@ def test_mf_report_refuses_a_truncated_matrix_in_one_line(
     status, out, err = _report(capsys, f"--checkpoint={tmp_path}")
     assert status == 2
     assert out == ""
-    assert err.startswith(f"mf-report: {tmp_path / _C} is no tensor that can be read: ")
+    assert err.startswith(
+        f"mf-report: --checkpoint: {tmp_path / _C} is no tensor that can be read: "
+    )
     assert err.count("\n") == 1
 
 

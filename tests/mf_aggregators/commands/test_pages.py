@@ -92,7 +92,7 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
     context: dict[str, Any] = {
         "title": _AWKWARD,
         "command": _AWKWARD,
-        "subject": SimpleNamespace(schema=_AWKWARD, workload=SimpleNamespace(name=_AWKWARD)),
+        "subject": SimpleNamespace(participation=_AWKWARD, workload=SimpleNamespace(name=_AWKWARD)),
         "sentences": [_AWKWARD, "only if"],
         "is_broken": True,
         "model_size": None,

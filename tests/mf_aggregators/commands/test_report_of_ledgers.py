@@ -689,8 +689,8 @@ def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
     mechanism = mfa.Mechanism(checkpoints.load(checkpoint), _POISSON, 0.8)
     mechanism.save(tmp_path / "mechanism")
     own = f"--checkpoint={tmp_path / 'mechanism'}"
-    page, curve = tmp_path / "page.html", tmp_path / "curve.json"
-    fields = _report(capsys, own, f"--report={page}", f"--trade_off={curve}")
+    page = tmp_path / "page.html"
+    fields = _report(capsys, own, f"--report={page}")
     planned = mechanism.guarantee(1e-5)
     assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
     assert fields["delta"] == 1e-5
@@ -699,9 +699,20 @@ def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
         None
     ] * 3
     assert fields["participation"] == str(_POISSON)
-    assert json.loads(curve.read_text()) == json.loads(json.dumps(mechanism.trade_off_curve()))
     assert "every client keeps to" not in page.read_text()
     flags = _drawn(tmp_path, _POISSON, 5)
     assert _report(capsys, own, *flags)["amplified_epsilon"] == fields["amplified_epsilon"]
     # Asked for, there is that of the matrix alone.
     assert _report(capsys, own, "--participation=single")["noise_multiplier"] is None
+
+
+@pytest.mark.long
+def test_the_trade_off_curve_of_a_mechanism_is_that_of_drawn_clients(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mechanism = mfa.Mechanism(checkpoints.load(checkpoint), _POISSON, 0.8)
+    mechanism.save(tmp_path / "mechanism")
+    curve = tmp_path / "curve.json"
+    _report(capsys, f"--checkpoint={tmp_path / 'mechanism'}", f"--trade_off={curve}")
+    expected = json.dumps(mechanism.trade_off_curve())
+    assert json.loads(curve.read_text()) == json.loads(expected)
