@@ -47,6 +47,11 @@ _OF_OUTPUT = frozenset(
     | {"name_clients", "flagfile"}
 )
 _YES, _NO = "yes", "no"
+# Said of a file that no statement may list.
+_DRAWN = (
+    "is the ledger of a run whose clients were drawn, and its hash would confirm a guess of who "
+    "they were: leave it out, or name that run by --other_runs."
+)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -136,6 +141,10 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         output_paths.check_file(path, "statement", values.overwrite)
     for path in values[_REPEATED].value:
         check_choice(os.path.isfile(path), f"--{_REPEATED}={path} is no file.")
+        check_choice(
+            values.sampling_seed is not None or not ledgers.is_of_drawn_clients(path),
+            f"--{_REPEATED}={path} {_DRAWN}",
+        )
     others = stated_runs.other_runs(values[_OTHER_RUNS].value)
     stated_runs.events_of(others, values.delta, _seed_file(values))
 
@@ -338,10 +347,7 @@ def _statement(
         secret = evidence.hashes(secrets[:1], folder, secrets[1])
         secret += evidence.hashes(drawn, folder, secrets[1], secrets=secrets)
     elif drawn:
-        raise CommandError(
-            f"{drawn[0]} is the ledger of a run whose clients were drawn, and its hash would "
-            "confirm a guess of who they were: leave it out, or name that run by --other_runs."
-        )
+        raise CommandError(f"{drawn[0]} {_DRAWN}")
     listed = [file for file in listed if file not in drawn]
     facts = RunFacts(
         mechanism=f"{factorization.capitalize()} matrix factorization for "

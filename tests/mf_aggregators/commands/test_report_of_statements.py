@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
@@ -233,6 +234,11 @@ def test_facts_of_a_run_assert_nothing_by_default() -> None:
             ("--statement=PRIVACY.md", *_FACTS, "--population=1", "--clients_per_round=1"),
             "--population=1 is less than the 2 clients",
         ),
+        # Before anything is written.
+        (
+            ("--statement=PRIVACY.md", *_FACTS, "--evidence=drawn.npz", "--trade_off=curve.json"),
+            "--evidence=drawn.npz is the ledger of a run whose clients were drawn",
+        ),
         # Files that are read, or written twice.
         (("--statement=model.md", *_FACTS, "--evidence=model.json"), "--statement would replace"),
         (
@@ -255,6 +261,7 @@ def test_bad_flags_of_a_statement_are_one_line(
     for name in ("folder.md", "folder2.json", "folder.html"):
         (folder / name).mkdir()
     (folder / "model.json").write_text("mine")
+    np.savez(folder / "drawn.npz", client_ids=np.array(["a"]), sampling=np.array("{}"))
     # Replacing a file is one thing, replacing what is read another.
     overwrite = ("--overwrite",) if "--verify=PRIVACY.md" not in arguments else ()
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}

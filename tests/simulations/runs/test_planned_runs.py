@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import pathlib
 import shlex
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators import catalogue, checkpoints, factorizations, workloads
+from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
@@ -208,6 +210,23 @@ def test_amplification_is_the_same_for_every_workload() -> None:
     assert inside.guarantee.epsilon == after.guarantee.epsilon
     made = factorizations.banded(inside.training, 3, participation=SingleParticipation())
     assert _same(inside.mechanism.factorization, made)
+
+
+@pytest.mark.parametrize("flag", ["--clip_norm=adaptive", "--private_metrics"])
+def test_an_extended_run_keeps_the_noise_of_its_parts(flag: str) -> None:
+    """Noise is stated over the sensitivity, which more rounds change from sqrt(3) to 2."""
+    values = _values("--noise_multiplier=1", flag, clients=_CLIENTS)
+    config = run_config.of_flags(values, COMMAND)
+    before = mfa.Mechanism(factorizations.identity(12), MinSeparation(4), 1.0)
+    splits = [
+        facts_of_runs.noise_split(config, mechanism) for mechanism in (before, before.extended(16))
+    ]
+    first, whole = splits
+    assert first is not None
+    assert whole is not None
+    for name in ("update_noise_multiplier", "clipped_count_stddev", "metric_stddev"):
+        stddevs = getattr(first, name) * math.sqrt(3.0), getattr(whole, name) * 2.0
+        assert stddevs[0] == pytest.approx(stddevs[1], rel=1e-12)
 
 
 def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
