@@ -106,6 +106,12 @@ _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>
 _FLAG = re.compile(r'<span class="pre">(--\w{1,28})</span>')
 # What setting mathematics takes of the package: the program and its fonts.
 _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
+# What templates of the theme lack for those who do not see the page, by where it stands.
+_LACKING = {
+    '<aside class="sidebar-drawer': '<aside aria-label="All pages" class="sidebar-drawer',
+    '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
+    '<div id="search-results">': '<h1>Search</h1>\n<div id="search-results">',
+}
 
 
 def _without_markers(app: Any, name: str, source: list[str]) -> None:
@@ -128,6 +134,8 @@ def _make_accessible(
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
+        # The words inside name it.
+        body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
         body = _FLAG.sub(r'<span class="pre flag">\1</span>', body)
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
@@ -147,15 +155,13 @@ def _copy_mathjax(app: Any, failure: Exception | None) -> None:
             shutil.copy(each, target / name)
 
 
-def _name_landmarks(app: Any, failure: Exception | None) -> None:
-    """Tells the theme's two menus apart for who does not see them."""
+def _mend_templates(app: Any, failure: Exception | None) -> None:
     if failure is not None or app.builder.format != "html":
         return
     for path in pathlib.Path(app.outdir).rglob("*.html"):
         text = path.read_text(encoding="utf-8")
-        for menu, name in (("sidebar-drawer", "All pages"), ("toc-drawer", "This page")):
-            opened = f'<aside class="{menu}'
-            text = text.replace(opened, f'{opened[:6]} aria-label="{name}"{opened[6:]}')
+        for found, mended in _LACKING.items():
+            text = text.replace(found, mended)
         path.write_text(text, encoding="utf-8")
 
 
@@ -177,4 +183,4 @@ def setup(app: Any) -> None:
     # After the theme, which makes the menu.
     app.connect("html-page-context", _make_accessible, priority=900)
     app.connect("build-finished", _copy_mathjax)
-    app.connect("build-finished", _name_landmarks)
+    app.connect("build-finished", _mend_templates)

@@ -35,8 +35,10 @@ OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
         "clip_update_period": "update_period",
     }
 )
-# Of --private_metrics: the logarithm of some 22,000 words, and the examples of most devices.
-LARGEST_LOSS, LARGEST_EXAMPLES = 10.0, 1000
+# Default of --largest_loss: the logarithm of some 22,000 words.
+LARGEST_LOSS = 10.0
+# Default of --largest_examples: no more than most devices have.
+LARGEST_EXAMPLES = 1000
 
 _DRAWN_BATCHES = (
     "The server draws every batch itself and keeps secret who was drawn; there are no timers."

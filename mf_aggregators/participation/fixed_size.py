@@ -56,7 +56,7 @@ _NEGLIGIBLE = 1e-20
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(ComposedGroups):
-    """Exactly B clients of a round's group, a uniformly random subset each time (Alg. 2).
+    """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
 
     All groups have floor(m / b) clients; up to b - 1 clients never take part.
 

@@ -287,7 +287,7 @@ def mf_dp_aggregator(
     allow_no_noise: bool = False,
     metrics: PrivateMetrics | None = None,
 ) -> MatrixFactorizationFactory:
-    """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Alg. 1).
+    """Returns an aggregator with matrix-factorization noise (MF-DP-FTRL, BandMF Algorithm 1).
 
     In round i the aggregate is (sum of the clients' clipped updates + row i of
     ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. Updates are clipped
