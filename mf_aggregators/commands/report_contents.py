@@ -22,7 +22,7 @@ from mf_aggregators import mechanism as mechanisms
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import CommandError, readable
+from mf_aggregators.commands.command_line import CommandError, check_choice, readable
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
@@ -256,10 +256,12 @@ def read(values: flags.FlagValues) -> Subject:
     schema = mechanism_flags.participation(values)
     noise = mechanism_flags.noise_multiplier(values)
     has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
-    if schema is not None or not has_mechanism:
-        schema = schema or participations.from_dict(made_for["participation"])
-        return Subject.of(factorization, schema, workload, noise)
-    saved = mechanisms.load(values.checkpoint)
+    saved = mechanisms.load(values.checkpoint) if has_mechanism else None
+    own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
+    if values.statement is not None and schema is not None:
+        _check_declared(factorization, own, schema)
+    if schema is not None or saved is None:
+        return Subject.of(factorization, schema or own, workload, noise)
     if saved.sampling is not None:
         noise = saved.noise_multiplier if noise is None else noise
         found = Subject.of(factorization, saved.schema, workload, noise)
@@ -268,6 +270,20 @@ def read(values: flags.FlagValues) -> Subject:
         return Subject.of(factorization, saved.schema, workload, noise)
     errors = factorization.errors(workload, saved.schema)
     return Subject(factorization, saved.schema, workload, errors, saved)
+
+
+def _check_declared(factorization: Factorization, own: Participation, given: Participation) -> None:
+    """Refuses a schema under which a noise multiplier stands for more noise than the run had."""
+    # A matrix for one participation says nothing of the run.
+    if own == SingleParticipation() or given == own:
+        return
+    planned, declared = (factorization.sensitivity(schema).value for schema in (own, given))
+    check_choice(
+        declared <= planned * (1.0 + 1e-9),
+        f"--statement: the checkpoint is for {own}, and the flags name {given}. A run's noise "
+        "multiplier is relative to the schema that it was planned for: leave these flags out, and "
+        "say with --ledger or --round_times what took place.",
+    )
 
 
 def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, Any]:

@@ -123,6 +123,13 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     check_choice(
         not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
     )
+    # What is calibrated to a target has less noise under a schema that was declared too well.
+    check_choice(
+        values.target_epsilon is None and values.target_rho is None,
+        "--statement is of a run that took place: give the noise that it had, by "
+        "--noise_multiplier or in the checkpoint of its Mechanism, in place of "
+        f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
+    )
     check_choice(
         values.statement.endswith(".md"), f"--statement must name a .md file: {values.statement}."
     )

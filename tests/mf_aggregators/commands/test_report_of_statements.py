@@ -33,7 +33,7 @@ _FACTS = (
     "--clients_per_round=10",
     "--clip_norm=0.5",
 )
-_NOISE = ("--target_rho=0.5", "--delta=1e-6")
+_NOISE = ("--noise_multiplier=1.0", "--delta=1e-6")
 
 
 def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -130,7 +130,12 @@ def test_a_statement_is_verified_wherever_its_folder_goes(
         ("banded/factorization.json", "{", "{ ", "banded/factorization.json is another file"),
         ("PRIVACY.md", "drawn from 40", "drawn from 400", "not the text that was written"),
         ("PRIVACY.json", '"num_clients": 40', '"num_clients": 41', "num_clients is 41"),
-        ("PRIVACY.json", '"target_rho": 0.5', '"target_rho": 0.4', "planned.epsilon is"),
+        (
+            "PRIVACY.json",
+            '"noise_multiplier": 1.0',
+            '"noise_multiplier": 1.2',
+            "planned.epsilon is",
+        ),
         (
             "PRIVACY.json",
             '"delta": 1e-06,\n    "enforcement"',
@@ -271,6 +276,31 @@ def test_bad_flags_of_a_statement_are_one_line(
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert named in err
     assert before == {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("noise", "schema", "named"),
+    [
+        # A target would be met anew, with less noise, under whatever is declared.
+        ("--target_rho=0.5", "--separation=4", "--target_rho"),
+        ("--target_epsilon=8", "--separation=4", "--target_epsilon"),
+        # And so would a multiple of a larger sensitivity than the planned one.
+        ("--noise_multiplier=1", "--separation=3", "planned for"),
+    ],
+)
+def test_a_statement_is_of_the_noise_that_the_run_had(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, noise: str, schema: str, named: str
+) -> None:
+    arguments = ("--checkpoint=banded", schema, "--ledger=rounds.csv", "--delta=1e-6", *_FACTS)
+    status, out, err = _call(capsys, *arguments, noise, "--statement=PRIVACY.md")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert named in err
+    assert not (folder / "PRIVACY.md").exists()
+    # A plan with more time between participations has less noise for its multiplier.
+    status, _, _ = _call(
+        capsys, *arguments, "--separation=6", "--noise_multiplier=1", "--statement=PRIVACY.md"
+    )
+    assert status == 1  # Broken: a was there in rounds 0 and 5.
 
 
 def test_a_statement_that_is_damaged_is_one_line(
