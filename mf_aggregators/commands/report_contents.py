@@ -440,6 +440,7 @@ class LedgerReport:
             "realised_zcdp_delta": guarantee.zcdp_delta,
             "realised_epsilon": guarantee.epsilon,
             **guarantee.attacker("realised_"),
+            "widened_zcdp_rho": None if worst_case is None else worst_case.zcdp_rho,
             "widened_epsilon": None if worst_case is None else worst_case.epsilon,
             **(_no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")),
             "worst_client": worst.client_id if worst and name_clients else None,

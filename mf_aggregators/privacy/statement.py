@@ -486,6 +486,7 @@ class PrivacyStatement:
             planned=texts.formal(self.plan),
             extended=self._extended_text(),
             observed=self._observed_text(),
+            widened=self._widened_text(),
             rule=self._rule_text(),
             version=version.__version__,
             other_runs=provenance.in_words(self.other_runs),
@@ -557,6 +558,16 @@ class PrivacyStatement:
         multipliers = guarantee.noise_multiplier, self.plan.noise_multiplier
         is_planned = self.keeps_plan and math.isclose(*multipliers, rel_tol=1e-12)
         return "That is as planned." if is_planned else found
+
+    def _widened_text(self) -> str:
+        """The numbers of what is stated of a plan that was broken, if it is the worst case."""
+        if self.worst_case is None or self.stated is not self.worst_case:
+            return ""
+        return (
+            "\n   - *Formal statement, worst case.* It is the one that is stated: for all planned\n"
+            "     rounds, with the smaller separation and the larger number of participations of\n"
+            f"     plan and observation. {statement_texts.formal(self.worst_case)}"
+        )
 
     def _extended_text(self) -> str:
         if not self.earlier_plans:

@@ -232,8 +232,8 @@ def meaning(guarantee: Guarantee, num_clients: int) -> str:
         "Epsilon and delta mean this: the probability of whatever the run may release, with one "
         f"client's updates, is at most {factor} times that without them, plus delta, {delta}; "
         f"and the other way round. Delta times the {count(num_clients, 'client')} of the "
-        f"population is {expected}: by delta alone, the data of so many of them might be "
-        "published, on average."
+        f"population is {expected}: delta alone would allow the data of that many clients, on "
+        "average, to be published."
     )
 
 
@@ -408,7 +408,8 @@ VERIFIED_BY_FILES = """\
 
 VERIFIED_BY_TIMES = """\
 Whoever has the matrix as a checkpoint and the times of the rounds recomputes sensitivity and
-   guarantee, with `mf-report --checkpoint= --round_times= --timer_hours=`."""
+   guarantee, with `mf-report --checkpoint= --round_times= --timer_hours=`. That devices kept timers
+   of so many hours is what the signatory says: no file shows it."""
 
 # Of statements that list the files that they were made from.
 VERIFIED_AGAIN = """
@@ -487,7 +488,7 @@ MARKDOWN = """\
    - *Type of accounting.* {accounting}
    - *Assumption.* {assumption}
    - *Formal statement, planned.* {planned}{extended}
-   - *Formal statement, observed.* {observed}{rule}
+   - *Formal statement, observed.* {observed}{widened}{rule}
    - *With other runs.* {other_runs}
 4. **Verifiability.** {verification}
    It rests on the program, mf_aggregators {version}: `docs/privacy-proofs.md` of its source has its

@@ -139,6 +139,7 @@ def test_a_run_that_broke_its_plan(
     assert fields["keeps_plan"] is False
     assert fields["realised_sensitivity_is_exact"] is False
     assert fields["widened_epsilon"] >= fields["realised_epsilon"] > fields["epsilon"]
+    assert fields["widened_zcdp_rho"] >= fields["realised_zcdp_rho"] > fields["zcdp_rho"]
     assert fields["realised_epsilon"] == pytest.approx(
         accounting.epsilon(fields["realised_noise_multiplier"], 1e-5)
     )

@@ -124,8 +124,8 @@ def test_one_round_is_one_round() -> None:
 def test_delta_is_compared_with_the_population() -> None:
     text = " ".join(_statement(None).to_markdown().split())
     assert (
-        "Delta times the 7 clients of the population is 0.0007: by delta alone, the data of so "
-        "many of them might be published, on average."
+        "Delta times the 7 clients of the population is 0.0007: delta alone would allow the data "
+        "of that many clients, on average, to be published."
     ) in text
 
 
@@ -210,6 +210,11 @@ def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> Non
         assert worst_case is not None
         # Three participations were planned: the square root of three for independent noise.
         assert worst_case.sensitivity == pytest.approx(3**0.5)
+        # The numbers of the headline stand below it, rho among them.
+        text = " ".join(statement.to_markdown().split())
+        is_worst_case = statement.stated is worst_case
+        assert ("Formal statement, worst case." in text) == is_worst_case
+        assert f"rho = {rounded_up(statement.stated.zcdp_rho, '.6g')}" in text
         assert statement.stated.epsilon >= statement.plan.epsilon * (1 - 1e-9)
         assert statement.stated.epsilon >= guarantee.epsilon * (1 - 1e-9)
         if num_rounds == 4:
