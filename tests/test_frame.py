@@ -212,7 +212,7 @@ def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.Complet
     )
 
 
-@pytest.mark.short_cases(2)
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "run"),
     [

@@ -80,6 +80,7 @@ def test_what_names_no_path_is_refused(text: str, name: str) -> None:
         flag_groups.resolved_path(text)
 
 
+@pytest.mark.long
 def test_what_is_checked_is_what_is_written(home: pathlib.Path) -> None:
     """A second call finds what the first one wrote, and nothing goes where it was called."""
     calls = {

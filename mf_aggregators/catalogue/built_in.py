@@ -330,7 +330,7 @@ class BandedEntry(Entry):
     """The optimum of few bands."""
 
     name = "banded"
-    summary = "least squared error with b bands, certified"
+    summary = "least squared error with b bands (equal column norms by default), certified"
     factorization = BandedFactorization
     has_known_bands = True
     has_any_workload = True

@@ -115,6 +115,7 @@ def test_work_goes_on_without_a_standard_error(
                 bar.refresh()
 
 
+@pytest.mark.long
 def test_no_bar_is_of_another_kind() -> None:
     for package in _PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):

@@ -65,6 +65,7 @@ def test_clients_train_on_what_tffs_preprocessing_makes_of_their_speeches(
     assert len(seen) > 5
 
 
+@pytest.mark.long
 def test_the_baseline_is_the_most_frequent_character(task: FederatedTask) -> None:
     # Of "so so so" the spaces, and of the letters no other is as frequent.
     assert task.facts["most_frequent_character"] in " so"

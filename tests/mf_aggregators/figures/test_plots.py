@@ -22,6 +22,7 @@ def _value(label: str) -> float:
     return mantissa * 10.0 ** int(match[2])
 
 
+@pytest.mark.long
 @given(
     st.floats(-12.0, 12.0),
     st.floats(1e-4, 14.0),

@@ -147,6 +147,7 @@ def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
     assert [choice.num_bands for choice in choices] == [1, 2, 4, 6]
 
 
+@pytest.mark.long
 def test_a_second_comparison_computes_nothing(
     cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_regrets_from_dense_matrices_and_all_patterns(plans: list[Plan]) -> None
     assert worst == sorted(worst)
 
 
+@pytest.mark.long
 def test_every_candidate_is_compared_and_the_same_matrix_once(plans: list[Plan]) -> None:
     comparison = robustness.compare(plans)
     by_name: dict[str, list[int]] = {}

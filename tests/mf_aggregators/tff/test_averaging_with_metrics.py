@@ -73,6 +73,7 @@ def _weights(process: Any, state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(each) for each in trainable])
 
 
+@pytest.mark.long
 def test_it_trains_as_federated_averaging_does_and_measures_what_clients_do() -> None:
     process = _process()
     plain = tff.learning.algorithms.build_unweighted_fed_avg(

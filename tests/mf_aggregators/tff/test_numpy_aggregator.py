@@ -24,7 +24,7 @@ from mf_aggregators.noise.integer_rows import IntegerRows
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 5
-_SHORT, _LONG, _RUNS = 3, 100, 5
+_SHORT, _LONG, _RUNS = 2, 100, 5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -190,6 +190,7 @@ def test_what_is_released_has_the_covariance_of_the_mechanism(
     check_standard_normal(_whitened(AdaptiveClipSumQuery, clip, runs))
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("name", "runs"),
     [

@@ -214,7 +214,7 @@ def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(tensor, other)
 
 
-@pytest.mark.short_cases(3)
+@pytest.mark.short_cases(2)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     stream = _stream(index, storage)
@@ -230,6 +230,7 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     _check_rows(stream, rows, seed)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("index", "storage"),
     [
@@ -282,6 +283,7 @@ def test_rows_without_entries(storage: str) -> None:
         stream.next_row(states[-1])
 
 
+@pytest.mark.long
 @given(random_recursions.recursions(), st.booleans(), st.floats(0.5, 2.0))
 @settings(max_examples=examples(8), deadline=None, phases=_NO_SHRINKING)
 def test_random_weights_give_the_rows_that_numpy_gives(

@@ -174,6 +174,7 @@ def _claiming(audited: _Audited, **changes: Any) -> CanaryClients:
     return CanaryClients(run, audited.task.initial_weights)
 
 
+@pytest.mark.long
 def test_a_run_with_half_of_the_noise_that_it_claims_is_refuted(audited: _Audited) -> None:
     doubled = 2.0 * audited.run.mechanism.noise_multiplier
     found = _claiming(audited, noise_multiplier=doubled).audit(_ROUNDS)
@@ -229,6 +230,7 @@ def test_a_real_run_that_is_broken_is_refuted(
         assert found.noise.p_value > 0.01
 
 
+@pytest.mark.long
 def test_a_record_that_is_missing_or_of_another_run_is_refused(
     audited: _Audited, tmp_path: pathlib.Path
 ) -> None:

@@ -55,6 +55,7 @@ _BINS_OF_BLT = ("--sampling=balls_in_bins", "--mechanism=blt", "--clients_per_ro
 _BINS_OF_TREE = ("--sampling=balls_in_bins", "--mechanism=tree", "--clients_per_round=20")
 
 
+@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "scheme"),

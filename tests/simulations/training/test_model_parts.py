@@ -169,6 +169,7 @@ def _data() -> list[tf.data.Dataset]:
     return [examples.batch(2)] * 2
 
 
+@pytest.mark.long
 def test_updates_are_those_of_the_trained_part_and_frozen_weights_stay_bit_for_bit(
     task: FederatedTask,
 ) -> None:

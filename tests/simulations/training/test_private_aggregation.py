@@ -98,6 +98,7 @@ def test_measurements_of_a_round_with_zeroing() -> None:
     assert found["zeroing_norm"] == pytest.approx(10.0)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize("zeroing_norm", [pytest.param(None, marks=pytest.mark.long), 10.0])
 def test_a_clip_norm_that_adapts_is_released_and_not_measured(zeroing_norm: float | None) -> None:
     clip = mfa.AdaptiveClip(1.01, update_period=1)
