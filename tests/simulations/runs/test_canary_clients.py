@@ -280,6 +280,7 @@ def _refuted(run: Run) -> Any:
     return audit
 
 
+@pytest.mark.long
 def test_a_refuted_run_says_so_and_ends_with_1(
     audited: _Audited,
     tmp_path: pathlib.Path,
