@@ -29,9 +29,8 @@ if "raise" in sys.argv:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("arguments", "status"), [pytest.param((), 0, marks=pytest.mark.long), (("again", "raise"), 3)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("arguments", "status"), [((), 0), (("again", "raise"), 3)])
 def test_a_program_leaves_no_worker_and_no_message(arguments: tuple[str, ...], status: int) -> None:
     finished = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *arguments],
