@@ -258,7 +258,9 @@ def read(values: flags.FlagValues) -> Subject:
     has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
     saved = mechanisms.load(values.checkpoint) if has_mechanism else None
     own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
-    if values.statement is not None and schema is not None:
+    # What a mechanism was planned for is known; a matrix may be planned for another schema.
+    is_of_run = saved is not None and (values.ledger or values.round_times) is not None
+    if schema is not None and (is_of_run or values.statement is not None):
         _check_declared(factorization, own, schema)
     if schema is not None or saved is None:
         return Subject.of(factorization, schema or own, workload, noise)
@@ -280,7 +282,7 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
     planned, declared = (factorization.sensitivity(schema).value for schema in (own, given))
     check_choice(
         declared <= planned * (1.0 + 1e-9),
-        f"--statement: the checkpoint is for {own}, and the flags name {given}. A run's noise "
+        f"--separation: the checkpoint is for {own}, and the flags name {given}. A run's noise "
         "multiplier is relative to the schema that it was planned for: leave these flags out, and "
         "say with --ledger or --round_times what took place.",
     )

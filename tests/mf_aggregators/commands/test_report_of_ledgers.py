@@ -682,6 +682,10 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
         capsys, *flags, "--noise_multiplier=0.9"
     )
     assert _report(capsys, own, "--separation=6")["noise_multiplier"] is None
+    # A broken plan that is declared anew would have other noise than the run.
+    words = ["mf-report", own, "--separation=3", "--target_epsilon=8", ledger]
+    assert command_line.run("", report.define_flags, report.main, words) == 2
+    assert "planned for" in capsys.readouterr().err
 
 
 def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
