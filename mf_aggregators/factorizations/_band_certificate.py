@@ -44,6 +44,21 @@ in E. If E <= 0, then V >= V0, the trace is at least F as well, and the better o
 raised: by shares of sum_j |E_ij| in rows around which K^T E K is large, and, failing that, by all
 of it in all rows, after which E <= 0 by diagonal dominance.
 
+**By the last rounds.** Where many rounds have little weight, V0 is nearly singular, and all of this
+says little. Another V needs no inverse. For unit vectors q_i with q_i^T q_j = 0 where
+0 < |i - j| < b, and numbers d_i, V[i, j] = d_i d_j q_i^T q_j is zero within the band off the
+diagonal, and has the root Y with columns d_i q_i. For the columns a_i of A and any feasible X,
+
+    tr(A X^-1 A^T) >= 2 tr(Y^T A) - tr(V X) >= 2 sum_i d_i q_i^T a_i - w,
+
+where d_i^2 is a diagonal that the constraint allows, with weights of sum w. The best multiple of d
+gives (sum_i d_i q_i^T a_i)^2 / w, and with equal norms d_i = q_i^T a_i: the bound is the sum of
+(q_i^T a_i)^2. Near the optimum the columns of A X^-1 are nearly orthogonal, and each is made so to
+the b - 1 before it. If A stands for diag(w)^(1/2) A with weights for the last N >= b rounds alone,
+these vectors have N entries. In columns before those rounds q_i is q_(i+b), as any b in a row are
+then the same b vectors in another order. For prefix sums and N = b, the best such bound is
+n / b - 1 more than the least maximum of b rounds.
+
 **Rounding.** Every matrix here is a sum of positive semi-definite terms or a product of few bands.
 The entries of V0 and F are taken to be off by 8 n_s u kappa, relative to the root of the product of
 diagonal entries: n_s is the length of inner products, u the unit roundoff and kappa the sum of the
@@ -56,7 +71,7 @@ import dataclasses
 import functools
 
 import numpy as np
-from scipy.linalg.lapack import dpbtrf, dtrtri
+from scipy.linalg.lapack import dpbtrf, dtbtrs, dtrtri
 
 from mf_aggregators import workloads
 from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
@@ -78,6 +93,10 @@ _EPSILONS = (0.1, 0.5, 1.0)
 _LARGE = 0.5
 # By how much, of what dominance takes: less costs less of the bound, if it is enough.
 _SHARES_OF_DOMINANCE = (0.05, 0.2, 1.0)
+# How often each vector is made orthogonal to others: twice is enough.
+_PASSES = 2
+# By how many bands the rounds go further back than those with weights, for the first vectors.
+_BANDS_BEFORE = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -230,6 +249,88 @@ def lower_bound(bands: FloatArray, workload: BandedWorkload, constraint: ColumnC
                 rows = _spread(is_large, 2 * removed.lower)
             raised = np.where(rows, share * dominating, 0.0)
         return 0.0
+
+
+def lower_bound_by_last_rounds(
+    bands: FloatArray,
+    workload: BandedWorkload,
+    constraint: ColumnConstraint,
+    weights: FloatArray,
+    num_last: int,
+) -> float:
+    """Returns what no feasible matrix's largest squared error of a round is below.
+
+    Args:
+      bands: (n, b) of a C that is nearly the best for the weights.
+      workload: A, without weights.
+      constraint: What the columns of C keep.
+      weights: (n,) of the rounds, above zero.
+      num_last: N, for how many of the last rounds these count, at least b; some more do.
+
+    Returns:
+      The bound; 0 if nothing is known, because C or A is too ill-conditioned.
+    """
+    num_rounds, num_bands = bands.shape
+    size = min(num_last, num_rounds)
+    # A whole number of bands before them, as where the weights of rounds are alike.
+    size += (num_rounds - size) % num_bands
+    window = min(size + _BANDS_BEFORE * num_bands, num_rounds)
+    roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
+    with np.errstate(all="ignore"):
+        # By rows, the columns of the weighted workload that belong to these rounds.
+        columns = _divided(workload.inverse_bands[-window:], np.eye(window)[:, -size:], "T")
+        near = _divided(bands[-window:], columns, "T")
+        near = _divided(bands[-window:], near, "N")[-size:] * roots
+        columns = columns[-size:] * roots
+        units, loss = _orthogonal_in_turn(near, num_bands)
+        products = np.einsum("ij,ij->i", units, columns)
+        earlier = np.zeros((num_rounds, num_bands))
+        earlier[num_rounds - size :] = (units[:num_bands] * roots).T
+        rounds = np.arange(num_rounds - size)
+        earlier = _divided(workload.inverse_bands, earlier, "T")
+        earlier = earlier[rounds, (rounds - len(rounds)) % num_bands]
+        products = np.concatenate([earlier, products])
+        diagonal = np.square(products)
+        # No round may be without a weight where these are of patterns.
+        diagonal += np.finfo(float).tiny + _ROUNDOFF**2 * np.max(diagonal)
+        if not (np.all(np.isfinite(diagonal)) and np.isfinite(loss)):
+            return 0.0
+        allowed, total = constraint.dual_diagonal(diagonal)
+        bound = float(np.sqrt(allowed) @ np.abs(products)) ** 2 / total
+    # What tr(V X) has from products that are not quite zero, by |X_ij| <= 1, and what the products
+    # are off by.
+    rounding = 2 * num_bands * (loss + size * _ROUNDOFF)
+    rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * workload.condition
+    return max(bound * (1.0 - rounding), 0.0)
+
+
+def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, float]:
+    """(n, m): each row made orthogonal to the b - 1 before, of norm one, and the largest product.
+
+    The largest is infinite where a row is zero.
+    """
+    units, loss = np.zeros_like(rows), 0.0
+    for i, unit in enumerate(rows):
+        before = units[max(0, i - num_bands + 1) : i]
+        for _ in range(_PASSES):
+            unit = unit - (before @ unit) @ before
+            unit = unit / np.sqrt(unit @ unit)
+        loss = max(loss, float(np.max(np.abs(before @ unit), initial=0.0)))
+        if not np.isfinite(loss):
+            return units, np.inf
+        units[i] = unit
+    return units, loss
+
+
+def _divided(bands: FloatArray, right: FloatArray, transposed: str) -> FloatArray:
+    """M^-1 B, or M^-T B, for the lower-triangular M of some bands; NaN if M is singular."""
+    num_rounds, num_bands = len(bands), min(bands.shape)
+    # LAPACK's lower form has the entries of a diagonal by their columns.
+    below = np.zeros((num_bands, num_rounds))
+    for t in range(num_bands):
+        below[t, : num_rounds - t] = bands[t:, t]
+    solution, failed = dtbtrs(below, right, uplo="L", trans=transposed)
+    return np.full(right.shape, np.nan) if failed else np.asarray(solution)
 
 
 def _bound(

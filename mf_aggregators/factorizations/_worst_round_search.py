@@ -23,8 +23,10 @@ has the mean.
 
 **Fewer rounds.** In rounds over bands, the best weights and matrices of different sizes are alike:
 between two multiples of b, weights and entries over those of the square root change little. The
-search begins with those of half the bands. Where there are many blocks of b rounds, the last ones
-have nearly all of the weight, as they have in fewer blocks, and it begins with those of 16.
+search begins with those of half the bands. Where there are many blocks of b rounds, it begins with
+those of half the blocks, of which the middle one is repeated: each block adds one to the largest
+error and more, but 1 / m^2 more alone in the middle of m blocks. As the last blocks have nearly all
+of the weight, they give the bound.
 
 **Its metric.** Of a change dC = Y C of the strategy, the first-order change of A C^-1 is -A C^-1 Y.
 So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
@@ -44,7 +46,11 @@ import numpy as np
 from scipy.linalg.lapack import dpbtrf
 
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.factorizations._band_certificate import BandedWorkload, lower_bound
+from mf_aggregators.factorizations._band_certificate import (
+    BandedWorkload,
+    lower_bound,
+    lower_bound_by_last_rounds,
+)
 from mf_aggregators.factorizations._banded_search import SAFE_SHARE, BandedSearch
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations._round_errors import RoundError, raised_to_floor
@@ -93,7 +99,7 @@ _SHARE_OF_TURNS = 2.0 / 3.0
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
 # Means of so many turns are tried, where the maximum is no further above the mean.
-_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (4, 8), 0.02
+_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (4, 16), 0.02
 # The first looks at the certificate, and evaluations between two.
 _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
 # The gap at which the search ends, relative to the target: that of the best matrix is stated.
@@ -105,9 +111,14 @@ _SUFFICIENT, _FIRST_STEP, _SHORTEST_STEP, _LEAST_DECREASE = 1e-4, 0.5, 1e-8, 1e-
 _EXPONENTIALS = (8.0, *[16.0] * 6, *[24.0] * 40)
 _EXPONENTIALS_BEFORE = (16.0, 16.0)
 _EVALUATIONS_OF_EXPONENTIAL = 60
-# A search begins with half the bands if these are at least so many, and with so many blocks of b
-# rounds if there are more.
+# A search begins with half the bands if these are at least so many, and with half the blocks of b
+# rounds if these are more than so many.
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
+# The most evaluations of a search with half the blocks, times these.
+_EVALUATIONS_OF_BLOCKS = 64_000
+# The blocks whose weights give the bound, and how far the maximum may be above the mean, relative
+# to the gap that is to be certified, to look at it. Looks take the time of many evaluations.
+_LAST_BLOCKS, _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 64, 4.0, 100
 
 
 class WorstRoundSearch(BandedSearch):
@@ -178,15 +189,23 @@ class WorstRoundSearch(BandedSearch):
         """Whether turns of few steps converge: for constant rates."""
         return isinstance(self._named, Workload) and self._named.constant_momentum() is not None
 
+    @property
+    def _has_many_blocks(self) -> bool:
+        """Whether the last blocks of b rounds have nearly all of the weight: for prefix sums."""
+        is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
+        return is_prefix_sum and len(self.multipliers) // self._num_bands > _MOST_BLOCKS
+
     def _start_of_fewer_rounds(self, bands: FloatArray) -> FloatArray:
         """The (n, b) bands to begin with, and multipliers: for prefix sums from fewer rounds."""
         num_rounds, num_bands = bands.shape
         is_prefix_sum = isinstance(self._named, Workload) and self._named.name == "prefix_sum"
         if not (is_prefix_sum and isinstance(self._constraint, EqualNorms)):
             return bands
-        surplus, half = num_rounds // num_bands - _MOST_BLOCKS, -(-num_bands // 2)
+        half, most = -(-num_bands // 2), self._max_evaluations
+        surplus = num_rounds // num_bands // 2 if self._has_many_blocks else 0
         if surplus > 0:
             rounds, fewer = num_rounds - surplus * num_bands, num_bands
+            most = min(most, _EVALUATIONS_OF_BLOCKS // (rounds // num_bands) + 1)
         elif half >= _FEWEST_BANDS:
             rounds, fewer = max(round(num_rounds * half / num_bands), half + 1), half
         else:
@@ -196,7 +215,7 @@ class WorstRoundSearch(BandedSearch):
             EqualNorms(fewer),
             RoundError.of("max", rounds),
             self._relative_gap,
-            self._max_evaluations,
+            most,
             self._show_progress,
         )
         try:
@@ -272,6 +291,9 @@ class WorstRoundSearch(BandedSearch):
           Converged: When the target is certified.
         """
         last, next_look = self.evaluations + max_evaluations, 0
+        reach, between = _SAFE_DISTANCE, _BETWEEN_LOOKS
+        if self._has_many_blocks:
+            reach, between = _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS
         pairs = CurvaturePairs(_CORRECTIONS)
         step_before, steps = _STEP_OF_FIRST_TURN, _STEPS_OF_FIRST_TURN
         point, idle = self._evaluated(bands), 0
@@ -285,11 +307,13 @@ class WorstRoundSearch(BandedSearch):
             mean, largest = float(weights @ rows), float(np.max(rows))
             self._consider_means(point.scaled, largest / mean - 1.0)
             distance = self._best_error / mean - 1.0
-            is_near = distance < _SAFE_DISTANCE * self._relative_gap
+            is_near = distance < reach * self._relative_gap
             if is_near and self.evaluations >= next_look:
-                next_look = self.evaluations + _BETWEEN_LOOKS
+                next_look = self.evaluations + between
                 self._look_at_bound(point.scaled, weights)
-            elif not is_near:
+            elif is_near:
+                self._end_if_certified()
+            else:
                 self.progress.set_postfix_str(f"worst round {distance:.1e} above the mean")
             logs = np.log(rows / mean)
             off_by = 2.0 * float(weights @ np.square(logs))
@@ -403,9 +427,20 @@ class WorstRoundSearch(BandedSearch):
     def _look_at_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
         """Bounds the maximum by the mean with some weights, for which a matrix is nearly best."""
         squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
-        workload = BandedWorkload.of(self._named, self._num_bands, weights)
-        bound = lower_bound(scaled / np.sqrt(squared), workload, self._constraint)
+        bands = scaled / np.sqrt(squared)
+        if self._has_many_blocks:
+            last = _LAST_BLOCKS * self._num_bands
+            bound = lower_bound_by_last_rounds(
+                bands, self._workload, self._constraint, weights, last
+            )
+        else:
+            workload = BandedWorkload.of(self._named, self._num_bands, weights)
+            bound = lower_bound(bands, workload, self._constraint)
         self._bound = max(self._bound, bound)
+        self._end_if_certified()
+
+    def _end_if_certified(self) -> None:
+        """Raises Converged if the best matrix is near enough to the bound."""
         self._gap = self.certified_gap()
         self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
         if self._gap <= _SAFE_SHARE * self._relative_gap:

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     _band_certificate,
     banded,
+    optimal,
 )
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._patterns import (
@@ -231,3 +233,152 @@ def test_workloads_of_dense_inverses_are_certified_as_well(dense: bool) -> None:
     found = banded(matrix, 6, relative_gap=1e-8)
     assert found.optimality_gap is not None
     assert found.optimality_gap <= 1e-8
+
+
+def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    num_bands = data.draw(st.integers(1, min(num_rounds, 12)))
+    workload = _workload(data, num_rounds, generator)
+    constraint = _constraint(data, num_rounds, num_bands)
+    bands = _feasible(_candidate(data, num_rounds, num_bands, generator), constraint)
+    decades = data.draw(st.sampled_from([0.0, 2.0, 8.0]))
+    weights = 10.0 ** generator.uniform(-decades, 0.0, num_rounds)
+    num_last = data.draw(st.integers(num_bands, num_rounds))
+    bound = _band_certificate.lower_bound_by_last_rounds(
+        bands, BandedWorkload.of(workload, num_bands), constraint, weights, num_last
+    )
+    own = _squared_rows(bands, workload.matrix() / workload.largest_entry())
+    assert 0.0 <= bound <= np.max(own) * (1.0 + 1e-12)
+    # Any weights bound the maximum, and those of the last rounds are what was bounded.
+    size = num_last + (num_rounds - num_last) % num_bands
+    last = np.where(np.arange(num_rounds) < num_rounds - size, 1e-9, weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        found = banded(
+            workload,
+            num_bands,
+            isinstance(constraint, EqualNorms),
+            error=last,
+            relative_gap=1e-6,
+            max_evaluations=100,
+        )
+    # Any feasible matrix will do, whatever schema it was made for.
+    best = _feasible(found.arrays()["bands"], constraint)
+    rows = _squared_rows(best, workload.matrix() / workload.largest_entry())
+    assert bound <= float(last @ rows / np.sum(last)) * (1.0 + 1e-7)
+
+
+def _squared_rows(bands: np.ndarray, workload: np.ndarray) -> np.ndarray:
+    decoder = scipy.linalg.solve_triangular(
+        recursions.matrix_from_bands(bands), workload.T, lower=True, trans="T"
+    )
+    return np.asarray(np.sum(np.square(decoder), axis=0))
+
+
+@given(st.integers(1, 48), st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_no_bound_by_last_rounds_is_above_the_error_of_a_feasible_matrix(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    _attack_last_rounds(num_rounds, data)
+
+
+@pytest.mark.long
+@given(st.integers(1, 200), st.data())
+@settings(max_examples=1000, deadline=None)
+def test_no_bound_by_last_rounds_is_above_the_error_in_a_thousand_cases(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    _attack_last_rounds(num_rounds, data)
+
+
+@pytest.mark.parametrize(("num_bands", "num_blocks"), [(1, 5), (2, 9), (5, 4)])
+def test_blocks_before_the_last_add_one_each_to_the_bound_of_a_block(
+    num_bands: int, num_blocks: int
+) -> None:
+    """The closed form for prefix sums, by an eigenvalue problem of b rounds."""
+    workload = Workload("prefix_sum", num_bands)
+    best = optimal(workload, error="max", equal_column_norms=True, relative_gap=1e-9)
+    strategy = best.strategy_matrix()
+    rows = np.linalg.solve(strategy.T @ strategy, workload.matrix().T).T
+    # The weights of the best dual: those that leave it diagonal.
+    above = np.triu_indices(num_bands, 1)
+    products = np.array([np.outer(row, row)[above] for row in rows]).T
+    system = np.concatenate([products, np.ones((1, num_bands))])
+    weights, _ = scipy.optimize.nnls(system, np.eye(len(system))[-1])
+    blocks = scipy.linalg.block_diag(*[strategy] * num_blocks)
+    num_rounds = num_blocks * num_bands
+    bound = _band_certificate.lower_bound_by_last_rounds(
+        recursions.bands_of_matrix(blocks, num_bands),
+        BandedWorkload.of(Workload("prefix_sum", num_rounds), num_bands),
+        EqualNorms(num_bands),
+        np.tile(np.maximum(weights, 1e-12), num_blocks),
+        num_bands,
+    )
+    largest = np.max(np.sum(np.square(np.linalg.solve(strategy.T, workload.matrix().T)), axis=0))
+    assert bound == pytest.approx(num_blocks - 1 + largest, rel=1e-6)
+
+
+@pytest.mark.parametrize(("num_rounds", "num_bands"), [(85, 5), (203, 11), (340, 20)])
+def test_the_maximum_of_many_blocks_is_certified(num_rounds: int, num_bands: int) -> None:
+    found = banded(Workload("prefix_sum", num_rounds), num_bands, error="max")
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= 1e-3
+
+
+def test_nothing_is_claimed_of_the_last_rounds_beyond_floats() -> None:
+    bands = np.where(np.tri(400, 2, dtype=bool), np.array([1.0, 50.0]), 0.0)
+    prepared = BandedWorkload.of(Workload("prefix_sum", 400), 2)
+    bound = _band_certificate.lower_bound_by_last_rounds(
+        bands, prepared, EqualNorms(2), np.ones(400), 400
+    )
+    assert bound == 0.0
+
+
+@given(st.data())
+@settings(max_examples=examples(20), deadline=None)
+def test_the_bound_by_last_rounds_is_that_of_a_dual_that_is_zero_within_the_band(
+    data: st.DataObject,
+) -> None:
+    """The theorem itself, by dense matrices: V is zero where it has to be, and gives the bound."""
+    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    num_bands = data.draw(st.integers(1, 8))
+    num_rounds = data.draw(st.integers(2 * num_bands, 40))
+    workload = _workload(data, num_rounds, generator)
+    bands = _feasible(_candidate(data, num_rounds, num_bands, generator), EqualNorms(num_bands))
+    weights = generator.uniform(0.1, 1.0, num_rounds)
+    num_last = data.draw(st.integers(num_bands, num_rounds - num_bands))
+    kept: list[np.ndarray] = []
+    true = _band_certificate._orthogonal_in_turn
+
+    def kept_in_turn(rows: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+        units, loss = true(rows, count)
+        kept.append(units)
+        return units, loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_band_certificate, "_orthogonal_in_turn", kept_in_turn)
+        bound = _band_certificate.lower_bound_by_last_rounds(
+            bands,
+            BandedWorkload.of(workload, num_bands),
+            EqualNorms(num_bands),
+            weights,
+            num_last,
+        )
+    (units,) = kept
+    if not np.all(np.isfinite(units)):
+        assert bound == 0.0
+        return
+    size = len(units)
+    # Vectors of earlier rounds are those one band later.
+    vectors = np.concatenate([np.zeros((num_rounds - size, size)), units])
+    for i in reversed(range(num_rounds - size)):
+        vectors[i] = vectors[i + num_bands]
+    gram = np.abs(vectors @ vectors.T)
+    lags = np.abs(np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds)))
+    assert np.max(gram[(lags > 0) & (lags < num_bands)], initial=0.0) < 1e-12
+    np.testing.assert_allclose(np.diag(gram), 1.0, rtol=1e-12)
+    matrix = workload.matrix() / workload.largest_entry()
+    roots = np.sqrt(weights[-size:] / np.sum(weights[-size:]))
+    products = np.einsum("ij,ji->i", vectors, roots[:, np.newaxis] * matrix[-size:])
+    assert bound == pytest.approx(float(products @ products), rel=1e-6, abs=1e-300)
