@@ -104,6 +104,8 @@ _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
 _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 # A flag in a line, short enough for a phone.
 _FLAG = re.compile(r'<span class="pre">(--\w{1,28})</span>')
+# A figure that was drawn wide, which a phone scrolls.
+_WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
 # What setting mathematics takes of the package: the program and its fonts.
 _MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2")
 # What templates of the theme lack for those who do not see the page, by where it stands.
@@ -134,6 +136,7 @@ def _make_accessible(
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
+        body = _WIDE.sub(r'<span class="scrolls" tabindex="0">\1</span>', body)
         # The words inside name it.
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
         body = _FLAG.sub(r'<span class="pre flag">\1</span>', body)

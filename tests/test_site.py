@@ -342,7 +342,7 @@ def _write_site(folder: pathlib.Path, pages: Mapping[str, str], *names: str) -> 
 
 
 _PAGE = '<p id="here">x</p><a href="other.html#there">y</a><a href="https://x.org/z">z</a>'
-_OTHER = '<p id="there">x</p><a href="index.html">y</a><a href="#there">y</a>'
+_OTHER = '<p id="there">x</p><img alt="w" src="index.html"><a href="#there">y</a>'
 
 
 def test_a_good_site_has_no_faults(tmp_path: pathlib.Path) -> None:
@@ -359,7 +359,10 @@ def test_a_good_site_has_no_faults(tmp_path: pathlib.Path) -> None:
         ("other.html#there", "other.html#here", "which has no such place"),
         ("other.html#there", "#there", "which has no such place"),
         ("<p ", '<script src="https://cdn.org/x.js"></script><p ', "loads https://cdn.org/x.js"),
-        ("<p ", '<img src="//cdn.org/x.png"><p ', "loads //cdn.org/x.png"),
+        ("<p ", '<img alt="x" src="//cdn.org/x.png"><p ', "loads //cdn.org/x.png"),
+        ("<p ", '<img src="other.html"><p ', "no alternative text for other.html"),
+        ("<p ", '<img alt="" src="other.html"><p ', "no alternative text for other.html"),
+        ("<p ", '<img alt="other.html" src="other.html"><p ', "no alternative text for other.html"),
         ("<p ", '<link rel="stylesheet" href="https://cdn.org/x.css"><p ', "loads https"),
     ],
 )

@@ -17,6 +17,7 @@ _END_OF_CELL = "\nmatrix, title = "
 _PICTURE = """
 ```{{code-cell}} ipython3
 :tags: [hide-input]
+:mystnb: {{image: {{alt: "The matrix, and errors by round beside other mechanisms."}}}}
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -1,4 +1,4 @@
-"""Checks a site that was built: its links, its inventory of names, and that it is complete alone.
+"""Checks a site that was built: links, names, alternative texts, and that it is complete alone.
 
     python -m docs.extensions.site_checks docs/_build/html
 
@@ -34,10 +34,16 @@ class _Page(html.parser.HTMLParser):
         self.targets: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.wordless: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         """Notes one tag."""
         relation = dict(attributes).get("rel")
+        if tag == "img":
+            words, source = (dict(attributes).get(name) or "" for name in ("alt", "src"))
+            # An image of a notebook that has no words has its path in their place.
+            if words in ("", source):
+                self.wordless.append(source)
         for name, value in attributes:
             if value is None:
                 continue
@@ -92,6 +98,7 @@ def faults(site: pathlib.Path, public: Iterable[str], commands: Iterable[str]) -
         for url in page.loaded:
             if urllib.parse.urlsplit(url).netloc:
                 yield f"{where} loads {url}"
+        yield from (f"{where} has no alternative text for {url}" for url in page.wordless)
         for url in page.links:
             parts = urllib.parse.urlsplit(url)
             if parts.scheme or parts.netloc:
