@@ -76,8 +76,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.boolean(
         "adaptive_clip",
-        "Whether the clip norm adapts: then clipped-count indicators are attacked as well, in runs "
-        "of the aggregator's query by TensorFlow alone.",
+        "Whether the clip norm adapts: then clipped-count indicators are attacked as well.",
         False,
     )
     group.choice(
@@ -201,8 +200,7 @@ def _backend(values: flags.FlagValues) -> str:
     """What runs the aggregator; checks that it is installed."""
     if values.backend == "tff":
         command_line.check_extra("an audit with --backend=tff")
-    backend: str = values.backend or ("tff" if command_line.has_extra() else "numpy")
-    return backend
+    return str(values.backend or ("tff" if command_line.has_extra() else "numpy"))
 
 
 def _aggregator(
