@@ -87,6 +87,11 @@ def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
     updates = [np.array([0.1, 0.2]), np.array([value, 0.5])]
     _, release = aggregator.next(aggregator.initialize(), updates)
     np.testing.assert_allclose(release, [0.05, 0.1], atol=1e-8)
+    # Nor does it say of its norm that it is within the clip norm, or that it is not.
+    clip = mfa.AdaptiveClip(1.0)
+    aggregator = _aggregator(_mechanism(0.0), clip_norm=clip, allow_no_noise=True)
+    state, _ = aggregator.next(aggregator.initialize(), updates)
+    assert aggregator.metrics(state)["unclipped_fraction"] == pytest.approx(0.75, abs=1e-8)
 
 
 def _same_noise_on_other_data(aggregator: mfa.Aggregator, state: Any) -> None:
