@@ -258,7 +258,8 @@ class Aggregator:
         total: list[IntArray] | None = None
         for update in updates:
             structure = update if structure is None else structure
-            state = self._for(state, _described(update)[1])
+            if state.tensors is None:
+                state = self._for(state, _described(update)[1])
             record = self.record(state, update)
             total = record if total is None else [a + b for a, b in zip(total, record, strict=True)]
             number += 1

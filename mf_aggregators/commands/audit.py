@@ -83,7 +83,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "backend",
         ["tff", "numpy"],
         "What runs the aggregator: TensorFlow Federated, or NumPy, which releases the same bits "
-        "in a tenth of the time. Default: tff where it is installed.",
+        "in a sixth of the time. Default: tff where it is installed.",
     )
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
