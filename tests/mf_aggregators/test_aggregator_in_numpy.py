@@ -247,8 +247,9 @@ def test_a_sum_that_no_records_have_is_refused() -> None:
     for sign in (-2, 2):
         assert aggregator.release(following, [sign * largest], 2, np.zeros(2))[0].round_index == 2
         following = dataclasses.replace(following, stream=following.stream + 1)
-    with refuses("sign"):
-        aggregator.release(following, [2 * largest + 1], 2, np.zeros(2))
+    for longer in (2 * largest + 1, -2 * largest - 1):
+        with refuses("sign"):
+            aggregator.release(following, [longer], 2, np.zeros(2))
 
 
 def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
