@@ -23,7 +23,6 @@ import math
 import os
 import pathlib
 import secrets
-import warnings
 import zipfile
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -39,7 +38,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseState
 from mf_aggregators.noise.rows_in_files import RowsInFiles
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
@@ -169,13 +168,7 @@ class Aggregator:
         self._directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
             self._directory = noise_directories.open_directory(noise_directory)
-        self._fixed_seed = None if seed is None else rows_of_z.seed_of(seed)
-        if seed is not None:
-            warnings.warn(
-                "a fixed seed makes the noise predictable: use it in tests only.",
-                rows_of_z.FixedSeedWarning,
-                stacklevel=2,
-            )
+        self._fixed_seed = rows_of_z.seed_of(seed)
         first = mechanism.horizons[0]
         self._multiplier = first.noise_multiplier
         self._clip: AdaptiveClip | None = None
@@ -190,22 +183,18 @@ class Aggregator:
             self._norm = self._split.vector_norm
         else:
             self._norm = validation.of_float32(clip_norm, "clip_norm")
+        self._unit = self._norm / self._sums.steps_per_clip_norm
         recursion = mechanism.noise_recursion()
         if self._multiplier == 0.0:
             recursion = IndependentNoise(recursion.num_rounds)
         else:
             validation.of_float32(self._multiplier * self._norm, "the noise")
-        is_continued = self._multiplier > 0.0 and mechanism.extends is not None
-        self._rows = (
-            IntegerRows.continuing(first.noise_recursion(), recursion)
-            if is_continued
-            else IntegerRows.of(recursion)
-        )
-        self._blocks = (
-            Blocks.of(recursion, mechanism.factorization.plans if is_continued else ())
-            if is_on_disk
-            else None
-        )
+        if self._multiplier > 0.0 and mechanism.extends is not None:
+            self._rows = IntegerRows.continuing(first.noise_recursion(), recursion)
+            horizons = mechanism.factorization.plans
+        else:
+            self._rows, horizons = IntegerRows.of(recursion), ()
+        self._blocks = Blocks.of(recursion, horizons) if is_on_disk else None
         self._rounding = Rounding.of(self._rows, self._blocks)
         self._template = template
         self._released: dict[tuple[str, int], bytes] = {}
@@ -240,11 +229,9 @@ class Aggregator:
                 "template is needed where the number of clients is drawn: a batch may be empty, "
                 "and its round has to be released like any other."
             )
-        seed = self._fixed_seed
-        if seed is None:
-            seed = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)
+        drawn = np.frombuffer(secrets.token_bytes(32), "<i8").astype(np.int64)
+        seed, stream = drawn[:2] if self._fixed_seed is None else self._fixed_seed, drawn[2:]
         clip = None if self._clip is None else self._clip.first_state
-        stream = np.frombuffer(secrets.token_bytes(16), "<i8").astype(np.int64)
         state = AggregatorState(0, seed, stream, None, (), clip, self._identities[-1])
         return state if self._template is None else self._for(state, _described(self._template)[1])
 
@@ -270,27 +257,27 @@ class Aggregator:
         structure, number = self._template, 0
         total: list[IntArray] | None = None
         for update in updates:
-            described = _described(update)[1]
+            structure = update if structure is None else structure
             if state.tensors is None:
-                state = self._for(state, described)
-            if structure is None:
-                structure = update
+                state = self._for(state, _described(update)[1])
             record = self.record(state, update)
             total = record if total is None else [a + b for a, b in zip(total, record, strict=True)]
             number += 1
-        if structure is None or state.tensors is None:
+        if structure is None:
             raise ValueError(
                 "no update and no template says what is to be released: pass template=."
             )
         if total is None:
-            total = [np.zeros(shape, np.int64) for shape, _ in self._vector(state.tensors)]
+            vector = self._vector(_described(structure)[1])
+            total = [np.zeros(shape, np.int64) for shape, _ in vector]
         return self.release(state, total, number, structure)
 
     def record(self, state: AggregatorState, update: Any) -> list[IntArray]:
         """Returns what a client adds to the sum: its clipped update as integers.
 
         Args:
-          state: The state before the round. A client needs its clip norm alone.
+          state: The state before the round. It has the secret seed, and must not leave the server:
+            a client takes the first state of an aggregator of its own, with the server's ``clip``.
           update: Its update.
 
         Returns:
@@ -302,10 +289,8 @@ class Aggregator:
           ValueError: If it has other tensors than updates before.
         """
         arrays, tensors = _described(update)
-        if state.tensors is not None and tensors != state.tensors:
-            raise ValueError(
-                f"updates have tensors {_listed(state.tensors)}, found {_listed(tensors)}."
-            )
+        if state.tensors is not None:
+            self._for(state, tensors)
         if self._split is None or state.clip is None:
             vector = arrays
         else:
@@ -331,23 +316,25 @@ class Aggregator:
           OSError: As there.
           ReleaseError: As there.
           TypeError: If the sums are not of int64.
-          ValueError: If the sums have other shapes than updates of the template.
+          ValueError: If the sums have other shapes than updates of the template, or are larger than
+            those of so many records can be: a sum modulo a power of two has a sign.
         """
         number = validation.integer_at_least(num_clients, 0, "num_clients")
         tensors = _described(template)[1]
-        if state.tensors is None:
-            state = self._for(state, tensors)
-        if tensors != state.tensors:
-            raise ValueError(
-                f"updates have tensors {_listed(state.tensors or ())}, found {_listed(tensors)}."
-            )
-        state = self._continued(state)
+        state = self._continued(self._for(state, tensors))
         vector = self._vector(tensors)
+        largest = number * self._sums.steps_per_clip_norm
         for array, (shape, _) in zip(sums, vector, strict=True):
             if array.dtype != np.int64:
                 raise TypeError(f"sums of records must be of int64, found {array.dtype}.")
             if array.shape != shape:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
+            # A residue of a negative sum would tell more of a client than its clip norm.
+            if np.any(array > largest) or np.any(array < -largest):
+                raise ValueError(
+                    f"no {number} records have such a sum: numbers modulo a power of two have to "
+                    "be taken with their sign."
+                )
         i = state.round_index
         if i >= self.mechanism.num_rounds:
             raise ReleaseError(
@@ -364,7 +351,7 @@ class Aggregator:
         if self._multiplier > 0.0:
             self._check_released(state, sums, step)
         flats, histories = self._next_row(state)
-        rows = _layout(vector).tensors(flats)
+        rows = self._layout(tensors).tensors(flats)
         clip = state.clip
         # Noise and sum alike are in units of this round's norm, which was known before it.
         scales = [1.0] * len(vector)
@@ -380,10 +367,10 @@ class Aggregator:
             clip = self._clip.following(clip, adaptive_clip.HALF + float(indicators))
         # As tensorflow-privacy's NormalizedQuery divides.
         clients = np.float32(self.clients_per_round)
-        means = [
-            _divided(array.astype(_noise_dtype(dtype)), clients).astype(dtype)
-            for array, (_, dtype) in zip(released, tensors, strict=True)
-        ]
+        means = []
+        for noised, (_, dtype) in zip(released, tensors, strict=True):
+            wide = noised.astype(nests.NOISE_DTYPES[dtype])
+            means.append(np.asarray(wide / wide.dtype.type(clients), dtype))
         following = dataclasses.replace(state, round_index=i + 1, histories=histories, clip=clip)
         return following, nests.in_structure(template, means)
 
@@ -423,9 +410,7 @@ class Aggregator:
             "options": self._options(),
             "tensors": state.tensors,
         }
-        arrays = {
-            f"history_{number}": history.history for number, history in enumerate(state.histories)
-        }
+        arrays = {f"history_{n}": each.history for n, each in enumerate(state.histories)}
         with atomic_files.writing(path, mode=0o600) as file:
             np.savez(
                 file,
@@ -469,8 +454,8 @@ class Aggregator:
                 self._check_size(tensors)
             clip = None
             if len(arrays["clip"]):
-                norm, released_norm, fraction, total, number = map(float, arrays["clip"])
-                clip = ClipState(norm, released_norm, fraction, total, int(number))
+                clip = ClipState._make(map(float, arrays["clip"]))
+                clip = clip._replace(num_fractions=int(clip.num_fractions))
             state = AggregatorState(
                 i,
                 rows_of_z.checked_seed(arrays["seed"]),
@@ -482,7 +467,7 @@ class Aggregator:
             )
             if tensors is None or self._storage is NoiseStorage.DISK:
                 return state
-            kept = [arrays[f"history_{n}"] for n in range(len(self._segments(tensors)))]
+            kept = [arrays[f"history_{n}"] for n in range(len(self._layout(tensors).segments))]
             return dataclasses.replace(state, histories=tuple(NoiseState(i, each) for each in kept))
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise StateError(
@@ -522,20 +507,23 @@ class Aggregator:
     def _continued(self, state: AggregatorState) -> AggregatorState:
         """The state as one of the whole run, whose size is checked where it begins to be."""
         self._horizon_of(state)
-        if state.identity == self._identities[-1]:
-            return state
-        if state.tensors is not None:
+        if state.identity != self._identities[-1] and state.tensors is not None:
             self._check_size(state.tensors)
         return dataclasses.replace(state, identity=self._identities[-1])
 
     def _for(self, state: AggregatorState, tensors: _Tensors) -> AggregatorState:
-        """The state of updates of these tensors, which are known now."""
+        """The state of updates of these tensors; raises ValueError if it is of others."""
+        if state.tensors is not None:
+            if tensors != state.tensors:
+                raise ValueError(
+                    f"updates have tensors {_listed(state.tensors)}, found {_listed(tensors)}."
+                )
+            return state
         self._check_size(tensors)
         histories: tuple[NoiseState, ...] = ()
-        if self._storage is NoiseStorage.STATE and self._multiplier > 0.0:
-            histories = tuple(
-                self._rows.initial_state(segment.size) for segment in self._segments(tensors)
-            )
+        if self._storage is NoiseStorage.STATE:
+            segments = self._layout(tensors).segments
+            histories = tuple(self._rows.initial_state(segment.size) for segment in segments)
         return dataclasses.replace(state, tensors=tensors, histories=histories)
 
     def _check_size(self, tensors: _Tensors) -> None:
@@ -554,8 +542,9 @@ class Aggregator:
             return tensors
         return (*((shape, "float64") for shape, _ in tensors), ((), "float64"))
 
-    def _segments(self, tensors: _Tensors) -> tuple[Segment, ...]:
-        return _layout(self._vector(tensors)).segments
+    def _layout(self, tensors: _Tensors) -> RowLayout:
+        shapes, dtypes = zip(*self._vector(tensors), strict=True) if tensors else ((), ())
+        return RowLayout(shapes, tuple(nests.NOISE_DTYPES[dtype] for dtype in dtypes))
 
     def _stddev(self, vector: _Tensors) -> float:
         """The standard deviation of Z, with what hides the roundings; 1 where there is no noise."""
@@ -570,55 +559,50 @@ class Aggregator:
 
     def _next_row(self, state: AggregatorState) -> tuple[list[IntArray], tuple[NoiseState, ...]]:
         """The row of each segment, in steps, and what the next rows need."""
-        i = state.round_index
-        flats: list[IntArray] = []
-        histories: list[NoiseState] = []
-        for number, segment in enumerate(self._segments(state.tensors or ())):
-            if self._multiplier == 0.0:
-                flats.append(np.zeros(segment.size, np.int64))
-            elif self._blocks is not None and self._directory is not None:
-                folder = self._directory / "rows" / _name(state)
-                files = RowsInFiles(self._rows, self._blocks, self._source, state.seed, folder)
-                flats.append(files.row(segment, i))
-            else:
-                z = segment.row_of_z(self._source, state.seed, i)
-                row, following = self._rows.next_row(state.histories[number], z)
-                flats.append(row)
-                histories.append(following)
-        return flats, tuple(histories)
+        i, segments = state.round_index, self._layout(state.tensors or ()).segments
+        if self._multiplier == 0.0:
+            return [np.zeros(segment.size, np.int64) for segment in segments], state.histories
+        if self._blocks is not None and self._directory is not None:
+            folder = self._directory / "rows" / _name(state)
+            files = RowsInFiles(self._rows, self._blocks, self._source, state.seed, folder)
+            return [files.row(segment, i) for segment in segments], ()
+        made = [
+            self._rows.next_row(history, segment.row_of_z(self._source, state.seed, i))
+            for history, segment in zip(state.histories, segments, strict=True)
+        ]
+        return [row for row, _ in made], tuple(history for _, history in made)
 
     def _noised(self, steps: IntArray, row: RealArray, step: float, scale: float) -> FloatArray:
         """A sum and a row of noise, each in steps of its own, as floats of their integer sum."""
-        unit = self._norm / self._sums.steps_per_clip_norm
         if self._multiplier == 0.0:
-            return np.asarray(steps.astype(np.float64) * (unit * scale))
+            return np.asarray(steps.astype(np.float64) * (self._unit * scale))
         # All that follows is a function of these integers, whatever it rounds.
-        released = np.rint(steps.astype(np.float64) * unit / step).astype(np.int64) + row
+        released = np.rint(steps.astype(np.float64) * self._unit / step).astype(np.int64) + row
         return np.asarray(released.astype(np.float64) * (step * scale))
 
     def _check_released(
         self, state: AggregatorState, sums: Sequence[IntArray], step: float
     ) -> None:
         """Records what the round's noise is added to; raises ReleaseError if it was to other."""
-        unit = self._norm / self._sums.steps_per_clip_norm
         # In other steps, the same sums would tell what they are beside the same row.
-        how = repr((state.tensors, step, unit, state.clip and state.clip.norm)).encode()
+        how = repr((state.tensors, step, self._unit, state.clip and state.clip.norm)).encode()
         digest = hashlib.blake2b(how, digest_size=32, key=state.seed.tobytes())
         for array in sums:
             digest.update(np.ascontiguousarray(array).tobytes())
-        found, key = digest.digest(), (_name(state), state.round_index)
-        before = self._released.get(key)
-        if before is None and self._directory is not None:
+        found = digest.digest()
+        # Whoever is first: of several threads or processes, one releases.
+        if self._directory is None:
+            before = self._released.setdefault((_name(state), state.round_index), found)
+        else:
             path = self._directory / "released" / _name(state) / f"round-{state.round_index}"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             before = atomic_files.write_once(path, found)
-        if before is not None and before != found:
+        if before != found:
             raise ReleaseError(
                 "The noise of this round was added to other data before, so this aggregate is not "
                 "released: the difference of the two would have no noise. Go on from this state "
                 "with the clients and data of that time, or start a new run from a fresh state."
             )
-        self._released[key] = found
 
 
 def _described(structure: Any) -> tuple[list[Any], _Tensors]:
@@ -635,21 +619,6 @@ def _matrix(mechanism: Mechanism) -> FloatArray:
     """What a noising matrix does to a vector: another matrix, from where it differs on, another."""
     recursion = mechanism.noise_recursion()
     return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
-
-
-def _layout(tensors: _Tensors) -> RowLayout:
-    shapes = tuple(shape for shape, _ in tensors)
-    return RowLayout(shapes, tuple(_noise_dtype(dtype) for _, dtype in tensors))
-
-
-def _noise_dtype(dtype: str) -> str:
-    """What noise for a dtype is computed and released in."""
-    return nests.NOISE_DTYPES[dtype]
-
-
-def _divided(array: FloatArray, divisor: np.float32) -> FloatArray:
-    """The quotients in the array's dtype."""
-    return np.asarray(array / array.dtype.type(divisor))
 
 
 def _size(tensors: _Tensors) -> int:

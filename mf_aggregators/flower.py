@@ -15,13 +15,14 @@ part of it. Started again, a run goes on after its last round.
 """
 
 import collections
-import dataclasses
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import pathlib
 import time
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -246,18 +247,22 @@ class MatrixFactorization(Strategy):
         """The messages of the wrapped strategy to nodes that it takes for all."""
         self._arrays = _of_record(arrays)
         server_round = self._running().round_index + 1
+        # All of the grid that the wrapped strategy sees.
+        grid = types.SimpleNamespace(get_node_ids=lambda: nodes)
         messages: Iterable[Message] = self._strategy.configure_train(
-            server_round, arrays, config, _Nodes(nodes)
+            server_round, arrays, config, grid
         )
         return messages
 
     def _update(self, reply: Message) -> dict[str, np.ndarray] | None:
         """What a client has moved the model by; None if it sent no model of this round."""
-        node = reply.metadata.src_node_id
+        node, models = reply.metadata.src_node_id, []
         # A second update of one client would move the sum by another clip norm.
         if node in self._asked and not reply.has_error():
             self._asked.remove(node)
-            models = [_of_record(each) for each in reply.content.array_records.values()]
+            # A client makes these bytes, and NumPy's reader raises many types: no round ends by it.
+            with contextlib.suppress(Exception):
+                models = [_of_record(each) for each in reply.content.array_records.values()]
             if len(models) == 1 and _shapes(models[0]) == _shapes(self._arrays):
                 with np.errstate(invalid="ignore", over="ignore"):
                     return {name: models[0][name] - old for name, old in self._arrays.items()}
@@ -369,17 +374,17 @@ class MatrixFactorization(Strategy):
         self._mechanism.save(self._directory / "mechanism")
         unfinished = self._path("sum", self._running().round_index)
         if unfinished.exists():
-            with np.load(unfinished, allow_pickle=False) as file:
-                number, *sums = (file[name] for name in file.files)
+            number, *sums = _loaded(unfinished).values()
             # Where the wrapped strategy keeps the model that a round began with.
             self._configured(_record(self._arrays), ConfigRecord(), range(self._cohort_size))
             self._released(sums, int(number))
         return self._running().round_index
 
     def _digest(self, num_rounds: int) -> str:
-        """Tells the ledger's first rounds from others."""
+        """Tells the run, and the ledger's first rounds, from others."""
         pairs = [(name, i) for name, found in self._rounds.items() for i in found if i < num_rounds]
-        return hashlib.sha256(json.dumps(sorted(pairs)).encode()).hexdigest()
+        shown = self._running().stream.tolist(), sorted(pairs)
+        return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
     def _save(self) -> None:
         """Writes the state, and then the model and what the wrapped strategy has in arrays."""
@@ -398,37 +403,34 @@ class MatrixFactorization(Strategy):
     def _load(self, i: int) -> None:
         path = self._path("model", i)
         nests: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                digest = str(file["arr_0"])
-                for name in file.files:
-                    if name != "arr_0":
-                        attribute, kind, key = name.split("/", 2)
-                        nests.setdefault((attribute, kind), {})[key] = file[name]
-            self._arrays = nests.pop(("-", "dict"))
-        except Exception as error:
-            # NumPy's reader raises many types for a damaged archive.
-            raise StateError(f"{path} holds no model: {error}. {_WHAT_TO_DO}") from error
+        saved = _loaded(path)
+        digest = str(saved.pop("arr_0"))
+        for name, array in saved.items():
+            attribute, kind, key = name.split("/", 2)
+            nests.setdefault((attribute, kind), {})[key] = array
+        self._arrays = nests.pop(("-", "dict"))
         self._state = self._aggregator.load_state(self._path("state", i))
         if self._ledger_path.exists():
             ledger = ledgers.load_archive(self._ledger_path)
             rounds = (each.tolist() for each in ledger.rounds_of_clients)
             self._rounds = dict(zip(ledger.client_ids, rounds, strict=True))
         if self._digest(i) != digest:
-            raise LedgerError(f"{self._ledger_path} is not the ledger of {path}. {_WHAT_TO_DO}")
+            raise LedgerError(
+                f"{self._ledger_path} or the state is not that of {path}. {_WHAT_TO_DO}"
+            )
         for (attribute, kind), items in nests.items():
             nest = {"list": list(items.values()), "dict": items}.get(kind)
             setattr(self._strategy, attribute, _record(items) if nest is None else nest)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Nodes:
-    """All of the grid that a wrapped strategy sees: the nodes of a round."""
-
-    nodes: Sequence[int]
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.nodes
+def _loaded(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, in the order in which they were written."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged archive.
+        raise StateError(f"{path} is damaged: {error}. {_WHAT_TO_DO}") from error
 
 
 def _record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

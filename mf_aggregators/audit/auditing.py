@@ -164,7 +164,7 @@ def audit(
     Args:
       build_aggregator: Returns an aggregator with unseeded noise: a
         ``tff.aggregators.UnweightedAggregationFactory`` such as ``mf_dp_aggregator(...)``, or a
-        ``mf_aggregators.Aggregator``, which releases the same bits in a tenth of the time.
+        ``mf_aggregators.Aggregator``, which releases the same bits in a sixth of the time.
       claim: What it promises.
       delta: The delta at which epsilon is stated.
       canaries: The number of canaries, over all runs.

@@ -1,7 +1,8 @@
 """What an audit attacks: an aggregator, by whatever runs it."""
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -9,40 +10,18 @@ from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.arrays import FloatArray
 
 
-class Process(Protocol):
-    """An aggregation of vectors of one size, from state to state."""
-
-    def initialize(self) -> Any:
-        """Returns a fresh state."""
-
-    def next(self, state: Any, clients: list[FloatArray]) -> tuple[Any, FloatArray, float | None]:
-        """Returns the next state, the mean, and the next clip norm where it adapts."""
-
-
 @dataclasses.dataclass(frozen=True)
-class _InNumpy:
-    aggregator: Aggregator
+class Process:
+    """An aggregation of vectors of one size, from state to state.
 
-    def initialize(self) -> Any:
-        return self.aggregator.initialize()
+    Attributes:
+      initialize: Returns a fresh state.
+      next: From a state and clients' vectors, returns the next state, the mean, and the next clip
+        norm where it adapts, None else.
+    """
 
-    def next(self, state: Any, clients: list[FloatArray]) -> tuple[Any, FloatArray, float | None]:
-        state, mean = self.aggregator.next(state, clients)
-        return state, mean, self.aggregator.metrics(state).get("next_clip_norm")
-
-
-@dataclasses.dataclass(frozen=True)
-class _InTff:
-    process: Any
-
-    def initialize(self) -> Any:
-        return self.process.initialize()
-
-    def next(self, state: Any, clients: list[FloatArray]) -> tuple[Any, FloatArray, float | None]:
-        output = self.process.next(state, clients)
-        measured = getattr(output, "measurements", None) or {}
-        norm = measured.get("dp_query_metrics", {}).get("next_clip_norm")
-        return output.state, np.asarray(output.result), None if norm is None else float(norm)
+    initialize: Callable[[], Any]
+    next: Callable[[Any, list[FloatArray]], tuple[Any, FloatArray, float | None]]
 
 
 def of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Process:
@@ -54,8 +33,22 @@ def of(built: Any, dtype: type[np.floating[Any]], dimension: int) -> Process:
       dimension: Their length.
     """
     if isinstance(built, Aggregator):
-        return _InNumpy(built.with_template(np.zeros(dimension, dtype)))
+        aggregator = built.with_template(np.zeros(dimension, dtype))
+
+        def in_numpy(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+            state, mean = aggregator.next(state, clients)
+            return state, mean, aggregator.metrics(state).get("next_clip_norm")
+
+        return Process(aggregator.initialize, in_numpy)
     # TensorFlow Federated takes seconds to import.
     from mf_aggregators.tff import compatibility
 
-    return _InTff(built.create(compatibility.TensorType(dtype, [dimension])))
+    process = built.create(compatibility.TensorType(dtype, [dimension]))
+
+    def in_tff(state: Any, clients: Any) -> tuple[Any, FloatArray, float | None]:
+        output = process.next(state, clients)
+        measured = getattr(output, "measurements", None) or {}
+        norm = measured.get("dp_query_metrics", {}).get("next_clip_norm")
+        return output.state, np.asarray(output.result), None if norm is None else float(norm)
+
+    return Process(process.initialize, in_tff)

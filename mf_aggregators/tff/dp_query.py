@@ -2,7 +2,6 @@
 
 import collections
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
-from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
+from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
     compatibility,
@@ -131,12 +130,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
             raise ValueError("noise must be made for the recursion and the tensors of the query.")
         self._noise, self._record = noise.noise, noise.record
-        if seed is not None:
-            warnings.warn(
-                "a fixed seed makes the noise predictable: use it in tests only.",
-                FixedSeedWarning,
-                stacklevel=2,
-            )
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
         self._unit = self._l2_norm_clip / self._sums.steps_per_clip_norm
@@ -149,8 +142,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 num_parameters=num_parameters,
                 largest_cohort=self._sums.largest_cohort,
             )
-        self._fixed_seed = seed
-        self._entropy = os.urandom(16) if seed is None else rows_of_z.seed_of(seed).tobytes()
+        self._fixed_seed = rows_of_z.seed_of(seed)
+        self._entropy = os.urandom(16) if self._fixed_seed is None else self._fixed_seed.tobytes()
         self._name = os.urandom(16)
 
     @property

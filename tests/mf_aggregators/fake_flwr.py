@@ -5,6 +5,7 @@ what Flower does not do.
 """
 
 import importlib
+import io
 import sys
 import types
 from typing import Any
@@ -18,11 +19,13 @@ class Array:
     """An array as clients send it."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self._array = np.array(array)
+        file = io.BytesIO()
+        np.save(file, array)
+        self.data = file.getvalue()
 
     def numpy(self) -> np.ndarray:
         """Returns the array."""
-        return self._array.copy()
+        return np.asarray(np.load(io.BytesIO(self.data), allow_pickle=False))
 
 
 class ArrayRecord(dict[str, Array]):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import pathlib
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +87,11 @@ def test_an_update_that_is_not_finite_counts_as_zero(value: float) -> None:
     updates = [np.array([0.1, 0.2]), np.array([value, 0.5])]
     _, release = aggregator.next(aggregator.initialize(), updates)
     np.testing.assert_allclose(release, [0.05, 0.1], atol=1e-8)
+    # Nor does it say of its norm that it is within the clip norm, or that it is not.
+    clip = mfa.AdaptiveClip(1.0)
+    aggregator = _aggregator(_mechanism(0.0), clip_norm=clip, allow_no_noise=True)
+    state, _ = aggregator.next(aggregator.initialize(), updates)
+    assert aggregator.metrics(state)["unclipped_fraction"] == pytest.approx(0.75, abs=1e-8)
 
 
 def _same_noise_on_other_data(aggregator: mfa.Aggregator, state: Any) -> None:
@@ -178,6 +185,19 @@ def test_a_saved_run_goes_on_as_it_would_have(
         np.testing.assert_array_equal(release, through[i][1])
 
 
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_a_saved_run_without_noise_goes_on(storage: str, tmp_path: pathlib.Path) -> None:
+    chosen = {"noise_storage": storage, "allow_no_noise": True}
+    aggregator = _aggregator(_mechanism(0.0), **chosen)
+    *_, (state, _), (_, expected) = _states(aggregator, aggregator.initialize(), 3)
+    aggregator.save_state(state, tmp_path / "state.npz")
+    resumed = _aggregator(_mechanism(0.0), **chosen)
+    state = resumed.load_state(tmp_path / "state.npz")
+    assert state.round_index == 2
+    _, found = resumed.next(state, [np.full(5, 0.2), np.arange(5.0)])
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_states_of_other_runs_are_refused(tmp_path: pathlib.Path) -> None:
     aggregator = _aggregator()
     path = tmp_path / "state.npz"
@@ -211,6 +231,54 @@ def test_a_sum_that_was_made_elsewhere_is_released_alike() -> None:
         aggregator.release(state, [total.astype(float) for total in sums], 4, updates[0])
     with refuses("shape"):
         aggregator.release(state, [total[:1] for total in sums], 4, updates[0])
+
+
+def test_a_sum_that_no_records_have_is_refused() -> None:
+    """A residue of a sum about zero moves by 2^32 steps with one client, under the same noise."""
+    aggregator = _aggregator(secure_aggregation_bits=32, largest_cohort=2)
+    state = aggregator.initialize()
+    ((total,),) = (aggregator.record(state, np.array([0.2, -0.1])),)
+    following, _ = aggregator.release(state, [2 * total], 2, np.zeros(2))
+    for number, sums in [(1, total % 2**32), (2, total % 2**32), (0, total)]:
+        with refuses("sign"):
+            aggregator.release(following, [sums], number, np.zeros(2))
+    # The largest that there is, either way.
+    (largest,) = aggregator.record(state, np.array([3.0, 0.0]))
+    for sign in (-2, 2):
+        assert aggregator.release(following, [sign * largest], 2, np.zeros(2))[0].round_index == 2
+        following = dataclasses.replace(following, stream=following.stream + 1)
+    for longer in (2 * largest + 1, -2 * largest - 1):
+        with refuses("sign"):
+            aggregator.release(following, [longer], 2, np.zeros(2))
+
+
+def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
+    """Both have looked whether the round was released before one of them has recorded it."""
+    both = threading.Barrier(2)
+
+    class Slow(dict[Any, Any]):
+        def get(self, *arguments: Any) -> Any:
+            found = super().get(*arguments)
+            both.wait(10.0)
+            return found
+
+        def setdefault(self, *arguments: Any) -> Any:
+            both.wait(10.0)
+            return super().setdefault(*arguments)
+
+    aggregator = _aggregator()
+    aggregator._released = Slow()
+    state = aggregator.initialize()
+
+    def release(value: float) -> bool:
+        try:
+            aggregator.next(state, [np.full(3, value)])
+        except ReleaseError:
+            return False
+        return True
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(release, [0.1, 0.2])) == [False, True]
 
 
 def test_seeds_are_drawn_anew_and_are_not_printed() -> None:

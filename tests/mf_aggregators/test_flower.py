@@ -316,6 +316,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path: pathlib.Path) -> Non
         (lambda at: (at / "model-000002.npz").unlink(), StateError, None),
         (lambda at: (at / "state-000002.npz").unlink(), StateError, None),
         (lambda at: (at / "model-000002.npz").write_bytes(b"PK"), StateError, None),
+        (lambda at: (at / "sum-000002.npz").write_bytes(b"PK"), StateError, None),
+        # Another run's secret, under which that run may release the round as well.
+        (lambda at: shutil.copy(other / "state-000002.npz", at), LedgerError, None),
         (lambda at: None, StateError, _mechanism(1.1)),
     ]
     for number, (change, error, mechanism) in enumerate(cases):
@@ -441,6 +444,30 @@ def test_a_bad_model_counts_as_zero(kind: str, tmp_path: pathlib.Path) -> None:
         if name != bad[0]
     )
     np.testing.assert_allclose(result.arrays["bias"].numpy(), expected / _COHORT, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x93NUMPY\x01\x00", "header"])
+def test_bytes_that_are_no_array_end_no_round(data: Any, tmp_path: pathlib.Path) -> None:
+    """Else one client could end all rounds that it is asked in."""
+    grid = _Grid()
+
+    def broken(replies: list[Any]) -> list[Any]:
+        (arrays,) = replies[0].content.array_records.values()
+        array = arrays["weights"]
+        # As many numbers as no machine has room for.
+        large = array.data.replace(b"(2, 3), }" + b" " * 14, b"(2, 999999999999999), }")
+        assert large != array.data
+        array.data = large if data == "header" else data
+        return replies
+
+    grid.replies = broken
+    found = _run(_without_noise(tmp_path / "run"), grid, num_rounds=1)
+    # Flower asks the clients of a round in any order.
+    others, bad = _Grid(), grid.asked[0][0]
+    others.replies = lambda replies: [
+        each for each in replies if others.names[each.metadata.src_node_id] != bad
+    ]
+    assert found == _run(_without_noise(tmp_path / "others"), others, num_rounds=1)
 
 
 def test_each_client_counts_once(tmp_path: pathlib.Path) -> None:
