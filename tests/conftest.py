@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Which tests/examples.py reads.
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
+# One of TFF that has more is not left to the tests of the next module.
+_MOST_BYTES_OF_WORKER = 400 << 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,18 +102,17 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    """Ends the workers of a module's tests, which keep gigabytes."""
+def _no_large_worker_outlives_a_module() -> Iterator[None]:
+    """Ends workers that keep much memory; to end one takes a look at every object of Python."""
     yield
     if "tensorflow_federated" in sys.modules:
         import psutil
 
         from mf_aggregators.tff import processes
 
-        # To end them looks at every object of Python, which most modules need not pay for.
-        if any(
-            processes._name(child) == processes._WORKER for child in psutil.Process().children()
-        ):
+        children = psutil.Process().children()
+        workers = [child for child in children if processes._name(child) == processes._WORKER]
+        if any(worker.memory_info().rss > _MOST_BYTES_OF_WORKER for worker in workers):
             processes.end_workers()
 
 
