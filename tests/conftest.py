@@ -6,7 +6,7 @@ import collections
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Which tests/examples.py reads.
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
+# One of TFF that has more is not left to the tests of the next module.
+_MOST_BYTES_OF_WORKER = 400 << 20
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +30,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tells randomised checks that they have the time of the long test."""
     if config.option.all:
         os.environ[_LONG_TEST] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Lets each of several processes begin with other modules.
+
+    Each of them imports all modules, and compiles those that no other one has compiled yet.
+    """
+    report = yield
+    if isinstance(collector, pytest.Dir):
+        number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        nodes = report.result
+        first = len(nodes) // 2 * (number // 2)
+        report.result = [*nodes[first:], *nodes[:first]][:: -1 if number % 2 else 1]
+    return report
 
 
 # Before pytest's own, which reads -m.
@@ -43,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         key=lambda item: (
             item.path.is_relative_to(_LIBRARY),
             not item.path.is_relative_to(_LIBRARY / "tff"),
+            item.path,
         )
     )
     _mark_further_cases(items)
@@ -82,18 +102,17 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_worker_outlives_the_tests() -> Iterator[None]:
-    """Ends the workers of a module's tests, which keep gigabytes."""
+def _no_large_worker_outlives_a_module() -> Iterator[None]:
+    """Ends workers that keep much memory; to end one takes a look at every object of Python."""
     yield
     if "tensorflow_federated" in sys.modules:
         import psutil
 
         from mf_aggregators.tff import processes
 
-        # To end them looks at every object of Python, which most modules need not pay for.
-        if any(
-            processes._name(child) == processes._WORKER for child in psutil.Process().children()
-        ):
+        children = psutil.Process().children()
+        workers = [child for child in children if processes._name(child) == processes._WORKER]
+        if any(worker.memory_info().rss > _MOST_BYTES_OF_WORKER for worker in workers):
             processes.end_workers()
 
 

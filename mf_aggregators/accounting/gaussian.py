@@ -486,6 +486,8 @@ def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: i
     return _exact_epsilon(sigma, _left(sigma, delta, num_coordinates, participations))
 
 
+# Plans, reports and statements ask for the same ones again and again; each takes milliseconds.
+@functools.lru_cache(maxsize=1024)
 def _exact_epsilon(sigma: float, delta: float) -> float:
     loss = _gaussian(sigma)
     # Of real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).

@@ -166,7 +166,7 @@ def test_a_record_that_a_sum_would_broadcast_is_refused(build: str) -> None:
         with refuses("(4,)"):
             query.initial_sample_state(record)
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
     def of_any_size(record: tf.Tensor) -> Any:
         return query.preprocess_record(params, [record])
 

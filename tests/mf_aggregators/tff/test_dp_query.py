@@ -142,8 +142,8 @@ def test_released_noise_has_the_covariance_of_the_mechanism(mechanism: str) -> N
     stddev = 1.7
     query = _query(factorization, stddev)
     zeros = query.initial_sample_state(_record(0, 0, 0, 0, 0, 0))
-    step = tf.function(lambda state: query.get_noised_result(zeros, state)[:2])
-    start = tf.function(query.initial_global_state)
+    step = tf.function(lambda state: query.get_noised_result(zeros, state)[:2], autograph=False)
+    start = tf.function(query.initial_global_state, autograph=False)
     samples = []
     for _ in range(examples(400)):
         state, rows = start(), []
@@ -348,7 +348,9 @@ def test_tiles_together_are_the_whole(shape: tuple[int, ...]) -> None:
     generator = np.random.default_rng(len(shape))
     steps = tf.constant(generator.integers(-(2**62), 2**62, shape))
     row = tf.constant(generator.integers(-(2**31), 2**31, shape, dtype=np.int32))
-    mapped = tf.function(lambda *tensors: dp_query._map_tiles(_combined, tf.float64, *tensors))
+    mapped = tf.function(
+        lambda *tensors: dp_query._map_tiles(_combined, tf.float64, *tensors), autograph=False
+    )
     result = mapped(steps, row)
     assert result.shape == shape
     # A machine may fuse the product and the sum of one of them.
@@ -362,7 +364,9 @@ def test_no_temporary_has_the_size_of_the_whole() -> None:
         seen.append(tile.shape[0])
         return -tile
 
-    graph = tf.function(lambda tensor: dp_query._map_tiles(function, tf.float32, tensor))
+    graph = tf.function(
+        lambda tensor: dp_query._map_tiles(function, tf.float32, tensor), autograph=False
+    )
     large = tf.ones([40 * TILE])
     np.testing.assert_array_equal(graph(large), -large)
     assert all(count is None or count <= TILE for count in seen)

@@ -96,7 +96,7 @@ def _extended_query(whole: Factorization, specs: Any = _SPECS, **changes: Any) -
 @functools.lru_cache(maxsize=1)
 def _step(query: Any) -> Any:
     """The graph of a query's rounds, which takes a second to make, while it is in use."""
-    return tf.function(query.get_noised_result)
+    return tf.function(query.get_noised_result, autograph=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

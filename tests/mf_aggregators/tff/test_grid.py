@@ -167,6 +167,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
     clip = tf.function(
         lambda record: grid.clip_to_grid([record], tf.constant(0.7, tf.float64), 2**30)[0],
         input_signature=[tf.TensorSpec([3], tf.float64)],
+        autograph=False,
     )
     clipped_to = Fraction(0.7)
     step = clipped_to / 2**30

@@ -83,7 +83,7 @@ def test_every_coordinate_counts(tmp_path: pathlib.Path) -> None:
     record = ReleaseRecord.in_directory(tmp_path)
 
     # Traced once, which takes far longer than a check.
-    @tf.function
+    @tf.function(autograph=False)
     def check(stream: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
         return record.check(
             stream,

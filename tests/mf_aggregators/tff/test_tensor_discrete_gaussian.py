@@ -17,7 +17,7 @@ def _from_words(words: np.ndarray, further: np.ndarray) -> tuple[np.ndarray, int
     """Noise from a graph, and how often it drew words for ties."""
     drawn = tf.Variable(0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def graph(words: tf.Tensor, further: tf.Tensor) -> tf.Tensor:
         def tie_words(ties: tf.Tensor) -> tf.Tensor:
             drawn.assign_add(1)

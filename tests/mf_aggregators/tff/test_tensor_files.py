@@ -21,7 +21,8 @@ _TENSOR = np.array([1.5, -2.25, np.pi], np.float32)
 @functools.cache
 def _reader(shape: tuple[int, ...], dtype: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     return tf.function(
-        lambda path, number: noise_files.read(path, number, list(shape), tf.as_dtype(dtype))
+        lambda path, number: noise_files.read(path, number, list(shape), tf.as_dtype(dtype)),
+        autograph=False,
     )
 
 
@@ -30,7 +31,7 @@ def _writer() -> Callable[..., None]:
     def write(path: tf.Tensor, number: tf.Tensor, tensor: tf.Tensor) -> None:
         noise_files.write(path, number, tensor)
 
-    return tf.function(write)
+    return tf.function(write, autograph=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

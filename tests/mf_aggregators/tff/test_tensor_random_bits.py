@@ -59,7 +59,7 @@ def test_many_blocks_are_those_of_numpy(source: NoiseSource) -> None:
     """In a graph, in which counts of blocks choose how they are computed."""
     seed = np.array([-5, 2**62], np.int64)
 
-    @tf.function
+    @tf.function(autograph=False)
     def draw(seed: tf.Tensor, row: tf.Tensor, first: tf.Tensor) -> list[tf.Tensor]:
         return tensor_rows.of_source(source)(seed, row, (first, 3000), (first + 2**60, 8))
 

@@ -43,7 +43,7 @@ def _drawer(
             tensor_rows.graph_table(),
         )
 
-    return tf.function(draw)
+    return tf.function(draw, autograph=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

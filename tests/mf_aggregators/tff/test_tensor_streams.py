@@ -105,7 +105,7 @@ class _Stream:
                 self.rows, blocks, segments, NoiseSource.CHACHA20, _directories.new()
             )
         self.noise = TensorNoise(self.files or RowsInState(self.rows), specs)
-        self._step = tf.function(lambda state: self.noise.next_row(state))
+        self._step = tf.function(self.noise.next_row, autograph=False)
         self._streams = 0
 
     def start(self, seed: np.ndarray = _SEED) -> NoiseState:
@@ -717,7 +717,8 @@ def _drift_z(num_rounds: int) -> np.ndarray:
             tf.zeros([], tf.int64),
             _DRIFT_WIDTH,
             tensor_rows.graph_table(),
-        )
+        ),
+        autograph=False,
     )(tf.constant(_SEED))
     return np.asarray(rows.numpy())
 
@@ -778,13 +779,14 @@ def test_rounding_of_states_does_not_add_up(name: str, num_rounds: int) -> None:
     recursion = _drift_recursion(name, num_rounds)
     store = RowsInState(IntegerRows.of(recursion))
     noise = TensorNoise(store, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
+    next_row = tf.autograph.experimental.do_not_convert(noise.next_row)
 
     @tf.function
     def run(seed: tf.Tensor) -> tf.Tensor:
         rows = tf.TensorArray(tf.int32, num_rounds)
         state = noise.initial_state(seed, tf.zeros([2], tf.int64))
         for position in tf.range(num_rounds):
-            (row,), _, state = noise.next_row(state)
+            (row,), _, state = next_row(state)
             rows = rows.write(position, row)
         return rows.stack()
 
