@@ -48,6 +48,8 @@ from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 
+# What says of a run that it took place.
+_OF_RUNS = ("ledger", "round_times")
 # What may be given beside --verify.
 _WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
 
@@ -181,10 +183,11 @@ def main(values: flags.FlagValues) -> int:
     subject = report_contents.read(values)
     factorization, mechanism = subject.factorization, subject.mechanism
     for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
+        targets = "" if name in _OF_RUNS else ", --target_epsilon or --target_rho"
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
-            f"--{name} needs --noise_multiplier, --target_epsilon or --target_rho, the noise of "
-            "the run.",
+            f"--{name} needs the noise of the run: --noise_multiplier{targets}, or the checkpoint "
+            "of a Mechanism.",
         )
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
@@ -333,6 +336,15 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         values.ledger is None or values.round_times is None,
         "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
     )
+    for name in _OF_RUNS:
+        # A target is met anew for whatever is declared: less noise than the run had, or more.
+        command_line.check_choice(
+            values[name].value is None
+            or (values.target_epsilon is None and values.target_rho is None),
+            f"--{name} is of a run that took place: give the noise that it had, by "
+            "--noise_multiplier or in the checkpoint of its Mechanism, in place of "
+            f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
+        )
     command_line.check_choice(
         (values.round_times is None) == (values.timer_hours is None),
         "--timer_hours belongs to --round_times, which needs it.",

@@ -258,10 +258,10 @@ def read(values: flags.FlagValues) -> Subject:
     has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
     saved = mechanisms.load(values.checkpoint) if has_mechanism else None
     own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
-    # What a mechanism was planned for is known; a matrix may be planned for another schema.
-    is_of_run = saved is not None and (values.ledger or values.round_times) is not None
-    if schema is not None and (is_of_run or values.statement is not None):
-        _check_declared(factorization, own, schema)
+    if (values.ledger or values.round_times) is not None:
+        _check_declared(factorization, own, schema or own)
+        if saved is not None and noise is not None:
+            _check_had(saved, schema or own, noise)
     if schema is not None or saved is None:
         return Subject.of(factorization, schema or own, workload, noise)
     if saved.sampling is not None:
@@ -285,6 +285,19 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
         f"--separation: the checkpoint is for {own}, and the flags name {given}. A run's noise "
         "multiplier is relative to the schema that it was planned for: leave these flags out, and "
         "say with --ledger or --round_times what took place.",
+    )
+
+
+def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float) -> None:
+    """Refuses more noise than the mechanism of a run has."""
+    had, given = (
+        multiplier * saved.factorization.sensitivity(each).value
+        for multiplier, each in ((saved.noise_multiplier, saved.schema), (noise_multiplier, schema))
+    )
+    check_choice(
+        given <= had * (1.0 + 1e-9),
+        f"--noise_multiplier={noise_multiplier:g} is more noise than the Mechanism of the "
+        f"checkpoint has, {saved.noise_multiplier!r} for {saved.schema}: leave it out.",
     )
 
 

@@ -16,7 +16,7 @@ from absl import flags
 
 from mf_aggregators import atomic_files, validation
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import evidence, output_paths, stated_runs
+from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
@@ -122,13 +122,6 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         missing.insert(0, "--ledger or --round_times")
     check_choice(
         not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
-    )
-    # What is calibrated to a target has less noise under a schema that was declared too well.
-    check_choice(
-        values.target_epsilon is None and values.target_rho is None,
-        "--statement is of a run that took place: give the noise that it had, by "
-        "--noise_multiplier or in the checkpoint of its Mechanism, in place of "
-        f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
     )
     check_choice(
         values.statement.endswith(".md"), f"--statement must name a .md file: {values.statement}."
@@ -357,8 +350,7 @@ def _statement(
         raise CommandError(f"{drawn[0]} {_DRAWN}")
     listed = [file for file in listed if file not in drawn]
     facts = RunFacts(
-        mechanism=f"{factorization.capitalize()} matrix factorization for "
-        f"{found.plan.num_rounds} rounds",
+        mechanism=facts_of_runs.in_words(factorization, found.plan.num_rounds),
         num_clients=values.population,
         clients_per_round=values.clients_per_round,
         clip_norm=values.clip_norm,
