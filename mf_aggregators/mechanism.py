@@ -514,15 +514,23 @@ class Mechanism:
             raise ValueError(f"it describes none of {factorization.num_rounds} rounds")
         return mechanism
 
-    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = True) -> None:
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        workload: Mapping[str, Any] | None = None,
+        overwrite: bool = True,
+    ) -> None:
         """Writes the mechanism: a checkpoint of its factorization with ``mechanism.json`` in it.
 
         Args:
           directory: The directory to create. ``checkpoints.load`` reads its factorization alone.
+          workload: What the stated errors are for, as ``checkpoints.save`` takes it.
           overwrite: Whether a checkpoint that is there already may be replaced.
 
         Raises:
           CheckpointError: As ``checkpoints.save`` raises it.
+          ValueError: If the workload is none.
         """
         contents = {
             "format_version": _FORMAT_VERSION,
@@ -532,6 +540,7 @@ class Mechanism:
         checkpoints.save(
             self.factorization,
             directory,
+            workload=workload,
             participation=self.schema,
             overwrite=overwrite,
             beside={MECHANISM_FILE: contents},

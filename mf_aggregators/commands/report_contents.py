@@ -52,6 +52,7 @@ class Subject:
       errors: The sensitivity and the errors under the schema.
       mechanism: The factorization with the schema and the noise; None if no noise is told.
       drawn: The mechanism of the checkpoint, with the noise, where a scheme draws its clients.
+      is_saved: Whether the checkpoint has the mechanism, and flags name no other.
     """
 
     factorization: Factorization
@@ -60,6 +61,7 @@ class Subject:
     errors: Errors
     mechanism: Mechanism | None
     drawn: Mechanism | None = None
+    is_saved: bool = False
 
     @classmethod
     def of(
@@ -265,13 +267,15 @@ def read(values: flags.FlagValues) -> Subject:
     if schema is not None or saved is None:
         return Subject.of(factorization, schema or own, workload, noise)
     if saved.sampling is not None:
+        is_saved = noise is None
         noise = saved.noise_multiplier if noise is None else noise
         found = Subject.of(factorization, saved.schema, workload, noise)
-        return dataclasses.replace(found, drawn=dataclasses.replace(saved, noise_multiplier=noise))
+        drawn = dataclasses.replace(saved, noise_multiplier=noise)
+        return dataclasses.replace(found, drawn=drawn, is_saved=is_saved)
     if noise is not None:
         return Subject.of(factorization, saved.schema, workload, noise)
     errors = factorization.errors(workload, saved.schema)
-    return Subject(factorization, saved.schema, workload, errors, saved)
+    return Subject(factorization, saved.schema, workload, errors, saved, is_saved=True)
 
 
 def _check_declared(factorization: Factorization, own: Participation, given: Participation) -> None:

@@ -185,5 +185,9 @@ def _step(subject: Subject, values: flags.FlagValues) -> Step | None:
         clients = clients or subject.drawn.sampling.clients_per_round
         condition = plan_text.condition_of(subject.drawn)
     return plan_text.step_of_checkpoint(
-        values.checkpoint, mechanism, clients, f"The guarantee holds only if {condition}"
+        values.checkpoint,
+        mechanism,
+        clients,
+        f"The guarantee holds only if {condition}",
+        is_saved=subject.is_saved,
     )
