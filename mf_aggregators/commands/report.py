@@ -3,14 +3,12 @@ r"""mf-report: what a checkpoint is, how good it is, and what privacy it gives.
 Examples:
   mf-report --checkpoint=banded_342 --separation=342 --max_participations=6 \
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
-  mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
-    --delta=1e-4 --ledger=run/participation.npz
+  mf-report --checkpoint=run --delta=1e-4 --ledger=run/participation.npz
   mf-report --checkpoint=banded_342 --separation=342 --noise_multiplier=0.9 --delta=1e-10 \
     --round_times=rounds.csv --timer_hours=48 --timer_max_participations=6
-  mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
-    --delta=1e-4 --extend_to=3000
-  mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
-    --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
+  mf-report --checkpoint=run --delta=1e-4 --extend_to=3000
+  mf-report --checkpoint=run --delta=1e-4 --ledger=run/participation.npz \
+    --sampling_seed=run/checkpoints/sampling_seed.json
   # A privacy statement for a run that was trained anywhere, and its verification:
   mf-report --checkpoint=banded_25 --separation=25 --noise_multiplier=0.54 --delta=1e-6 \
     --ledger=rounds.csv --statement=PRIVACY.md --public_data=none --population=100000 \
@@ -58,8 +56,9 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
     FlagGroup(values, "Mechanism").path(
         "checkpoint",
-        "The checkpoint directory to report on. That of a Mechanism has the participation and the "
-        "noise of its own, unless flags name others. Required, but with --verify.",
+        "The checkpoint directory to report on, or the directory of a training run. A run, and the "
+        "checkpoint of a Mechanism, has participation and noise of its own, unless flags name "
+        "others. Required, but with --verify.",
     )
     flag_groups.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)

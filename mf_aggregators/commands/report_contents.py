@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -257,7 +256,7 @@ def read(values: flags.FlagValues) -> Subject:
     )
     schema = mechanism_flags.participation(values)
     noise = mechanism_flags.noise_multiplier(values)
-    has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
+    has_mechanism = mechanisms.has_mechanism(values.checkpoint)
     saved = mechanisms.load(values.checkpoint) if has_mechanism else None
     own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
     if (values.ledger or values.round_times) is not None:

@@ -16,6 +16,7 @@ from absl import flags
 
 from mf_aggregators import atomic_files, validation
 from mf_aggregators.audit import one_run
+from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -237,14 +238,14 @@ def verify(
 
 def _is_of_run_directory(path: str) -> bool:
     """Whether a training run wrote a statement, whose data has another name."""
-    beside = pathlib.Path(path).parent / stated_runs.PRIVACY_FILE
+    beside = pathlib.Path(path).parent / STATEMENT_FILE
     return not _data_file(path).exists() and beside.exists()
 
 
 def _differences_of_run(path: str) -> list[str]:
     """What differs between the statement of a run directory and what its files give."""
     folder = pathlib.Path(path).parent
-    file = folder / stated_runs.PRIVACY_FILE
+    file = folder / STATEMENT_FILE
     contents = _parsed(file)
     canaries, audit = contents.pop("audit_canaries", None), contents.pop("audit", None)
     try:
@@ -383,7 +384,7 @@ def _files(values: flags.FlagValues) -> Iterator[pathlib.Path]:
         if name in values and values[name].value:
             path = pathlib.Path(values[name].value)
             if path.is_dir():
-                yield from sorted(each for each in path.iterdir() if each.is_file())
+                yield from stated_runs.files_of(path)
             elif path.is_file():
                 yield path
     yield from map(pathlib.Path, values[_REPEATED].value)
