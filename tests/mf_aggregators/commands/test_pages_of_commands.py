@@ -299,11 +299,10 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     if ledger is None:
         assert "clients_per_round=None" in page.commands[0]
         assert "A template" in page.commands[0]
-        line = page.commands[0].splitlines()[-2]
-        found: dict[str, Any] = {"mfa": mfa}
-        exec(line, found)
+        program: dict[str, Any] = {"mfa": mfa}
+        exec(page.commands[0].splitlines()[-2], program)
         matrix = checkpoints.load(tmp_path / "checkpoint")
-        assert found["mechanism"] == mfa.Mechanism(matrix, MinSeparation(4, 3), 0.7)
+        assert program["mechanism"] == mfa.Mechanism(matrix, MinSeparation(4, 3), 0.7)
     else:
         assert fields["worst_client"] is None
         assert "ada" not in page.text
