@@ -48,6 +48,7 @@ from mf_aggregators.privacy.round_times import RoundTimes
 
 # What says of a run that it took place.
 _OF_RUNS = ("ledger", "round_times")
+_HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # What may be given beside --verify.
 _WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
 
@@ -185,8 +186,7 @@ def main(values: flags.FlagValues) -> int:
         targets = "" if name in _OF_RUNS else ", --target_epsilon or --target_rho"
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
-            f"--{name} needs the noise of the run: --noise_multiplier{targets}, or the checkpoint "
-            "of a Mechanism.",
+            f"--{name} needs the noise of the run: --noise_multiplier{targets}, or {_HAS_NOISE}.",
         )
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
@@ -341,7 +341,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
             values[name].value is None
             or (values.target_epsilon is None and values.target_rho is None),
             f"--{name} is of a run that took place: give the noise that it had, by "
-            "--noise_multiplier or in the checkpoint of its Mechanism, in place of "
+            f"--noise_multiplier or {_HAS_NOISE}, in place of "
             f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
         )
     command_line.check_choice(

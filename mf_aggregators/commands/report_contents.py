@@ -287,7 +287,8 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
         declared <= planned * (1.0 + 1e-9),
         f"--separation: the checkpoint is for {own}, and the flags name {given}. A run's noise "
         "multiplier is relative to the schema that it was planned for: leave these flags out, and "
-        "say with --ledger or --round_times what took place.",
+        "say with --ledger or --round_times what took place, or name the checkpoint of its own "
+        "Mechanism.",
     )
 
 

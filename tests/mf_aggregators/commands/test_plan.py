@@ -213,6 +213,26 @@ def test_printed_commands_run(
     assert found == pytest.approx(chosen["noise_multiplier"], rel=1e-6)
 
 
+def test_a_plan_of_drawn_clients_writes_their_scheme(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No matrix has it, so that the printed command is the plan's own."""
+    monkeypatch.chdir(tmp_path)
+    fields = _planned(capsys, cache, *_SAMPLING, "--mechanisms=identity")
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    make, _, aggregator = fields["commands"]
+    assert shlex.split(make)[0] == "mf-plan"
+    assert _call(capsys, *shlex.split(make)[1:], cache)[0] == 0
+    made = _run_lines(aggregator)
+    mechanism = made["aggregator"].mechanism
+    assert mechanism.sampling == sampling_from_dict(chosen["sampling"])
+    assert mechanism.noise_multiplier == chosen["noise_multiplier"]
+    assert mechanism.guarantee(1.5e-6).epsilon == pytest.approx(7.123456789, rel=1e-6)
+
+
 def _weights(tmp_path: pathlib.Path, num_rounds: int) -> str:
     path = tmp_path / "their weights.txt"
     path.write_text("".join(f"{2.0 ** (i / 8)}\n" for i in range(num_rounds)))

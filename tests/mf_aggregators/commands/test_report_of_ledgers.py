@@ -721,8 +721,13 @@ def test_a_broken_plan_is_not_declared_anew(
     if has_mechanism:
         # Relative to the sensitivity of one participation in the place of sqrt(3) as well.
         assert "--noise_multiplier=" in refused("--noise_multiplier=0.9001")
-        once = ("--participation=single", f"--noise_multiplier={noise * math.sqrt(3.0) + 1e-4}")
-        assert "--noise_multiplier=" in refused(*once)
+        same = noise * math.sqrt(3.0)
+        once = "--participation=single"
+        assert "--noise_multiplier=" in refused(once, f"--noise_multiplier={same + 1e-4}")
+        words = ["mf-report", f"--checkpoint={checkpoint}", "--delta=1e-5", *of_run, once]
+        words.append(f"--noise_multiplier={same - 1e-4}")
+        assert command_line.run("", report.define_flags, report.main, words) == 1
+        capsys.readouterr()
     # What is left of the noise that the run had: of sqrt(3), for columns four apart.
     words = ["mf-report", f"--checkpoint={checkpoint}", "--delta=1e-5", "--format=json", *of_run]
     words += [] if has_mechanism else [f"--noise_multiplier={noise}"]
