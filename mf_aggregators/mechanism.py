@@ -692,7 +692,11 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
 
 
 def has_mechanism(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether :func:`load` reads a directory, and not ``checkpoints.load`` alone."""
+    """Returns whether :func:`load` reads a directory, and not ``checkpoints.load`` alone.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
     beside = pathlib.Path(directory) / MECHANISM_FILE
     return beside.exists() or checkpoints.is_run(directory)
 

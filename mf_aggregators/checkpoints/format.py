@@ -39,8 +39,9 @@ ARRAYS_FILE = "arrays.npz"
 # The file that describes a ``Mechanism``, beside its factorization.
 MECHANISM_FILE = "mechanism.json"
 
-# In the directory of a training run: the checkpoint of its matrix, and its statement.
+# The checkpoint of its matrix, in the directory of a training run.
 RUN_CHECKPOINT = "factorization"
+# The statement of a training run as data, in its directory.
 STATEMENT_FILE = "privacy.json"
 
 # Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums.
@@ -233,7 +234,11 @@ def load_with_description(
 
 
 def is_run(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a directory is that of a training run, with a checkpoint in it."""
+    """Returns whether a directory is that of a training run, with a checkpoint in it.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
     path = pathlib.Path(directory)
     in_it = path / RUN_CHECKPOINT / DESCRIPTION_FILE
     return not (path / DESCRIPTION_FILE).exists() and in_it.exists()

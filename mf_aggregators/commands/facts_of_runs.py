@@ -103,7 +103,12 @@ def noise_split(flags: Mapping[str, Any], mechanism: Mechanism) -> NoiseSplit | 
 
 
 def in_words(mechanism: str, num_rounds: int) -> str:
-    """Returns what a statement calls a mechanism: its name in the catalogue, and its rounds."""
+    """Returns what a statement calls a mechanism, with its rounds.
+
+    Args:
+      mechanism: Its name in the catalogue.
+      num_rounds: How many rounds.
+    """
     words = mechanism.replace("_", " ")
     name = words.upper() if words in _ABBREVIATIONS else f"{words[0].upper()}{words[1:]}"
     return f"{name} matrix factorization for {num_rounds} rounds"
