@@ -300,7 +300,7 @@ def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float)
     )
     check_choice(
         given <= had * (1.0 + 1e-9),
-        f"--noise_multiplier={noise_multiplier:g} is more noise than the Mechanism of the "
+        f"--noise_multiplier={noise_multiplier!r} is more noise than the Mechanism of the "
         f"checkpoint has, {saved.noise_multiplier!r} for {saved.schema}: leave it out.",
     )
 
