@@ -44,6 +44,8 @@ from mf_aggregators.workloads import Workload
 _FORMAT_VERSION = 1
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
+# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums.
+_TOLERANCE_OF_SENSITIVITY = 1e-9
 # Of the losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
 # Down to which divergence samples are to bound them closely, over their failure probability.
@@ -514,15 +516,47 @@ class Mechanism:
             raise ValueError(f"it describes none of {factorization.num_rounds} rounds")
         return mechanism
 
-    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = True) -> None:
+    @classmethod
+    def of_statement(cls, contents: Mapping[str, Any], factorization: Factorization) -> "Mechanism":
+        """Returns the mechanism of a training run: what its statement says was planned.
+
+        Args:
+          contents: Those of its ``privacy.json``.
+          factorization: The matrix in its directory.
+
+        Raises:
+          KeyError: If something is missing in them.
+          TypeError: If something in them is of another type.
+          ValueError: If they are of another factorization.
+        """
+        plans = [*contents.get("earlier_plans", ()), contents["planned"]]
+        horizons = [
+            {
+                "num_rounds": plan["num_rounds"],
+                "participation": plan["sampling"] or plan["participation"],
+                "noise_multiplier": plan["noise_multiplier"],
+            }
+            for plan in plans
+        ]
+        return cls.from_dict({"horizons": horizons}, factorization)
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        workload: Mapping[str, Any] | None = None,
+        overwrite: bool = True,
+    ) -> None:
         """Writes the mechanism: a checkpoint of its factorization with ``mechanism.json`` in it.
 
         Args:
           directory: The directory to create. ``checkpoints.load`` reads its factorization alone.
+          workload: What the stated errors are for, as ``checkpoints.save`` takes it.
           overwrite: Whether a checkpoint that is there already may be replaced.
 
         Raises:
           CheckpointError: As ``checkpoints.save`` raises it.
+          ValueError: If the workload is none.
         """
         contents = {
             "format_version": _FORMAT_VERSION,
@@ -532,6 +566,7 @@ class Mechanism:
         checkpoints.save(
             self.factorization,
             directory,
+            workload=workload,
             participation=self.schema,
             overwrite=overwrite,
             beside={MECHANISM_FILE: contents},
@@ -616,18 +651,21 @@ def calibrate(
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:
-    """Reads what :meth:`Mechanism.save` wrote.
+    """Reads what :meth:`Mechanism.save` wrote, or the mechanism of a training run.
 
     Args:
-      directory: The directory.
+      directory: The directory, or that of the run, whose ``privacy.json`` says what was planned.
 
     Returns:
-      The mechanism.
+      The mechanism, with all horizons of a run that was extended.
 
     Raises:
       CheckpointError: If the directory is a checkpoint of a factorization alone; or a file is
-        missing, altered or of a newer format, or says what the factorization is not.
+        missing, altered or of a newer format, or says what the factorization is not; or the noise
+        of a run came from a fixed seed, so that it guarantees nothing.
     """
+    if checkpoints.is_run(directory):
+        return _load_run(pathlib.Path(directory))
     path = pathlib.Path(directory) / MECHANISM_FILE
     factorization, described = checkpoints.load_with_description(directory)
     if not path.exists():
@@ -651,6 +689,44 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+
+
+def has_mechanism(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether :func:`load` reads a directory, and not ``checkpoints.load`` alone.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
+    beside = pathlib.Path(directory) / MECHANISM_FILE
+    return beside.exists() or checkpoints.is_run(directory)
+
+
+def _load_run(directory: pathlib.Path) -> Mechanism:
+    path = directory / checkpoints.STATEMENT_FILE
+    factorization = checkpoints.load(directory)
+    try:
+        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
+        mechanism = Mechanism.of_statement(contents, factorization)
+        has_secret_seed = contents["noise_seed_is_fixed"] is False
+        stated = float(contents["planned"]["sensitivity"])
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}. A run writes it after its first round."
+        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+    if not has_secret_seed:
+        raise CheckpointError(
+            f"{directory} is a run whose noise came from a fixed seed: it guarantees nothing."
+        )
+    found = factorization.sensitivity(mechanism.schema).value
+    # Written so that a stated NaN does not pass.
+    if not abs(found - stated) <= _TOLERANCE_OF_SENSITIVITY * found:
+        raise CheckpointError(
+            f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
+            "of both is not of this run."
+        )
+    return mechanism
 
 
 def _check_extends(mechanism: Mechanism) -> None:

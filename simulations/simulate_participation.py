@@ -12,6 +12,7 @@ Examples:
 """
 
 import dataclasses
+import datetime
 import math
 import sys
 import time
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, memory, validation
+from mf_aggregators import accounting, atomic_files, checkpoints, memory, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -49,6 +50,8 @@ _MOST_SEEDS = 100
 _MARGIN = 0.1
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
+# When simulated rounds begin, in a file of dates: availability counts from midnight UTC.
+_FIRST_ROUND = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 # A lower estimate: the cohorts, and their summary.
 _BYTES_PER_PARTICIPATION = 40
 
@@ -149,7 +152,12 @@ def define_flags(values: flags.FlagValues) -> None:
         f"A .npz file for the ledger of who took part when, for at most {_MOST_IN_LEDGER:,} "
         "devices.",
     )
-    output_paths.define_overwrite(values)
+    FlagGroup(values, "Output").path(
+        "write_round_times",
+        "A text file for when each round started and ended, which mf-report --round_times reads. "
+        f"The first round starts at {_FIRST_ROUND.isoformat()}.",
+    )
+    output_paths.define_overwrite(values, "--output and --write_round_times")
     for name in ("population", "clients_per_round"):
         flag_groups.require(values, name)
 
@@ -199,6 +207,9 @@ def main(values: flags.FlagValues) -> int | None:
         clients = tuple(str(device) for device in range(values.population))
         ParticipationLedger(clients, tuple(cohorts)).save(values.output)
         fields["output"] = values.output
+    if values.write_round_times is not None:
+        _write_round_times(device_rounds, 60.0 * values.round_minutes, values.write_round_times)
+        fields["write_round_times"] = values.write_round_times
     fields["seconds"] = time.monotonic() - start
     table = command_line.table(
         [
@@ -228,17 +239,34 @@ def _check_flags(values: flags.FlagValues) -> None:
         0.0 <= values.margin < 1.0,
         f"--margin must be at least 0 and below 1, found {values.margin:g}.",
     )
-    if values.output is None:
-        return
     command_line.check_choice(
-        values.population <= _MOST_IN_LEDGER,
+        values.output is None or values.population <= _MOST_IN_LEDGER,
         f"--output names every client, and {values.population} are too many: use at most "
         f"{_MOST_IN_LEDGER}, or leave it out.",
     )
-    output_paths.check_parent(values.output, "output")
-    output_paths.check_file(values.output, "output", values.overwrite)
+    named = {name: values[name].value for name in ("output", "write_round_times")}
+    written = {name: path for name, path in named.items() if path is not None}
+    for name, path in written.items():
+        output_paths.check_parent(path, name)
+        output_paths.check_file(path, name, values.overwrite)
     trace = [] if values.trace is None else [values.trace]
-    output_paths.check_distinct({"output": [values.output]}, {"trace": trace})
+    output_paths.check_distinct({name: [path] for name, path in written.items()}, {"trace": trace})
+
+
+def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, path: str) -> None:
+    """Writes when rounds started and ended: of each, its last attempt, which succeeded."""
+    lines = ["round,start,end"]
+    try:
+        for each in device_rounds:
+            start = _FIRST_ROUND + datetime.timedelta(seconds=each.start_seconds)
+            end = start + datetime.timedelta(seconds=round_seconds)
+            lines.append(f"{each.round_index},{start.isoformat()},{end.isoformat()}")
+    except OverflowError:
+        raise command_line.CommandError(
+            "--write_round_times: the rounds take longer than dates go: use fewer --round_minutes."
+        ) from None
+    with command_line.naming("write_round_times"):
+        atomic_files.write_text(path, "\n".join([*lines, ""]))
 
 
 def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:

@@ -322,7 +322,7 @@ def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Pa
         except OSError as error:
             raise ValueError(
                 f"The docstrings data set cannot be written to {directory} ({error}): choose"
-                " another cache directory."
+                " another --cache_dir."
             ) from error
     return path
 
@@ -366,7 +366,7 @@ def _shakespeare_file(directory: pathlib.Path) -> pathlib.Path:
         except OSError as error:
             raise ValueError(
                 f"The plays' sentences cannot be written to {directory} ({error}): choose another"
-                " cache directory."
+                " --cache_dir."
             ) from error
     return path
 

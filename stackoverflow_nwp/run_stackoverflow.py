@@ -24,6 +24,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import memory, validation
+from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.runs import federated_runs
 from simulations.training.federated_task import (
@@ -364,16 +365,19 @@ def open_data(options: Mapping[str, Any]) -> NextWordData | CharacterData:
     """
     cohort = options["simulated_clients"] or options["clients_per_round"]
     if options["characters"]:
-        data = CharacterData(datasets.load_speeches(options["cache_dir"]), options)
-        if data.num_clients < cohort:
-            raise ValueError(
-                f"{data.name} has {data.num_clients} roles, fewer than the {cohort} needed: ask "
-                "for fewer clients a round."
-            )
+        with command_line.naming("dataset"):
+            data = CharacterData(datasets.load_speeches(options["cache_dir"]), options)
+            if data.num_clients < cohort:
+                raise ValueError(
+                    f"{data.name} has {data.num_clients} roles, fewer than the {cohort} needed: "
+                    "ask for fewer clients a round."
+                )
         return data
-    text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
+    with command_line.naming("dataset"):
+        text = datasets.load(options["dataset"], options["cache_dir"], min_train_clients=cohort)
     # Before anything is written, refuse a vocabulary that the text cannot fill ...
-    text.vocabulary(options["vocab_size"])
+    with command_line.naming("vocab_size"):
+        text.vocabulary(options["vocab_size"])
     # ... and a model, or sentences, that no memory could hold.
     embedding, units, words = (
         options[name] for name in ("embedding_size", "lstm_size", "vocab_size")

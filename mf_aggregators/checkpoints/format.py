@@ -5,7 +5,8 @@ A checkpoint is a directory of two files: ``factorization.json`` says what it is
 missing, truncated, altered or of a newer format is refused, and the sensitivity that it states is
 recomputed from the matrix.
 
-Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written.
+Directories of ``mf_aggregators.checkpoints.published_matrices`` are read as well, never written. So
+are those of training runs, which have a checkpoint in them.
 """
 
 import hashlib
@@ -37,6 +38,11 @@ DESCRIPTION_FILE = "factorization.json"
 ARRAYS_FILE = "arrays.npz"
 # The file that describes a ``Mechanism``, beside its factorization.
 MECHANISM_FILE = "mechanism.json"
+
+# The checkpoint of its matrix, in the directory of a training run.
+RUN_CHECKPOINT = "factorization"
+# The statement of a training run as data, in its directory.
+STATEMENT_FILE = "privacy.json"
 
 # Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums.
 _SENSITIVITY_TOLERANCE = 1e-9
@@ -148,7 +154,8 @@ def load(directory: str | os.PathLike[str]) -> Factorization:
     """Reads a checkpoint.
 
     Args:
-      directory: A directory that :func:`save` wrote, or one of published matrices.
+      directory: A directory that :func:`save` wrote, that of a training run, or one of published
+        matrices.
 
     Returns:
       The factorization.
@@ -168,8 +175,8 @@ def load_with_description(
     """Reads a checkpoint together with the contents of its ``factorization.json``.
 
     Args:
-      directory: A directory that :func:`save` wrote, or one of published matrices, whose
-        description is made here, for their workload and single participation.
+      directory: A directory that :func:`save` wrote, that of a training run, or one of published
+        matrices, whose description is made here, for their workload and single participation.
 
     Returns:
       The factorization and the description.
@@ -181,6 +188,8 @@ def load_with_description(
     if _is_published(path):
         published, described = _load_published(path)
         return published, _describe(published, described.to_dict(), SingleParticipation())
+    if is_run(path):
+        path /= RUN_CHECKPOINT
     description_path, arrays_path = path / DESCRIPTION_FILE, path / ARRAYS_FILE
     description = _read_description(description_path)
     arrays = _read_arrays(arrays_path, description.get("arrays_sha256"))
@@ -222,6 +231,17 @@ def load_with_description(
             f"{description_path} was altered: its contents do not have the SHA-256 that it states."
         )
     return factorization, description
+
+
+def is_run(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether a directory is that of a training run, with a checkpoint in it.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
+    path = pathlib.Path(directory)
+    in_it = path / RUN_CHECKPOINT / DESCRIPTION_FILE
+    return not (path / DESCRIPTION_FILE).exists() and in_it.exists()
 
 
 def _is_published(path: pathlib.Path) -> bool:

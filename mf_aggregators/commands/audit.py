@@ -12,7 +12,6 @@ Examples:
 
 import dataclasses
 import math
-import pathlib
 import sys
 import time
 from typing import Any
@@ -381,8 +380,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
 
 def _drawn(values: flags.FlagValues, schema: Participation | None) -> Mechanism | None:
     """The mechanism of a checkpoint whose clients are drawn, if no schema is named."""
-    has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
-    if schema is not None or not has_mechanism:
+    if schema is not None or not mechanism_module.has_mechanism(values.checkpoint):
         return None
     saved = mechanism_module.load(values.checkpoint)
     if saved.sampling is None:

@@ -1,9 +1,13 @@
 r"""mf-factorize: computes a factorization and saves it as a checkpoint.
 
+With a noise multiplier or a target it saves a Mechanism, which mfa.load reads.
+
 Examples:
   mf-factorize --mechanism=banded --num_rounds=2052 --num_bands=342 \
     --separation=342 --max_participations=6 --output=banded_342
   mf-factorize --mechanism=blt --num_rounds=1000000 --num_buffers=4 --output=blt_4
+  mf-factorize --mechanism=banded --num_rounds=200 --num_bands=25 --separation=25 \
+    --target_epsilon=8 --delta=1e-4 --output=mechanism
 """
 
 import math
@@ -17,19 +21,12 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
-from mf_aggregators.catalogue import (
-    Request,
-)
+from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import (
-    Errors,
-    Factorization,
-)
-from mf_aggregators.participation import (
-    SingleParticipation,
-    check_fits,
-)
+from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.participation import SingleParticipation, check_fits
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -39,6 +36,7 @@ def define_flags(values: flags.FlagValues) -> None:
     FlagGroup(values, "Training").integer("num_rounds", "The number of rounds n. Required.")
     mechanism_flags.define_workload(values)
     mechanism_flags.define_participation(values)
+    mechanism_flags.define_privacy(values)
     FlagGroup(values, "Output").path("output", "The checkpoint directory to write. Required.")
     output_paths.define_overwrite(values)
     mechanism_flags.define_options(values)
@@ -56,6 +54,16 @@ def main(values: flags.FlagValues) -> None:
     participation = mechanism_flags.participation(values)
     if participation is not None:
         check_fits(participation, values.num_rounds)
+    noise = mechanism_flags.noise_multiplier(values)
+    command_line.check_choice(
+        noise is None or participation is not None,
+        "a noise multiplier or a target is for clients that keep to a schema: name it by "
+        "--separation or --participation.",
+    )
+    command_line.check_choice(
+        noise is not None or not values["delta"].present,
+        "--delta belongs to --noise_multiplier, --target_epsilon or --target_rho.",
+    )
     workload = workloads.describe(
         mechanism_flags.workload_description(values) or {"name": "prefix_sum"}, values.num_rounds
     )
@@ -73,13 +81,21 @@ def main(values: flags.FlagValues) -> None:
         assert isinstance(factorization, Factorization)
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
-    checkpoints.save(
-        factorization,
-        values.output,
-        workload=workload.to_dict(),
-        participation=schema,
-        overwrite=values.overwrite,
-    )
+    described, overwrite = workload.to_dict(), values.overwrite
+    guarantee: dict[str, Any] = {}
+    if noise is None:
+        checkpoints.save(
+            factorization,
+            values.output,
+            workload=described,
+            participation=schema,
+            overwrite=overwrite,
+        )
+    else:
+        mechanism = Mechanism(factorization, schema, noise)
+        mechanism.save(values.output, workload=described, overwrite=overwrite)
+        epsilon = mechanism.guarantee(values.delta).epsilon
+        guarantee = {"noise_multiplier": noise, "epsilon": epsilon, "delta": values.delta}
     errors = factorization.errors(workload, schema)
     bound = lower_bounds.compute(workload, schema)
     gap = mechanism_flags.gap_for(factorization, workload, schema)
@@ -101,6 +117,7 @@ def main(values: flags.FlagValues) -> None:
         **mechanism_flags.gap_fields(factorization, workload, schema),
         "seconds": seconds,
         "participation": str(schema),
+        **guarantee,
         "output": values.output,
     }
     command_line.print_result(values, fields, command_line.table(list(fields.items())))

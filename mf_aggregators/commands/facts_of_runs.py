@@ -35,6 +35,8 @@ OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
         "clip_update_period": "update_period",
     }
 )
+# Names of mechanisms that no word is made of.
+_ABBREVIATIONS = frozenset({"blt"})
 # Default of --largest_loss: the logarithm of some 22,000 words.
 LARGEST_LOSS = 10.0
 # Default of --largest_examples: no more than most devices have.
@@ -100,6 +102,18 @@ def noise_split(flags: Mapping[str, Any], mechanism: Mechanism) -> NoiseSplit | 
     return split if multiplier == began_with else split.of_horizon(multiplier / began_with)
 
 
+def in_words(mechanism: str, num_rounds: int) -> str:
+    """Returns what a statement calls a mechanism, with its rounds.
+
+    Args:
+      mechanism: Its name in the catalogue.
+      num_rounds: How many rounds.
+    """
+    words = mechanism.replace("_", " ")
+    name = words.upper() if words in _ABBREVIATIONS else f"{words[0].upper()}{words[1:]}"
+    return f"{name} matrix factorization for {num_rounds} rounds"
+
+
 def of_configuration(flags: Mapping[str, Any], mechanism: Mechanism) -> dict[str, Any]:
     """Returns the attributes of ``RunFacts`` that follow from flags and the mechanism of a run.
 
@@ -131,8 +145,7 @@ def of_configuration(flags: Mapping[str, Any], mechanism: Mechanism) -> dict[str
         "mechanism": (
             "None: clipping without noise"
             if mechanism.noise_multiplier == 0.0
-            else f"{mechanism.factorization.mechanism.capitalize()} matrix factorization for "
-            f"{mechanism.num_rounds} rounds"
+            else in_words(mechanism.factorization.mechanism, mechanism.num_rounds)
         ),
         "clients_per_round": cohort(flags),
         "clip_norm": float(flags["clip_norm"]) if clip is None else clip.initial_norm,

@@ -132,7 +132,8 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.path(
         "output",
-        "A directory to write the recommended factorization to, as mf-factorize would.",
+        "A directory to write what is recommended to, as a Mechanism that mfa.load reads: matrix, "
+        "participation and noise.",
     )
     output_paths.define_report(
         values,
@@ -213,12 +214,7 @@ def main(values: flags.FlagValues) -> int:
         return command_line.INTERRUPTED
     chosen = plan.recommended
     if values.output is not None:
-        checkpoints.save(
-            chosen.mechanism.factorization,
-            values.output,
-            participation=chosen.mechanism.schema,
-            overwrite=values.overwrite,
-        )
+        chosen.mechanism.save(values.output, overwrite=values.overwrite)
     directory = values.output or f"plan_{chosen.name.replace(' ', '_')}"
     steps = plan_text.steps_of(plan, recipe, directory, values.output is None)
     fields: dict[str, Any] = {

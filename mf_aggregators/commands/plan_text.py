@@ -139,7 +139,7 @@ def recipe_of(dataset: str | None, population: int) -> TrainingRecipe | None:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A command of the shell, or an expression of Python.
+    """A command of the shell, or lines of Python.
 
     Attributes:
       command: What to type.
@@ -162,7 +162,7 @@ class Step:
         comments = textwrap.wrap(
             " ".join(self.notes), _LINE_LENGTH, initial_indent="# ", subsequent_indent="# "
         )
-        return [*comments, self.command]
+        return [*comments, *self.command.splitlines()]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the step as JSON has it."""
@@ -222,10 +222,8 @@ def _option_flags(options: Sequence[tuple[str, Any]], setting: Setting) -> list[
 
 def _factorize(plan: Plan, directory: str) -> list[Step]:
     chosen = plan.recommended
-    scheme = chosen.mechanism.sampling
-    if scheme is not None and scheme.depends_on_matrix:
-        # The certificate is for one matrix, and for no other of the same name.
-        return [_plan_again(plan, directory)]
+    if chosen.mechanism.sampling is not None:
+        return [_plan_again(plan, directory, chosen.mechanism.sampling)]
     rounds, schema = plan.setting.num_rounds, chosen.mechanism.schema.factorize_flags()
     steps, base = [], ""
     if chosen.base is not None:
@@ -244,12 +242,13 @@ def _factorize(plan: Plan, directory: str) -> list[Step]:
         *_option_flags(chosen.options, plan.setting),
         schema,
         base,
+        _target(plan.setting),
         f"--output={shlex.quote(directory)}",
     )
     return [*steps, own]
 
 
-def _plan_again(plan: Plan, directory: str) -> Step:
+def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
     setting = plan.setting
     memory, disk = setting.noise_memory, setting.noise_disk
     step = _shell(
@@ -263,14 +262,17 @@ def _plan_again(plan: Plan, directory: str) -> Step:
         "" if setting.error == "mean" else f"--error={_error_flag(setting)}",
         f"--output={shlex.quote(directory)}",
     )
+    # The certificate is for one matrix, and for no other of the same name.
     note = (
         "Writes the matrix that the certificate is for; its guarantee is not that of another one."
+        if scheme.depends_on_matrix
+        else "Writes the mechanism, with the scheme that draws its clients."
     )
     return dataclasses.replace(step, notes=(note,))
 
 
 def _target(setting: Setting) -> str:
-    """The target as flags of a command that trains."""
+    """The target as flags."""
     if setting.rho is None:
         return f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}"
     return f"--target_rho={setting.rho!r} --delta={setting.delta!r}"
@@ -317,9 +319,8 @@ def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> St
     if recipe is None:
         notes.append(_NOTE_ON_CLIP_NORM)
     return Step(
-        _aggregator_expression(
-            directory,
-            chosen.mechanism,
+        _aggregator_lines(
+            f"mfa.load({directory!r})",
             setting.clients_per_round,
             _CLIP_NORM_TO_BEGIN_WITH if recipe is None else recipe.clip_norm,
             chosen.cost.storage if _storage_is_forced(plan) else None,
@@ -331,7 +332,12 @@ def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> St
 
 
 def step_of_checkpoint(
-    directory: str, mechanism: Mechanism, clients_per_round: int | None, condition: str
+    directory: str,
+    mechanism: Mechanism,
+    clients_per_round: int | None,
+    condition: str,
+    *,
+    is_saved: bool,
 ) -> Step:
     """Returns what uses a checkpoint that is there already, in one's own program.
 
@@ -340,36 +346,37 @@ def step_of_checkpoint(
       mechanism: That of its factorization.
       clients_per_round: The cohort size; None for a template that leaves it open.
       condition: What the guarantee depends on.
+      is_saved: Whether the checkpoint has the mechanism, and not its factorization alone.
     """
+    made = f"mfa.load({directory!r})"
+    if not is_saved:
+        kind = "mfa.Mechanism" + (".of_one_schema" if mechanism.extends else "")
+        made = (
+            f"{kind}(mfa.checkpoints.load({directory!r}), "
+            f"mfa.participation.{mechanism.schema!r}, {mechanism.noise_multiplier!r})"
+        )
     notes = [condition, _NOTE_ON_CLIP_NORM]
     if clients_per_round is None:
         notes.append("A template: put the size of your cohorts in the place of None.")
     return Step(
-        _aggregator_expression(directory, mechanism, clients_per_round, _CLIP_NORM_TO_BEGIN_WITH),
+        _aggregator_lines(made, clients_per_round, _CLIP_NORM_TO_BEGIN_WITH),
         "python",
         is_template=clients_per_round is None,
         notes=tuple(notes),
     )
 
 
-def _aggregator_expression(
-    directory: str,
-    mechanism: Mechanism,
+def _aggregator_lines(
+    mechanism: str,
     clients_per_round: int | None,
     clip_norm: float,
     storage: NoiseStorage | None = None,
 ) -> str:
-    """Returns the expression of an aggregator; arguments are those of ``mf_dp_aggregator``."""
-    arguments = [
-        repr(directory),
-        f"participation=mfa.participation.{mechanism.schema!r}",
-        f"noise_multiplier={mechanism.noise_multiplier!r}",
-        f"clip_norm={clip_norm!r}",
-        f"clients_per_round={clients_per_round}",
-    ]
+    """Two lines of Python: the mechanism, of an expression, and its aggregator."""
+    arguments = ["mechanism", f"clip_norm={clip_norm!r}", f"clients_per_round={clients_per_round}"]
     if storage is not None:
         arguments.append(f"noise_storage={storage.value!r}")
-    return f"mfa.mf_dp_aggregator({', '.join(arguments)})"
+    return f"mechanism = {mechanism}\naggregator = mfa.mf_dp_aggregator({', '.join(arguments)})"
 
 
 def _storage_is_forced(plan: Plan) -> bool:

@@ -3,14 +3,12 @@ r"""mf-report: what a checkpoint is, how good it is, and what privacy it gives.
 Examples:
   mf-report --checkpoint=banded_342 --separation=342 --max_participations=6 \
     --target_epsilon=8 --delta=1e-6 --figure=banded_342.png
-  mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
-    --delta=1e-4 --ledger=run/participation.npz
+  mf-report --checkpoint=run --delta=1e-4 --ledger=run/participation.npz
   mf-report --checkpoint=banded_342 --separation=342 --noise_multiplier=0.9 --delta=1e-10 \
     --round_times=rounds.csv --timer_hours=48 --timer_max_participations=6
-  mf-report --checkpoint=run/factorization --separation=25 --noise_multiplier=0.54 \
-    --delta=1e-4 --extend_to=3000
-  mf-report --checkpoint=run/factorization --noise_multiplier=0.54 --delta=1e-4 \
-    --ledger=run/participation.npz --sampling_seed=run/checkpoints/sampling_seed.json
+  mf-report --checkpoint=run --delta=1e-4 --extend_to=3000
+  mf-report --checkpoint=run --delta=1e-4 --ledger=run/participation.npz \
+    --sampling_seed=run/checkpoints/sampling_seed.json
   # A privacy statement for a run that was trained anywhere, and its verification:
   mf-report --checkpoint=banded_25 --separation=25 --noise_multiplier=0.54 --delta=1e-6 \
     --ledger=rounds.csv --statement=PRIVACY.md --public_data=none --population=100000 \
@@ -48,6 +46,9 @@ from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 
+# What says of a run that it took place.
+_OF_RUNS = ("ledger", "round_times")
+_HAS_NOISE = "a --checkpoint that has it (the directory of a run or of a Mechanism)"
 # What may be given beside --verify.
 _WITH_VERIFY = frozenset({"verify", "format", "flagfile"})
 
@@ -56,8 +57,9 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of mf-report."""
     FlagGroup(values, "Mechanism").path(
         "checkpoint",
-        "The checkpoint directory to report on. That of a Mechanism has the participation and the "
-        "noise of its own, unless flags name others. Required, but with --verify.",
+        "The checkpoint directory to report on, or the directory of a training run. A run, and the "
+        "checkpoint of a Mechanism, has participation and noise of its own, unless flags name "
+        "others. Required, but with --verify.",
     )
     flag_groups.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
@@ -181,10 +183,10 @@ def main(values: flags.FlagValues) -> int:
     subject = report_contents.read(values)
     factorization, mechanism = subject.factorization, subject.mechanism
     for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
+        targets = "" if name in _OF_RUNS else ", --target_epsilon or --target_rho"
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
-            f"--{name} needs --noise_multiplier, --target_epsilon or --target_rho, the noise of "
-            "the run.",
+            f"--{name} needs the noise of the run: --noise_multiplier{targets}, or {_HAS_NOISE}.",
         )
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
@@ -333,6 +335,15 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         values.ledger is None or values.round_times is None,
         "--ledger and --round_times exclude each other: a ledger has who took part in each round.",
     )
+    for name in _OF_RUNS:
+        # A target is met anew for whatever is declared: less noise than the run had, or more.
+        command_line.check_choice(
+            values[name].value is None
+            or (values.target_epsilon is None and values.target_rho is None),
+            f"--{name} is of a run that took place: give the noise that it had, by "
+            f"--noise_multiplier or {_HAS_NOISE}, in place of "
+            f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
+        )
     command_line.check_choice(
         (values.round_times is None) == (values.timer_hours is None),
         "--timer_hours belongs to --round_times, which needs it.",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +51,7 @@ class Subject:
       errors: The sensitivity and the errors under the schema.
       mechanism: The factorization with the schema and the noise; None if no noise is told.
       drawn: The mechanism of the checkpoint, with the noise, where a scheme draws its clients.
+      is_saved: Whether the checkpoint has the mechanism, and flags name no other.
     """
 
     factorization: Factorization
@@ -60,6 +60,7 @@ class Subject:
     errors: Errors
     mechanism: Mechanism | None
     drawn: Mechanism | None = None
+    is_saved: bool = False
 
     @classmethod
     def of(
@@ -255,23 +256,25 @@ def read(values: flags.FlagValues) -> Subject:
     )
     schema = mechanism_flags.participation(values)
     noise = mechanism_flags.noise_multiplier(values)
-    has_mechanism = (pathlib.Path(values.checkpoint) / checkpoints.MECHANISM_FILE).exists()
+    has_mechanism = mechanisms.has_mechanism(values.checkpoint)
     saved = mechanisms.load(values.checkpoint) if has_mechanism else None
     own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
-    # What a mechanism was planned for is known; a matrix may be planned for another schema.
-    is_of_run = saved is not None and (values.ledger or values.round_times) is not None
-    if schema is not None and (is_of_run or values.statement is not None):
-        _check_declared(factorization, own, schema)
+    if (values.ledger or values.round_times) is not None:
+        _check_declared(factorization, own, schema or own)
+        if saved is not None and noise is not None:
+            _check_had(saved, schema or own, noise)
     if schema is not None or saved is None:
         return Subject.of(factorization, schema or own, workload, noise)
     if saved.sampling is not None:
+        is_saved = noise is None
         noise = saved.noise_multiplier if noise is None else noise
         found = Subject.of(factorization, saved.schema, workload, noise)
-        return dataclasses.replace(found, drawn=dataclasses.replace(saved, noise_multiplier=noise))
+        drawn = dataclasses.replace(saved, noise_multiplier=noise)
+        return dataclasses.replace(found, drawn=drawn, is_saved=is_saved)
     if noise is not None:
         return Subject.of(factorization, saved.schema, workload, noise)
     errors = factorization.errors(workload, saved.schema)
-    return Subject(factorization, saved.schema, workload, errors, saved)
+    return Subject(factorization, saved.schema, workload, errors, saved, is_saved=True)
 
 
 def _check_declared(factorization: Factorization, own: Participation, given: Participation) -> None:
@@ -284,7 +287,21 @@ def _check_declared(factorization: Factorization, own: Participation, given: Par
         declared <= planned * (1.0 + 1e-9),
         f"--separation: the checkpoint is for {own}, and the flags name {given}. A run's noise "
         "multiplier is relative to the schema that it was planned for: leave these flags out, and "
-        "say with --ledger or --round_times what took place.",
+        "say with --ledger or --round_times what took place, or name the checkpoint of its own "
+        "Mechanism.",
+    )
+
+
+def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float) -> None:
+    """Refuses more noise than the mechanism of a run has."""
+    had, given = (
+        multiplier * saved.factorization.sensitivity(each).value
+        for multiplier, each in ((saved.noise_multiplier, saved.schema), (noise_multiplier, schema))
+    )
+    check_choice(
+        given <= had * (1.0 + 1e-9),
+        f"--noise_multiplier={noise_multiplier!r} is more noise than the Mechanism of the "
+        f"checkpoint has, {saved.noise_multiplier!r} for {saved.schema}: leave it out.",
     )
 
 

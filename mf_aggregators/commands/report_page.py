@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, factorizations, figures
+from mf_aggregators import accounting, checkpoints, factorizations, figures
 from mf_aggregators.commands import command_line, pages, plan_text, report_contents
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
@@ -180,10 +180,16 @@ def _step(subject: Subject, values: flags.FlagValues) -> Step | None:
         return None
     if values.ledger is not None or values.round_times is not None:
         return None
+    if checkpoints.is_run(values.checkpoint):
+        return None
     clients, condition = values.clients_per_round, f"every client keeps to: {subject.schema}."
     if subject.drawn is not None and subject.drawn.sampling is not None:
         clients = clients or subject.drawn.sampling.clients_per_round
         condition = plan_text.condition_of(subject.drawn)
     return plan_text.step_of_checkpoint(
-        values.checkpoint, mechanism, clients, f"The guarantee holds only if {condition}"
+        values.checkpoint,
+        mechanism,
+        clients,
+        f"The guarantee holds only if {condition}",
+        is_saved=subject.is_saved,
     )

@@ -16,7 +16,8 @@ from absl import flags
 
 from mf_aggregators import atomic_files, validation
 from mf_aggregators.audit import one_run
-from mf_aggregators.commands import evidence, output_paths, stated_runs
+from mf_aggregators.checkpoints import STATEMENT_FILE
+from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
@@ -122,13 +123,6 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         missing.insert(0, "--ledger or --round_times")
     check_choice(
         not missing, f"--statement needs {', '.join(missing)}: what nobody said is not asserted."
-    )
-    # What is calibrated to a target has less noise under a schema that was declared too well.
-    check_choice(
-        values.target_epsilon is None and values.target_rho is None,
-        "--statement is of a run that took place: give the noise that it had, by "
-        "--noise_multiplier or in the checkpoint of its Mechanism, in place of "
-        f"--{'target_rho' if values.target_epsilon is None else 'target_epsilon'}.",
     )
     check_choice(
         values.statement.endswith(".md"), f"--statement must name a .md file: {values.statement}."
@@ -244,14 +238,14 @@ def verify(
 
 def _is_of_run_directory(path: str) -> bool:
     """Whether a training run wrote a statement, whose data has another name."""
-    beside = pathlib.Path(path).parent / stated_runs.PRIVACY_FILE
+    beside = pathlib.Path(path).parent / STATEMENT_FILE
     return not _data_file(path).exists() and beside.exists()
 
 
 def _differences_of_run(path: str) -> list[str]:
     """What differs between the statement of a run directory and what its files give."""
     folder = pathlib.Path(path).parent
-    file = folder / stated_runs.PRIVACY_FILE
+    file = folder / STATEMENT_FILE
     contents = _parsed(file)
     canaries, audit = contents.pop("audit_canaries", None), contents.pop("audit", None)
     try:
@@ -357,8 +351,7 @@ def _statement(
         raise CommandError(f"{drawn[0]} {_DRAWN}")
     listed = [file for file in listed if file not in drawn]
     facts = RunFacts(
-        mechanism=f"{factorization.capitalize()} matrix factorization for "
-        f"{found.plan.num_rounds} rounds",
+        mechanism=facts_of_runs.in_words(factorization, found.plan.num_rounds),
         num_clients=values.population,
         clients_per_round=values.clients_per_round,
         clip_norm=values.clip_norm,
@@ -391,7 +384,7 @@ def _files(values: flags.FlagValues) -> Iterator[pathlib.Path]:
         if name in values and values[name].value:
             path = pathlib.Path(values[name].value)
             if path.is_dir():
-                yield from sorted(each for each in path.iterdir() if each.is_file())
+                yield from stated_runs.files_of(path)
             elif path.is_file():
                 yield path
     yield from map(pathlib.Path, values[_REPEATED].value)

@@ -22,6 +22,7 @@ from mf_aggregators import (
     random_streams,
     validation,
 )
+from mf_aggregators.checkpoints import RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.mechanism import Mechanism
@@ -35,10 +36,8 @@ MEANING_OF_OTHER_RUNS = (
     "Other runs on the same clients, as directories with commas between them: those of training "
     "runs, or what Mechanism.save wrote. The statement has the guarantee of all together."
 )
-# Files of a run directory, by what they are.
-PRIVACY_FILE = "privacy.json"
+# Further files of a run directory, by what they are.
 _CONFIG_FILE = "config.json"
-_MATRIX = "factorization"
 _LEDGER_FILE = "participation.npz"
 _SEED_FILE = "checkpoints/sampling_seed.json"
 # Where a configuration has the SHA-256 of the weights that training began with.
@@ -83,9 +82,9 @@ def other_runs(text: str | None) -> list[pathlib.Path]:
 
 
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files that show what another run released, without secret ones."""
-    matrix = directory / _MATRIX if (directory / _MATRIX).is_dir() else directory
-    beside = [directory / name for name in (PRIVACY_FILE, _CONFIG_FILE)]
+    """Returns the files that show what a run released, or of a checkpoint, without secret ones."""
+    matrix = directory / RUN_CHECKPOINT if checkpoints.is_run(directory) else directory
+    beside = [directory / name for name in (STATEMENT_FILE, _CONFIG_FILE)]
     found = [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
     return [file for file in found if not ledgers.is_of_drawn_clients(file)]
 
@@ -106,13 +105,13 @@ def event_of(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     try:
         if (directory / checkpoints.MECHANISM_FILE).exists():
             return mechanism.load(directory).event()
-        if (directory / PRIVACY_FILE).exists():
+        if (directory / STATEMENT_FILE).exists():
             return _event_of_run(directory, delta)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
         raise CommandError(f"--other_runs={directory} cannot be read: {error}") from error
     raise CommandError(
-        f"--other_runs={directory} is neither the directory of a run, with its {PRIVACY_FILE}, nor "
-        "what Mechanism.save writes."
+        f"--other_runs={directory} is neither the directory of a run, with its {STATEMENT_FILE}, "
+        "nor what Mechanism.save writes."
     )
 
 
@@ -190,7 +189,7 @@ def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStat
       TypeError: If something in them is of another type.
       ValueError: If a file cannot be read, or they do not fit together.
     """
-    of_run = _mechanism_of(folder, contents)
+    of_run = Mechanism.of_statement(contents, checkpoints.load(folder))
     planned, represents = contents["planned"], contents["represents"]
     delta, rule = planned["delta"], contents["stopping_rule"]
     certification = guarantees.default_certification(show_progress=True)
@@ -238,8 +237,8 @@ def contradictions(
     """
     config = _json_of(folder / _CONFIG_FILE)
     flags = config["flags"]
-    _, described = checkpoints.load_with_description(folder / _MATRIX)
-    facts, of_run = statement.facts, _mechanism_of(folder, contents)
+    matrix, described = checkpoints.load_with_description(folder)
+    facts, of_run = statement.facts, Mechanism.of_statement(contents, matrix)
     said: dict[str, tuple[Any, Any]] = {
         "delta": (statement.plan.delta, flags["delta"]),
         "secure_aggregation": (
@@ -355,13 +354,13 @@ def _differing_facts(
 
 
 def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
-    contents = _json_of(directory / PRIVACY_FILE)
+    contents = _json_of(directory / STATEMENT_FILE)
     check_choice(
         contents["noise_seed_is_fixed"] is False,
         f"--other_runs={directory} is a run whose noise came from a fixed seed: it has no "
         "guarantee to be composed.",
     )
-    of_run = _mechanism_of(directory, contents)
+    of_run = Mechanism.of_statement(contents, checkpoints.load(directory))
     if not (directory / _LEDGER_FILE).exists():
         return _event_without_ledger(directory, of_run, contents)
     observed = _observed(directory, of_run)
@@ -386,22 +385,6 @@ def _event_without_ledger(
         "kept its plan: bring the ledger of the run.",
     )
     return of_run.event()
-
-
-def _mechanism_of(folder: pathlib.Path, contents: Mapping[str, Any]) -> Mechanism:
-    """The mechanism of a run directory, whose sensitivity is computed from its matrix."""
-    plans = [*contents["earlier_plans"], contents["planned"]]
-    description = {
-        "horizons": [
-            {
-                "num_rounds": plan["num_rounds"],
-                "participation": plan["sampling"] or plan["participation"],
-                "noise_multiplier": plan["noise_multiplier"],
-            }
-            for plan in plans
-        ]
-    }
-    return Mechanism.from_dict(description, checkpoints.load(folder / _MATRIX))
 
 
 def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:

@@ -15,6 +15,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import validation
+from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
@@ -113,12 +114,13 @@ def task_command(
     """
 
     def open_data(options: Mapping[str, Any]) -> ImageClients:
+        named = command_line.naming(directory_flag[0])
         given = options[directory_flag[0]]
         directory = find_directory(None if given is None else pathlib.Path(given))
         return ImageClients(
             data_set if directory is None else str(directory),
-            functools.partial(count, directory),
-            functools.partial(read, directory),
+            named(functools.partial(count, directory)),
+            named(functools.partial(read, directory)),
             keras_model,
             options,
         )

@@ -1,5 +1,6 @@
 """simulate-participation as scripts and people use it."""
 
+import datetime
 import itertools
 import json
 import pathlib
@@ -17,9 +18,10 @@ from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import ledgers
+from mf_aggregators.privacy.round_times import RoundTimes
 from simulations import simulate_participation
 from simulations.devices.availability import Diurnal
-from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs.round_records import ParticipationLedger
 
@@ -309,6 +311,14 @@ def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathl
             (*_TRACE[:2], "--trace=x.npz", "--output=./x.npz", "--overwrite"),
             "--output would replace x.npz, which --trace reads",
         ),
+        (
+            ("--separation=2", "--output=x", "--write_round_times=./x"),
+            "--write_round_times and --output would both write ./x",
+        ),
+        (
+            ("--separation=2", "--write_round_times=x", "--round_minutes=1e12"),
+            "--write_round_times: the rounds take longer than dates go",
+        ),
         (("--separation=2", "--trace=x"), "--trace belongs to --availability=trace"),
         (("--separation=2", "--utc_offsets=1"), "--utc_offsets belongs to --availability=diurnal"),
         (
@@ -343,6 +353,37 @@ def test_bad_flags_are_refused_in_one_line(
     lines = [line for line in err.splitlines() if line.startswith("simulate-participation:")]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_round_times_are_written_as_reports_read_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    """Of the attempts that succeeded; and no device came sooner than times and timers allow."""
+    file, ledger = tmp_path / "times.csv", tmp_path / "ledger.npz"
+    trouble = ("--abandonment_probability=0.3", "--retry_minutes=7", "--round_minutes=20")
+    outputs = (f"--write_round_times={file}", f"--output={ledger}")
+    fields = _fields(capsys, *_WALL_CLOCK, *trouble, *outputs, "--seeds=1")
+    assert fields["abandoned_attempts"] > 0
+    times = RoundTimes.load(file, timer_hours=2.0, clock_drift=0.0, clock_margin_minutes=0.0)
+    assert times.num_rounds == fields["rounds"] == 40
+    first = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc).timestamp()
+    behaviour = DeviceBehaviour(
+        timer=WallClockTimer(7200.0),
+        abandonment_probability=0.3,
+        retry_seconds=420.0,
+        round_seconds=1200.0,
+    )
+    population = DevicePopulation(300, MinSeparation(1), 10, behaviour, 0)
+    starts = [population.next_round().start_seconds for _ in range(40)]
+    assert times.starts - first == pytest.approx(starts, abs=1e-5)
+    assert times.ends - times.starts == pytest.approx([1200.0] * 40, abs=1e-5)
+    possible = times.participation()
+    assert possible.separation <= fields["realised_separation"]
+    assert possible.max_participations >= fields["most_participations"]
+    # As it is there, it is not replaced.
+    status, _, err = _call(capsys, *_SETTING, *_WALL_CLOCK, outputs[0])
+    assert status == 2
+    assert "--write_round_times" in err
 
 
 def test_more_than_all_devices_are_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,6 +450,7 @@ def test_the_command_needs_no_tensorflow() -> None:
         ("--population=0", "--population must be at least 1, found 0"),
         ("--delta=0.5", "--delta=0.5 is not below 1 / "),
         ("--output=/nowhere/ledger.npz", "is in no directory that exists"),
+        ("--write_round_times=/nowhere/times.csv", "is in no directory that exists"),
     ],
 )
 def test_mistakes_are_found_before_the_rounds(

@@ -11,11 +11,14 @@ import shutil
 
 import pytest
 
+import mf_aggregators as mfa
 from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line
+from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import ledgers
 from simulations.examples.digit_classification import run_digits
 from simulations.runs import federated_runs, run_config, run_directory
+from tests.refusals import refuses
 
 _OF_VERSION_0_5_0 = pathlib.Path(__file__).parent / "version_0_5_0"
 
@@ -62,6 +65,17 @@ def test_the_run_does_not_go_on_with_other_noise_or_packages(
     assert named in errors
     assert "go on with" in errors
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_its_mechanism_loads_unless_its_seed_was_fixed(run: pathlib.Path) -> None:
+    with refuses("fixed seed", error=checkpoints.CheckpointError):
+        mfa.load(run)
+    stated = (run / "privacy.json").read_text()
+    secret = stated.replace('"noise_seed_is_fixed": true', '"noise_seed_is_fixed": false')
+    (run / "privacy.json").write_text(secret)
+    mechanism = mfa.load(run)
+    assert (mechanism.num_rounds, mechanism.participation) == (60, MinSeparation(28))
+    assert mechanism.guarantee(1e-4).epsilon == pytest.approx(8.0)
 
 
 def test_its_checkpoint_and_its_ledger_load(run: pathlib.Path) -> None:

@@ -553,7 +553,7 @@ def test_noise_is_kept_where_the_flags_say(
     privacy = _check_directory(output, 6)
     assert privacy["is_private"] is True
     if place == "other":
-        assert privacy["mechanism"] == "Blt matrix factorization for 6 rounds"
+        assert privacy["mechanism"] == "BLT matrix factorization for 6 rounds"
         description = json.loads((output / "factorization" / "factorization.json").read_text())
         assert description["parameters"]["num_buffers"] == 2
     noise = tmp_path / place
@@ -604,10 +604,11 @@ def test_noise_is_kept_where_the_flags_say(
         (["--sampling=poisson", "--checkpoint=blt"], "needs a banded matrix"),
         (["--sampling=poisson", "--mechanism=identity", "--target_epsilon=-1"], "epsilon"),
         (["--sampling=poisson", "--mechanism=identity", "--noise_multiplier=-1"], "noise_multi"),
-        (["--vocab_size=9"], "vocabulary"),
+        (["--vocab_size=9"], "--vocab_size: The training text has"),
         (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
-        (["--dataset=nowhere.sqlite"], "nowhere.sqlite"),
-        (["--dataset=nonsense"], "no data set"),
+        (["--dataset=nowhere.sqlite"], "--dataset: There is no file"),
+        (["--dataset=nonsense"], "--dataset: There is no data set"),
+        (["--clients_per_round=41"], "--dataset: "),
         (["--characters"], "--dataset=shakespeare"),
         (["--dataset=shakespeare", "--characters", "--vocab_size=9"], "--vocab_size must be 86"),
         (["--seed=-1"], "--seed"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from absl import flags
 
+import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, factorizations, participation, workloads
 from mf_aggregators.commands import command_line, factorize, report
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -78,6 +79,38 @@ def test_factorize_prints_one_json_object(
     assert fields.keys() >= _FACTORIZE_FIELDS
     assert fields["mechanism"] == mechanism
     assert (tmp_path / "c" / "factorization.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        ("--noise_multiplier=0.8", 0.8),
+        ("--target_epsilon=6", accounting.noise_multiplier(6.0, 1e-5)),
+        # 1 / sqrt(2 rho).
+        ("--target_rho=0.5", 1.0),
+    ],
+)
+def test_factorize_with_noise_saves_a_mechanism(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], noise: str, expected: float
+) -> None:
+    of_matrix = ("--mechanism=banded", "--num_rounds=8", "--num_bands=2", "--separation=3")
+    of_workload = ("--workload=momentum_sgd", "--momentum=0.5")
+    given = (*of_matrix, *of_workload, "--delta=1e-5", "--format=json", noise)
+    output = f"--output={tmp_path / 'saved'}"
+    status, out, err = _call(capsys, "mf-factorize", *given, output)
+    assert status == 0, err
+    fields = json.loads(out)
+    mechanism = mfa.load(tmp_path / "saved")
+    assert mechanism.participation == MinSeparation(3)
+    assert mechanism.noise_multiplier == pytest.approx(expected, rel=1e-12)
+    assert fields["noise_multiplier"] == mechanism.noise_multiplier
+    assert fields["epsilon"] == accounting.epsilon(mechanism.noise_multiplier, 1e-5)
+    # A report of it needs neither noise nor schema, and has the errors of its workload.
+    report = ("mf-report", f"--checkpoint={tmp_path / 'saved'}", "--delta=1e-5", "--format=json")
+    reported = json.loads(_call(capsys, *report)[1])
+    names = ("noise_multiplier", "epsilon", "rmse", "sensitivity", "participation")
+    assert [reported[name] for name in names] == [fields[name] for name in names]
+    assert reported["workload"] == "momentum_sgd"
 
 
 def test_report_agrees_with_factorize_and_adds_privacy(
@@ -292,6 +325,18 @@ def test_no_noise_is_null_in_json_and_never_nan(
         ),
         ("mf-factorize", ["--num_rounds=5", "--participation=min_sep"], "needs --separation"),
         ("mf-factorize", ["--num_rounds=5", "--max_participations=2"], "needs --separation"),
+        ("mf-factorize", ["--num_rounds=5", "--target_epsilon=8"], "--separation or --partic"),
+        ("mf-factorize", ["--num_rounds=5", "--separation=2", "--delta=0.1"], "--delta belongs"),
+        (
+            "mf-factorize",
+            ["--num_rounds=5", "--separation=2", "--target_epsilon=8", "--noise_multiplier=1"],
+            "exclude each other",
+        ),
+        (
+            "mf-factorize",
+            ["--num_rounds=5", "--separation=2", "--noise_multiplier=nan"],
+            "--noise_multiplier",
+        ),
         ("mf-factorize", ["something"], "unexpected argument"),
         ("mf-factorize", ["--nonsense=1"], "nonsense"),
         ("mf-report", [], "--checkpoint or --verify is required"),

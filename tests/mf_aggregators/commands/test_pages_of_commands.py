@@ -11,6 +11,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
+import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
 from mf_aggregators.commands import command_line, plan, report
 from mf_aggregators.participation import MinSeparation, sampling_from_dict
@@ -134,12 +135,10 @@ def test_the_page_of_a_plan_has_the_numbers_of_its_json(
     assert page.conditions == [fields["steps"][-1]["notes"][0]]
     assert "only if" in page.conditions[0]
     *steps, made = page.commands
-    assert [text.splitlines()[-1] for text in steps] == [
-        step["command"] for step in fields["steps"]
-    ]
     for text, step in zip(steps, fields["steps"], strict=True):
-        comments = " ".join(line.removeprefix("# ") for line in text.splitlines()[:-1])
-        assert comments == " ".join(step["notes"])
+        assert text.endswith(step["command"])
+        above = text.removesuffix(step["command"]).splitlines()
+        assert " ".join(line.removeprefix("# ") for line in above) == " ".join(step["notes"])
     assert made.startswith("mf-plan --num_rounds=")
 
     rate = fields["true_positive_rate_at_0.01"]
@@ -300,7 +299,10 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     if ledger is None:
         assert "clients_per_round=None" in page.commands[0]
         assert "A template" in page.commands[0]
-        assert "noise_multiplier=0.7" in page.commands[0]
+        program: dict[str, Any] = {"mfa": mfa}
+        exec(page.commands[0].splitlines()[-2], program)
+        matrix = checkpoints.load(tmp_path / "checkpoint")
+        assert program["mechanism"] == mfa.Mechanism(matrix, MinSeparation(4, 3), 0.7)
     else:
         assert fields["worst_client"] is None
         assert "ada" not in page.text
@@ -314,6 +316,26 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     prefix = "realised_" if ledger == "broken" else ""
     assert multipliers == [fields[f"{prefix}noise_multiplier"]]
     assert epsilons == [fields[f"{prefix}epsilon"]]
+
+
+@pytest.mark.parametrize("of_flags", [(), ("--noise_multiplier=0.9",)])
+def test_the_page_of_a_saved_mechanism_has_the_lines_that_load_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, of_flags: tuple[str, ...]
+) -> None:
+    """Unless flags name other noise than it has."""
+    matrix, directory = factorizations.blt(6, 1), tmp_path / "saved"
+    extended = mfa.Mechanism(matrix, MinSeparation(3), 0.7).extended(9)
+    extended.save(directory)
+    path = tmp_path / "report.html"
+    flags = (f"--checkpoint={directory}", "--delta=1e-5", f"--report={path}", *of_flags)
+    _call(capsys, report, "mf-report", *flags)
+    line = page_checks.read(path).commands[0].splitlines()[-2]
+    found: dict[str, Any] = {"mfa": mfa}
+    exec(line, found)
+    if not of_flags:
+        assert line == f"mechanism = mfa.load({str(directory)!r})"
+        assert found["mechanism"] == extended
+    assert found["mechanism"].noise_multiplier == (0.9 if of_flags else extended.noise_multiplier)
 
 
 def test_a_report_without_noise_states_no_guarantee(

@@ -20,7 +20,6 @@ from mf_aggregators import checkpoints, planning
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.commands import command_line, factorize, plan, plan_separations, plan_text
 from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_dict
-from mf_aggregators.privacy import guarantees
 from simulations.runs import planned_runs, run_config
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
@@ -112,18 +111,29 @@ def _options(words: list[str]) -> RunConfig:
     return run_config.of_flags(values, command)
 
 
-def _arguments(expression: str) -> tuple[Any, dict[str, Any]]:
-    """The arguments of mfa.mf_dp_aggregator(...), evaluated as a user's program would."""
-    call = ast.parse(expression, mode="eval").body
+def _arguments(lines: str) -> tuple[str, dict[str, Any]]:
+    """The directory of mfa.load(...), and the arguments of mfa.mf_dp_aggregator(mechanism, ...)."""
+    load, make = ast.parse(lines).body
+    assert isinstance(load, ast.Assign)
+    assert isinstance(load.value, ast.Call)
+    assert ast.unparse(load.value.func) == "mfa.load"
+    (directory,) = map(ast.literal_eval, load.value.args)
+    assert isinstance(make, ast.Assign)
+    call = make.value
     assert isinstance(call, ast.Call)
     assert ast.unparse(call.func) == "mfa.mf_dp_aggregator"
+    assert [ast.unparse(each) for each in (*load.targets, *call.args)] == ["mechanism"] * 2
+    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    # What a guarantee is about is in the mechanism alone.
+    assert named.keys() <= {"clip_norm", "clients_per_round", "noise_storage"}
+    return directory, named
 
-    def value(node: ast.expr) -> Any:
-        return eval(compile(ast.Expression(node), "printed", "eval"), {"mfa": mfa})
 
-    assert len(call.args) == 1
-    named = {str(keyword.arg): value(keyword.value) for keyword in call.keywords}
-    return value(call.args[0]), named
+def _run_lines(lines: str) -> dict[str, Any]:
+    """What a user's program has after the printed lines."""
+    found: dict[str, Any] = {"mfa": mfa}
+    exec(lines, found)
+    return found
 
 
 @pytest.mark.short_cases(3)
@@ -155,21 +165,30 @@ def test_printed_commands_run(
     make, *run, aggregator = fields["commands"]
 
     words = shlex.split(make)
-    assert words[0] == "mf-factorize"
-    _factorize(capsys, words)
+    if chosen["amplified"]:
+        assert words[0] == "mf-plan"
+        assert _call(capsys, *words[1:], cache)[0] == 0
+    else:
+        assert words[0] == "mf-factorize"
+        _factorize(capsys, words)
     directory, named = _arguments(aggregator)
-    matrix = checkpoints.load(directory)
-    workload = mfa.workloads.prefix_sum(matrix.num_rounds)
+    mechanism = mfa.load(directory)
+    workload = mfa.workloads.prefix_sum(mechanism.num_rounds)
     # What is made is what was compared, up to the gap that the plan is content with.
-    assert matrix.rmse(workload, named["participation"]) == pytest.approx(chosen["rmse"], rel=1e-3)
-    assert named["noise_multiplier"] == chosen["noise_multiplier"]
+    found = mechanism.factorization.rmse(workload, mechanism.schema)
+    assert found == pytest.approx(chosen["rmse"], rel=1e-3)
+    assert mechanism.noise_multiplier == chosen["noise_multiplier"]
+    assert str(mechanism.schema) == chosen["participation"]
+    scheme = mechanism.sampling
+    assert (None if scheme is None else scheme.to_dict()) == chosen["sampling"]
+    assert mechanism.guarantee(1.5e-6).epsilon <= 7.123456789
     assert (named["clip_norm"], named["clients_per_round"]) == (1.0, 10)
     assert [step["command"] for step in fields["steps"][:-1]] == [make, *run]
     assert [step["is_template"] for step in fields["steps"]] == [False, *(True for _ in run), False]
 
     if not run:
         assert not chosen["amplified"]
-        assert isinstance(named["participation"], mfa.participation.FixedEpochOrder)
+        assert isinstance(mechanism.schema, mfa.participation.FixedEpochOrder)
         return
     words = shlex.split(run[0])
     assert words[0] == "run-stackoverflow"
@@ -189,9 +208,29 @@ def test_printed_commands_run(
         schema = mfa.participation.MinSeparation(
             options["separation"], options["max_participations"]
         )
-        assert schema == named["participation"]
+        assert schema == mechanism.schema
         found = options["noise_multiplier"]
     assert found == pytest.approx(chosen["noise_multiplier"], rel=1e-6)
+
+
+def test_a_plan_of_drawn_clients_writes_their_scheme(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No matrix has it, so that the printed command is the plan's own."""
+    monkeypatch.chdir(tmp_path)
+    fields = _planned(capsys, cache, *_SAMPLING, "--mechanisms=identity")
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    make, _, aggregator = fields["commands"]
+    assert shlex.split(make)[0] == "mf-plan"
+    assert _call(capsys, *shlex.split(make)[1:], cache)[0] == 0
+    made = _run_lines(aggregator)
+    mechanism = made["aggregator"].mechanism
+    assert mechanism.sampling == sampling_from_dict(chosen["sampling"])
+    assert mechanism.noise_multiplier == chosen["noise_multiplier"]
+    assert mechanism.guarantee(1.5e-6).epsilon == pytest.approx(7.123456789, rel=1e-6)
 
 
 def _weights(tmp_path: pathlib.Path, num_rounds: int) -> str:
@@ -244,17 +283,16 @@ def test_printed_commands_make_the_very_matrix_of_an_error(
         elif words[0] == "mf-plan":
             status, _, err = _call(capsys, *words[1:], f"--cache_dir={tmp_path / 'new'}")
             assert status == 0, err
-    directory, named = _arguments(aggregator)
-    found = checkpoints.load(directory)
-    assert found.has_same_matrix(made)
+    found = mfa.load(_arguments(aggregator)[0])
+    assert found == mfa.load("own")
     # A matrix for the mean is another one.
     of_mean = _planned(capsys, cache, *arguments[1:], "--output=of_mean")
     assert of_mean["error"] == "mean"
     assert not checkpoints.load("of_mean").has_same_matrix(made)
-    factory = eval(aggregator, {"mfa": mfa})
-    assert factory.mechanism.factorization.has_same_matrix(made)
-    assert factory.mechanism.noise_multiplier == chosen["noise_multiplier"]
-    errors = made.errors(mfa.workloads.prefix_sum(made.num_rounds), named["participation"])
+    assert _run_lines(aggregator)["aggregator"].mechanism == found
+    assert found.factorization.has_same_matrix(made)
+    assert found.noise_multiplier == chosen["noise_multiplier"]
+    errors = made.errors(mfa.workloads.prefix_sum(made.num_rounds), found.schema)
     assert chosen["max_error"] == pytest.approx(errors.max_error, rel=1e-12)
     sought = errors.max_error
     if error != "max":
@@ -281,7 +319,7 @@ def test_a_table_for_an_error_begins_with_it(
         status, out, err = _call(capsys, *few, f"--error={error}")
         assert status == 0, err
         lines = out.splitlines()
-        (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism "))
+        (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism  "))
         names = [name.strip() for name in lines[at].split("  ") if name.strip()]
         assert names[1] == column
         assert names[names.index("noise mult.") - 1] == unit
@@ -323,12 +361,12 @@ def test_plans_of_clients_that_draw_for_themselves(
     status, out, err = _call(capsys, *words[1:], cache, "--format=json")
     assert status == 0, err
     assert json.loads(out)["recommended"] == fields["recommended"]
-    directory, named = _arguments(aggregator)
-    matrix = checkpoints.load(directory)
+    mechanism = mfa.load(_arguments(aggregator)[0])
     scheme = sampling_from_dict(chosen["sampling"])
+    assert mechanism.sampling == scheme
     assert scheme.name == sampling
     assert f"--sampling={sampling} --separation={scheme.to_dict()['separation']}" in run
-    stated = guarantees.sampled(matrix, scheme, named["noise_multiplier"], 1e-3)
+    stated = mechanism.guarantee(1e-3)
     assert stated.epsilon <= 7.123456789
     (note,) = (note for note in fields["steps"][-1]["notes"] if "only if" in note)
     assert re.search(condition, note)
@@ -349,9 +387,10 @@ def test_the_aggregator_is_made(
     # What --output wrote needs no mf-factorize.
     assert [shlex.split(command)[0] for command in run] == ["run-stackoverflow"]
     assert shlex.split(run[0])[2] == f"--checkpoint={output}"
-    factory = eval(aggregator, {"mfa": mfa})
-    assert factory.mechanism.noise_multiplier == fields["candidates"][0]["noise_multiplier"]
-    assert factory.mechanism.num_rounds == 12
+    made = _run_lines(aggregator)
+    assert made["aggregator"].mechanism == made["mechanism"] == mfa.load(output)
+    assert made["mechanism"].noise_multiplier == fields["candidates"][0]["noise_multiplier"]
+    assert made["mechanism"].num_rounds == 12
 
 
 def test_a_table_that_names_what_is_infeasible(
@@ -551,8 +590,8 @@ def test_a_target_of_rho(
     _factorize(capsys, shlex.split(make))
     options = _options(shlex.split(run))
     assert (options["target_rho"], options["target_epsilon"]) == (0.02, None)
-    _, named = _arguments(aggregator)
-    assert options["noise_multiplier"] == chosen["noise_multiplier"] == named["noise_multiplier"]
+    mechanism = mfa.load(_arguments(aggregator)[0])
+    assert options["noise_multiplier"] == chosen["noise_multiplier"] == mechanism.noise_multiplier
     assert mfa.accounting.zcdp_rho(chosen["noise_multiplier"]) <= 0.02
 
     status, _, err = _call(capsys, *given, "--sampling=any")
@@ -702,7 +741,7 @@ def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
     status, text, _ = _call(capsys, *_SETTING, *arguments, cache)
     assert status == 0
     lines = text.splitlines()
-    (at,) = (i for i, line in enumerate(lines) if line.startswith("  mfa.mf_dp_aggregator("))
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism = mfa.load("))
     first = max(i for i in range(at) if not lines[i])
     above = lines[first + 1 : at]
     assert all(line.startswith("  # ") for line in above)
@@ -810,9 +849,10 @@ def test_an_approximation_is_printed_with_what_it_approximates(
     base, own, run, aggregator = fields["commands"]
     for command in (base, own):
         _factorize(capsys, shlex.split(command))
-    directory, named = _arguments(aggregator)
+    directory, _ = _arguments(aggregator)
     assert f"--checkpoint={directory}" in shlex.split(run)
-    found = checkpoints.load(directory).rmse(mfa.workloads.prefix_sum(120), named["participation"])
+    made = mfa.load(directory)
+    found = made.factorization.rmse(mfa.workloads.prefix_sum(120), made.schema)
     assert found == pytest.approx(chosen["rmse"], rel=2e-3)
 
 

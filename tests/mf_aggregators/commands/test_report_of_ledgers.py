@@ -14,6 +14,7 @@ from mf_aggregators.commands import command_line, report
 from mf_aggregators.factorizations import banded
 from mf_aggregators.participation import (
     BallsInBins,
+    FixedEpochOrder,
     FixedSizeSampling,
     MinSeparation,
     MinSeparationSampling,
@@ -106,6 +107,8 @@ def test_a_run_in_a_fixed_order_of_epochs_kept_its_plan(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also of more bands than rounds between: exact there, where at least three rounds are not."""
+    order = FixedEpochOrder(epochs=3, separation=3)
+    checkpoints.save(checkpoints.load(checkpoint), checkpoint, participation=order)
     arguments = ("--participation=fixed_epoch", "--separation=3", "--format=json")
     ledger = _ledger(tmp_path, "ada,0\nada,3\nada,6\nbo,7\nbo,10\ncy,2\n")
     _, out, _ = _call(capsys, checkpoint, ledger, *arguments)
@@ -682,10 +685,59 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
         capsys, *flags, "--noise_multiplier=0.9"
     )
     assert _report(capsys, own, "--separation=6")["noise_multiplier"] is None
-    # A broken plan that is declared anew would have other noise than the run.
-    words = ["mf-report", own, "--separation=3", "--target_epsilon=8", ledger]
-    assert command_line.run("", report.define_flags, report.main, words) == 2
-    assert "planned for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_mechanism", [True, False])
+@pytest.mark.parametrize("source", ["ledger", "round_times"])
+def test_a_broken_plan_is_not_declared_anew(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    has_mechanism: bool,
+    source: str,
+) -> None:
+    """Neither with noise for the new schema, nor with the multiplier of the old one."""
+    ledger = _ledger(tmp_path, "a,0\na,3\na,7\nb,1\n")
+    times = tmp_path / "times.csv"
+    times.write_text(_TIMES)
+    of_run = [ledger] if source == "ledger" else [f"--round_times={times}", "--timer_hours=4"]
+    matrix, planned, noise = checkpoints.load(checkpoint), MinSeparation(4, 3), 0.9
+    if has_mechanism:
+        mfa.Mechanism(matrix, planned, noise).save(checkpoint)
+
+    def refused(*flags: str) -> str:
+        words = ["mf-report", f"--checkpoint={checkpoint}", "--delta=1e-5", *of_run, *flags]
+        assert command_line.run("", report.define_flags, report.main, words) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, len(captured.err.splitlines())) == ("", 1)
+        return captured.err
+
+    for target in ("--target_epsilon=8", "--target_rho=0.5"):
+        for schema in ([], ["--separation=3"]):
+            said = refused(target, *schema)
+            assert f"--{source} is of a run that took place" in said
+            assert target.partition("=")[0] in said
+    assert "--separation: " in refused(f"--noise_multiplier={noise}", "--separation=3")
+    if has_mechanism:
+        # Relative to the sensitivity of one participation in the place of sqrt(3) as well.
+        assert "--noise_multiplier=" in refused("--noise_multiplier=0.9001")
+        same = noise * math.sqrt(3.0)
+        once = "--participation=single"
+        assert "--noise_multiplier=" in refused(once, f"--noise_multiplier={same + 1e-4}")
+        words = ["mf-report", f"--checkpoint={checkpoint}", "--delta=1e-5", *of_run, once]
+        words.append(f"--noise_multiplier={same - 1e-4}")
+        assert command_line.run("", report.define_flags, report.main, words) == 1
+        capsys.readouterr()
+    # What is left of the noise that the run had: of sqrt(3), for columns four apart.
+    words = ["mf-report", f"--checkpoint={checkpoint}", "--delta=1e-5", "--format=json", *of_run]
+    words += [] if has_mechanism else [f"--noise_multiplier={noise}"]
+    assert command_line.run("", report.define_flags, report.main, words) == 1
+    fields = json.loads(capsys.readouterr().out)
+    assert (fields["keeps_plan"], fields["realised_separation"]) == (False, 3)
+    observed = MinSeparation(3, fields["realised_max_participations"])
+    ratio = mfa.sensitivity.compute(matrix.strategy_matrix(), observed).value / math.sqrt(3.0)
+    assert ratio > 1.01
+    assert fields["realised_epsilon"] == pytest.approx(accounting.epsilon(noise / ratio, 1e-5))
 
 
 def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(

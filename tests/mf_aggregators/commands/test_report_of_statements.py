@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints, random_streams, workloads
-from mf_aggregators.commands import command_line, report
+from mf_aggregators.commands import command_line, facts_of_runs, report
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
@@ -533,3 +533,11 @@ def test_batches_of_a_sampler_need_its_seed(
     assert not (folder / "timers.md").exists()
     random_streams.save_seed(2, folder / "sampling_seed.json")
     assert any("participation.npz is another" in each for each in _verified(capsys, "PRIVACY.md"))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "words"),
+    [("blt", "BLT"), ("banded_inverse", "Banded inverse"), ("toeplitz", "Toeplitz")],
+)
+def test_statements_write_mechanisms_as_documents_do(mechanism: str, words: str) -> None:
+    assert facts_of_runs.in_words(mechanism, 6) == f"{words} matrix factorization for 6 rounds"

@@ -1,7 +1,9 @@
 """mf-report --verify of the directories of runs, and what they state of other runs."""
 
+import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import shutil
 from typing import Any
@@ -13,7 +15,9 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
 from mf_aggregators.audit.one_run import FreshNoise, RunAudit
+from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.commands import command_line, report, stated_runs
+from mf_aggregators.participation import MinSeparation, Participation, PoissonSampling
 from mf_aggregators.privacy.statement import PrivacyStatement
 from simulations.devices import device_behaviour
 from simulations.examples.digit_classification.run_digits import COMMAND
@@ -128,6 +132,119 @@ def test_the_statement_of_a_run_follows_from_its_files(
     # Wherever it goes.
     shutil.move(tmp_path / "run", tmp_path / "archive")
     assert _verified(capsys, tmp_path / "archive") == []
+
+
+def _reported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    words = ("mf-report", "--delta=1e-4", "--format=json", *words)
+    status = command_line.run("", report.define_flags, report.main, list(words))
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    fields: dict[str, Any] = json.loads(captured.out)
+    del fields["seconds"]
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("arguments", "participation", "noise_multiplier"),
+    [
+        (_TIMERS, MinSeparation(4), mfa.accounting.noise_multiplier(4.0, 1e-4)),
+        # A quarter of the cohort has a quarter of the noise.
+        (
+            (*_BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"),
+            MinSeparation(7),
+            1.0,
+        ),
+        ((*_DRAWN, "--noise_multiplier=0.7"), PoissonSampling(12, 3, _CLIENTS, 9), 0.7),
+    ],
+)
+def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    participation: Participation,
+    noise_multiplier: float,
+) -> None:
+    path = tmp_path / "run"
+    _ran(path, *arguments)
+    matrix = mfa.checkpoints.load(path / "factorization")
+    mechanism = mfa.Mechanism(matrix, participation, noise_multiplier)
+    found = mfa.load(path)
+    assert found == dataclasses.replace(mechanism, noise_multiplier=found.noise_multiplier)
+    assert found.noise_multiplier == pytest.approx(noise_multiplier, rel=1e-12)
+    # A report of it needs no flags that could be of another run.
+    ledger = [f"--ledger={path / 'participation.npz'}"]
+    if mechanism.sampling is not None:
+        ledger.append(f"--sampling_seed={path / 'checkpoints' / 'sampling_seed.json'}")
+    fields = _reported(capsys, f"--checkpoint={path}", *ledger)
+    found.save(tmp_path / "saved")
+    assert fields == _reported(capsys, f"--checkpoint={tmp_path / 'saved'}", *ledger)
+    assert fields["keeps_plan"] is True
+    stated = json.loads((path / "privacy.json").read_text())["planned"]
+    name = "epsilon" if mechanism.sampling is None else "amplified_epsilon"
+    assert fields[name] == stated["epsilon"]
+
+
+def test_a_statement_of_the_directory_of_a_run_is_verified(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    _ran(path, *_TIMERS)
+    (tmp_path / "stated").mkdir()
+    ledger = f"--ledger={path / 'participation.npz'}"
+    facts = ("--public_data=none", "--enforcement=Timers.", "--population=143", "--clip_norm=0.3")
+    statement = f"--statement={tmp_path / 'stated' / 'PRIVACY.md'}"
+    words = (f"--checkpoint={path}", ledger, statement, *facts, "--clients_per_round=5")
+    _reported(capsys, *words)
+    assert _verified(capsys, tmp_path / "stated") == []
+    # What says which noise there was is hashed as well.
+    file = path / "privacy.json"
+    file.write_text(file.read_text().replace('"status"', ' "status"'))
+    (found,) = _verified(capsys, tmp_path / "stated")
+    assert found.startswith("../run/privacy.json is another file")
+
+
+def test_a_run_that_was_extended_is_loaded_with_all_horizons(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run"
+    noise = ("--mechanism=banded", "--num_bands=3", "--separation=4", "--noise_multiplier=1.5")
+    _ran(path, *noise, "--clients_per_round=5")
+    before = mfa.load(path)
+    _ran(path, *noise, "--clients_per_round=5", "--num_rounds=16", rounds=16)
+    extended = mfa.load(path)
+    assert [each.num_rounds for each in extended.horizons] == [12, 16]
+    assert extended.extends == before
+    # Three participations of norm one before, and four of the whole.
+    stddev = 1.5 * before.factorization.sensitivity(before.schema).value
+    whole = extended.factorization.sensitivity(extended.schema).value
+    assert extended.noise_multiplier == pytest.approx(stddev / whole, rel=1e-6)
+    assert extended.noise_multiplier < 1.5
+
+
+def test_directories_that_are_not_of_one_run_are_refused(tmp_path: pathlib.Path) -> None:
+    path, other = tmp_path / "run", tmp_path / "other"
+    _ran(path, *_TIMERS)
+    whole = json.loads((path / "privacy.json").read_text())
+    file = path / "privacy.json"
+
+    def refused(*named: str, **changed: Any) -> None:
+        file.write_text(json.dumps({**whole, **changed}))
+        with refuses(*named, error=CheckpointError):
+            mfa.load(path)
+
+    refused("fixed seed", noise_seed_is_fixed=True)
+    refused("privacy.json", planned=None)
+    refused("privacy.json", planned={**whole["planned"], "num_rounds": 11})
+    refused("privacy.json", planned={**whole["planned"], "noise_multiplier": -1.0})
+    for sensitivity in (0.9 * whole["planned"]["sensitivity"], math.nan):
+        planned = {**whole["planned"], "sensitivity": sensitivity}
+        refused("privacy.json", planned=planned)
+    # The matrix of another run, whose sensitivity is another one.
+    mfa.checkpoints.save(mfa.factorizations.tree_aggregation(12), other)
+    shutil.rmtree(path / "factorization")
+    shutil.copytree(other, path / "factorization")
+    refused("states a sensitivity of")
+    file.unlink()
+    with refuses("privacy.json", "after its first round", error=CheckpointError):
+        mfa.load(path)
 
 
 @pytest.mark.parametrize("is_at_its_end", [True, False])
