@@ -118,7 +118,8 @@ def _errors(made: dict[str, Any], error: str) -> tuple[float, float]:
 def _draw(
     known: dict[str, Any], found: dict[str, tuple[float, float]], rates: np.ndarray, path: str
 ) -> None:
-    figure, ((left, right),) = figures.panels(1, 2, (5.2, 3.8))
+    # One below the other: a phone shows them at the size of its own text.
+    figure, ((left,), (right,)) = figures.panels(2, 1, (4.4, 2.9))
     names = list(found)
     losses = np.array([100.0 * (constant / own - 1.0) for constant, own in found.values()])
     figures.bars(

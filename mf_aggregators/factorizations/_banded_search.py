@@ -9,7 +9,11 @@ optimum at most.
 import numpy as np
 
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.factorizations._band_certificate import BandedWorkload, lower_bound
+from mf_aggregators.factorizations._band_certificate import (
+    BandedWorkload,
+    lower_bound,
+    lower_bound_by_last_rounds,
+)
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import Converged, gap_above, minimise
@@ -27,7 +31,9 @@ from mf_aggregators.workloads import Workload
 _FIRST_CERTIFICATE = 50
 _FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 25
 # The gap at which a search ends, relative to the gap that is to be certified.
-SAFE_SHARE = 0.9
+_SAFE_SHARE = 0.9
+# The most rounds for which vectors of all of them are made, in n^2 b operations.
+_MOST_ROUNDS_OF_VECTORS = 2048
 # Powers of the weights of a row and of a column, and of a lag, that an entry's variable is scaled
 # by: those that took the fewest steps of many tried. For equal norms and prefix sums they take a
 # quarter fewer than columns alone, at (rounds, bands) = (1026, 171), (2052, 64), (4096, 32) and
@@ -129,8 +135,16 @@ class BandedSearch:
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
         if self._certified_error > self._best_error:
-            bound = lower_bound(self.best_bands, self._workload, self._constraint)
-            self._bound = max(self._bound, bound)
+            bands, workload = self.best_bands, self._workload
+            num_rounds = len(bands)
+            self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
+            is_far = gap_above(self._best_error, self._bound) > _SAFE_SHARE * self._relative_gap
+            if is_far and num_rounds <= _MOST_ROUNDS_OF_VECTORS:
+                # The mean of equal weights is the sum over n.
+                bound = num_rounds * lower_bound_by_last_rounds(
+                    bands, workload, self._constraint, np.ones(num_rounds), num_rounds
+                )
+                self._bound = max(self._bound, bound)
             self._certified_error = self._best_error
         return gap_above(self._best_error, self._bound)
 
@@ -239,7 +253,7 @@ class BandedSearch:
         before, since = self._gap, self.evaluations - self._looked_at
         self._gap, self._looked_at = self.certified_gap(), self.evaluations
         self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
-        target = SAFE_SHARE * self._relative_gap
+        target = _SAFE_SHARE * self._relative_gap
         if self._gap <= target:
             raise Converged
         # When the target is reached if the gap goes on to fall as fast.

@@ -51,7 +51,7 @@ from mf_aggregators.factorizations._band_certificate import (
     lower_bound,
     lower_bound_by_last_rounds,
 )
-from mf_aggregators.factorizations._banded_search import SAFE_SHARE, BandedSearch
+from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations._round_errors import RoundError, raised_to_floor
 from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, gap_above
@@ -176,10 +176,7 @@ class WorstRoundSearch(BandedSearch):
                 self._exponent = exponent
                 bands = self._descend(bands, min(remaining, _EVALUATIONS_OF_EXPONENTIAL))
                 self.multipliers = self._weights_of(bands)
-                self._gap = self.certified_gap()
-                self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
-                if self._gap <= SAFE_SHARE * self._relative_gap:
-                    raise Converged
+                self._end_if_certified()
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
@@ -265,10 +262,7 @@ class WorstRoundSearch(BandedSearch):
         scaled = divide_columns(bands, norms)
         rows = BandedCovariances(scaled, self._workload.blocks).squared_rows()
         weights = self._soft_maximum(rows)[1]
-        workload = BandedWorkload.of(self._named, self._num_bands, weights)
-        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
-        bound = lower_bound(scaled / np.sqrt(squared), workload, self._constraint)
-        self._bound = max(self._bound, bound)
+        self._raise_bound(scaled, weights)
         # Multipliers belong to the scale that they were found with.
         self._scale = float(np.max(rows))
         return weights
@@ -426,24 +420,31 @@ class WorstRoundSearch(BandedSearch):
 
     def _look_at_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
         """Bounds the maximum by the mean with some weights, for which a matrix is nearly best."""
-        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
-        bands = scaled / np.sqrt(squared)
-        if self._has_many_blocks:
-            last = _LAST_BLOCKS * self._num_bands
-            bound = lower_bound_by_last_rounds(
-                bands, self._workload, self._constraint, weights, last
-            )
-        else:
-            workload = BandedWorkload.of(self._named, self._num_bands, weights)
-            bound = lower_bound(bands, workload, self._constraint)
-        self._bound = max(self._bound, bound)
+        self._raise_bound(scaled, weights)
         self._end_if_certified()
 
+    def _raise_bound(self, scaled: FloatArray, weights: FloatArray) -> None:
+        """Keeps the better bound that a matrix and weights give, if it is the best."""
+        squared = self._constraint.squared_sensitivity(column_sums(np.square(scaled)))
+        bands = scaled / np.sqrt(squared)
+        if not self._has_many_blocks:
+            workload = BandedWorkload.of(self._named, self._num_bands, weights)
+            self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
+        if self._is_certified:
+            return
+        last = _LAST_BLOCKS * self._num_bands
+        bound = lower_bound_by_last_rounds(bands, self._workload, self._constraint, weights, last)
+        self._bound = max(self._bound, bound)
+
+    @property
+    def _is_certified(self) -> bool:
+        """Whether the best matrix is near enough to the bound."""
+        return self.certified_gap() <= _SAFE_SHARE * self._relative_gap
+
     def _end_if_certified(self) -> None:
-        """Raises Converged if the best matrix is near enough to the bound."""
         self._gap = self.certified_gap()
         self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
-        if self._gap <= _SAFE_SHARE * self._relative_gap:
+        if self._is_certified:
             raise Converged
 
 

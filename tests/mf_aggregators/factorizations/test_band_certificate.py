@@ -251,7 +251,7 @@ def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
     assert 0.0 <= bound <= np.max(own) * (1.0 + 1e-12)
     # Any weights bound the maximum, and those of the last rounds are what was bounded.
     size = num_last + (num_rounds - num_last) % num_bands
-    last = np.where(np.arange(num_rounds) < num_rounds - size, 1e-9, weights)
+    last = np.where(np.arange(num_rounds) < num_rounds - size, 0.0, weights)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
         found = banded(
