@@ -19,7 +19,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import pathlib
 import secrets
@@ -38,7 +37,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, total_size
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseState
 from mf_aggregators.noise.rows_in_files import RowsInFiles
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
@@ -347,7 +346,7 @@ class Aggregator:
                 f"More than {self._sums.largest_cohort} clients reported, and the integers that "
                 "their updates are summed in could overflow: nothing is released of this round."
             )
-        step = float(self._rows.steps[i] * self._stddev(vector))
+        step = float(self._rows.steps[i] * self._stddev(tensors))
         if self._multiplier > 0.0:
             self._check_released(state, sums, step)
         flats, histories = self._next_row(state)
@@ -528,13 +527,13 @@ class Aggregator:
 
     def _check_size(self, tensors: _Tensors) -> None:
         """Raises ValueError if no guarantee is stated for updates of this size."""
-        size = _size(self._vector(tensors))
+        size = total_size(self._layout(tensors).segments)
         self._sums.check_rounding(size)
         if self._multiplier > 0.0:
             gaussian.check_charged(size, self.mechanism.num_rounds)
             self.mechanism.check_rounded(size, self._sums.largest_cohort, self._storage)
             # Which refuses what rounding would take too much of.
-            self._stddev(self._vector(tensors))
+            self._stddev(tensors)
 
     def _vector(self, tensors: _Tensors) -> _Tensors:
         """What is summed: the tensors themselves, or float64 and an indicator."""
@@ -543,17 +542,18 @@ class Aggregator:
         return (*((shape, "float64") for shape, _ in tensors), ((), "float64"))
 
     def _layout(self, tensors: _Tensors) -> RowLayout:
-        shapes, dtypes = zip(*self._vector(tensors), strict=True) if tensors else ((), ())
-        return RowLayout(shapes, tuple(nests.NOISE_DTYPES[dtype] for dtype in dtypes))
+        vector = self._vector(tensors)
+        dtypes = tuple(nests.NOISE_DTYPES[dtype] for _, dtype in vector)
+        return RowLayout(tuple(shape for shape, _ in vector), dtypes)
 
-    def _stddev(self, vector: _Tensors) -> float:
+    def _stddev(self, tensors: _Tensors) -> float:
         """The standard deviation of Z, with what hides the roundings; 1 where there is no noise."""
         if self._multiplier == 0.0:
             return 1.0
         return self._rounding.enlarged(
             self._multiplier * self._norm,
             clip_norm=self._norm,
-            num_parameters=_size(vector),
+            num_parameters=total_size(self._layout(tensors).segments),
             largest_cohort=self._sums.largest_cohort,
         )
 
@@ -619,10 +619,6 @@ def _matrix(mechanism: Mechanism) -> FloatArray:
     """What a noising matrix does to a vector: another matrix, from where it differs on, another."""
     recursion = mechanism.noise_recursion()
     return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
-
-
-def _size(tensors: _Tensors) -> int:
-    return sum(math.prod(shape) for shape, _ in tensors)
 
 
 def _name(state: AggregatorState) -> str:

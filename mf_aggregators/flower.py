@@ -44,9 +44,10 @@ from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 # What a ClientApp registers to say which client a node is: ``@app.query(NAME_ACTION)``.
 NAME_ACTION = "client_name"
 
+# Older ones know nothing of rounds that were released since.
 _WHAT_TO_DO = (
-    "Restore the files that belong together, or start in another directory and account for both "
-    "runs."
+    "Restore the newest files, which belong together, or start in another directory and account "
+    "for both runs."
 )
 _log = logging.getLogger("flwr")
 

@@ -120,6 +120,15 @@ def test_the_record_of_a_directory_outlives_the_process(tmp_path: pathlib.Path) 
         _aggregator(noise_directory=directory).next(state, [np.array([0.0, 0.2])])
 
 
+@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)])
+def test_updates_without_entries_have_rounds_as_well(clip_norm: Any) -> None:
+    aggregator = _aggregator(clip_norm=clip_norm)
+    state, release = aggregator.next(aggregator.initialize(), [{}, {}])
+    assert (release, state.round_index) == ({}, 1)
+    fraction = aggregator.metrics(state).get("unclipped_fraction", 0.0)
+    assert (fraction != 0.0) is isinstance(clip_norm, mfa.AdaptiveClip)
+
+
 def test_there_is_noise_for_so_many_rounds() -> None:
     aggregator = _aggregator()
     state = aggregator.initialize()
