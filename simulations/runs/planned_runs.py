@@ -213,6 +213,16 @@ def plan(
     else:
         known_noise = (begun or {}).get("noise_multiplier")
         mechanism = _of_sampling(config, data, own, workload, known_noise)
+    if begun is None and config.saved is not None:
+        assert config.checkpoint is not None
+        # Few clients that stand for more have less noise than was asked for.
+        noise = config.noise_multiplier
+        mechanism_flags.check_is_saved(
+            config.saved,
+            config.checkpoint,
+            mechanism.participation,
+            mechanism.noise_multiplier if noise is None else noise,
+        )
     behaviour = DeviceBehaviour() if behaviour is None else behaviour
     run = Run(config, data, mechanism, directory, seed, workload, behaviour, horizons=horizons)
     try:
