@@ -6,16 +6,14 @@ that goes on after its last round (:meth:`Mechanism.extended`) knows every horiz
 """
 
 import dataclasses
-import hashlib
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints, observed, validation, version
+from mf_aggregators import accounting, checkpoints, observed, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import composition, gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
@@ -41,11 +39,8 @@ from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.workloads import Workload
 
-_FORMAT_VERSION = 1
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
-# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums.
-_TOLERANCE_OF_SENSITIVITY = 1e-9
 # Of the losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
 # Down to which divergence samples are to bound them closely, over their failure probability.
@@ -516,30 +511,6 @@ class Mechanism:
             raise ValueError(f"it describes none of {factorization.num_rounds} rounds")
         return mechanism
 
-    @classmethod
-    def of_statement(cls, contents: Mapping[str, Any], factorization: Factorization) -> "Mechanism":
-        """Returns the mechanism of a training run: what its statement says was planned.
-
-        Args:
-          contents: Those of its ``privacy.json``.
-          factorization: The matrix in its directory.
-
-        Raises:
-          KeyError: If something is missing in them.
-          TypeError: If something in them is of another type.
-          ValueError: If they are of another factorization.
-        """
-        plans = [*contents.get("earlier_plans", ()), contents["planned"]]
-        horizons = [
-            {
-                "num_rounds": plan["num_rounds"],
-                "participation": plan["sampling"] or plan["participation"],
-                "noise_multiplier": plan["noise_multiplier"],
-            }
-            for plan in plans
-        ]
-        return cls.from_dict({"horizons": horizons}, factorization)
-
     def save(
         self,
         directory: str | os.PathLike[str],
@@ -558,18 +529,13 @@ class Mechanism:
           CheckpointError: As ``checkpoints.save`` raises it.
           ValueError: If the workload is none.
         """
-        contents = {
-            "format_version": _FORMAT_VERSION,
-            "library_version": version.__version__,
-            **self.to_dict(),
-        }
         checkpoints.save(
             self.factorization,
             directory,
             workload=workload,
             participation=self.schema,
             overwrite=overwrite,
-            beside={MECHANISM_FILE: contents},
+            beside={MECHANISM_FILE: self.to_dict()},
         )
 
     def __eq__(self, other: object) -> bool:
@@ -664,69 +630,11 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
         missing, altered or of a newer format, or says what the factorization is not; or the noise
         of a run came from a fixed seed, so that it guarantees nothing.
     """
-    if checkpoints.is_run(directory):
-        return _load_run(pathlib.Path(directory))
-    path = pathlib.Path(directory) / MECHANISM_FILE
-    factorization, described = checkpoints.load_with_description(directory)
-    if not path.exists():
-        raise CheckpointError(
-            f"{directory} holds a factorization alone, without participation and noise multiplier: "
-            "read it with mf_aggregators.checkpoints.load, and make a Mechanism of it."
-        )
+    factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:
-        text = path.read_text(encoding="utf-8")
-        stated = (described.get("beside_sha256") or {}).get(MECHANISM_FILE)
-        if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
-            raise ValueError("it was altered, or is not of this checkpoint")
-        contents = validation.parsed_json(text)
-        if contents["format_version"] > _FORMAT_VERSION:
-            raise ValueError(
-                f"it has format version {contents['format_version']}, newer than "
-                f"{_FORMAT_VERSION}: update mf_aggregators"
-            )
-        return Mechanism.from_dict(contents, factorization)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except (KeyError, TypeError, ValueError) as error:
+        return Mechanism.from_dict(described, factorization)
+    except ValueError as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
-
-
-def has_mechanism(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether :func:`load` reads a directory, and not ``checkpoints.load`` alone.
-
-    Args:
-      directory: The directory, which need not be there.
-    """
-    beside = pathlib.Path(directory) / MECHANISM_FILE
-    return beside.exists() or checkpoints.is_run(directory)
-
-
-def _load_run(directory: pathlib.Path) -> Mechanism:
-    path = directory / checkpoints.STATEMENT_FILE
-    factorization = checkpoints.load(directory)
-    try:
-        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
-        mechanism = Mechanism.of_statement(contents, factorization)
-        has_secret_seed = contents["noise_seed_is_fixed"] is False
-        stated = float(contents["planned"]["sensitivity"])
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}. A run writes it after its first round."
-        ) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
-    if not has_secret_seed:
-        raise CheckpointError(
-            f"{directory} is a run whose noise came from a fixed seed: it guarantees nothing."
-        )
-    found = factorization.sensitivity(mechanism.schema).value
-    # Written so that a stated NaN does not pass.
-    if not abs(found - stated) <= _TOLERANCE_OF_SENSITIVITY * found:
-        raise CheckpointError(
-            f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
-            "of both is not of this run."
-        )
-    return mechanism
 
 
 def _check_extends(mechanism: Mechanism) -> None:

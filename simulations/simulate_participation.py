@@ -7,8 +7,7 @@ Examples:
   simulate-participation --population=1000000 --clients_per_round=1000 --num_rounds=2000 \
     --separation=300 --availability=diurnal --over_selection=1.3 --dropout_probability=0.1
   simulate-participation --population=1000000 --clients_per_round=1000 --num_rounds=2000 \
-    --timer=wall_clock --timer_hours=72 --availability=diurnal --checkpoint=blt_4 \
-    --target_epsilon=8 --delta=1e-8
+    --timer=wall_clock --timer_hours=72 --availability=diurnal --checkpoint=blt_4 --delta=1e-8
 """
 
 import dataclasses
@@ -144,7 +143,9 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     device_behaviour.define_flags(values)
     FlagGroup(values, "Mechanism").path(
-        "checkpoint", "A checkpoint directory, which adds the guarantee that follows."
+        "checkpoint",
+        "A checkpoint directory, which adds the guarantee that follows. That of a Mechanism, as "
+        "mf-plan and mf-factorize save it, has the noise as well; what says otherwise is refused.",
     )
     mechanism_flags.define_privacy(values)
     FlagGroup(values, "Output").path(
@@ -167,13 +168,12 @@ def main(values: flags.FlagValues) -> int | None:
     """Runs the rounds and reports; returns the exit status."""
     start = time.monotonic()
     _check_flags(values)
-    multiplier = mechanism_flags.noise_multiplier(values)
+    factorization, schema, multiplier = _planned(values)
     command_line.check_choice(
         multiplier is None or values.delta < 1.0 / values.population,
         f"--delta={values.delta:g} is not below 1 / {values.population}: a mechanism that "
         "publishes one device's data whole would satisfy it. Use a smaller one.",
     )
-    factorization, schema = _planned(values)
     for name in ("seeds", "margin"):
         command_line.check_choice(
             schema is None or not values[name].present,
@@ -183,7 +183,7 @@ def main(values: flags.FlagValues) -> int | None:
     command_line.check_choice(
         factorization is None or multiplier is not None,
         "--checkpoint needs --noise_multiplier, --target_epsilon or --target_rho, the noise of the "
-        "run.",
+        "run, where it is no Mechanism, which has its own.",
     )
     num_rounds = _num_rounds(values, factorization)
     population = _population(values, schema, values.seed)
@@ -372,10 +372,22 @@ def _rule(
     )
 
 
-def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participation | None]:
-    """The factorization, if there is one, and the schema that the noise is for, if any is."""
+def _planned(
+    values: flags.FlagValues,
+) -> tuple[Factorization | None, Participation | None, float | None]:
+    """The factorization, the schema that the noise is for and the noise multiplier, if any."""
     factorization, schema = None, None
-    if values.checkpoint is not None:
+    multiplier = mechanism_flags.noise_multiplier(values)
+    saved = mechanism_flags.saved_mechanism(values.checkpoint)
+    if saved is not None:
+        command_line.check_choice(
+            saved.sampling is None and not saved.schema.is_evenly_spaced,
+            f"--checkpoint={values.checkpoint} is a Mechanism for {saved.participation}, and "
+            "devices are simulated that come as often as their timers allow.",
+        )
+        factorization, schema = saved.factorization, saved.schema
+        multiplier = saved.noise_multiplier if multiplier is None else multiplier
+    elif values.checkpoint is not None:
         factorization, description = checkpoints.load_with_description(values.checkpoint)
         schema = participations.from_dict(description["errors"]["participation"])
     by_rounds = values.timer == "rounds"
@@ -393,7 +405,11 @@ def _planned(values: flags.FlagValues) -> tuple[Factorization | None, Participat
         )
         if values.max_participations is not None:
             schema = MinSeparation(1, values.max_participations)
-    return factorization, schema
+    if saved is not None:
+        assert schema is not None
+        assert multiplier is not None
+        mechanism_flags.check_is_saved(saved, values.checkpoint, schema, multiplier)
+    return factorization, schema, multiplier
 
 
 def _run(

@@ -524,6 +524,9 @@ def _run_commands(block: _Block, is_long_test: bool, workers: _Workers) -> list[
         if is_long_test and "as printed in the long test" in block.marks:
             appended = []
         named = {flag.partition("=")[0] for flag in (*command.arguments, *appended)}
+        if "--checkpoint" in named:
+            # It has its own.
+            named.add("--num_rounds")
         small = [flag for flag in _SMALL.get(command.name, ()) if flag.split("=")[0] not in named]
         given = tuple(map(workers.named_in, (*command.arguments, *small, *appended)))
         with contextlib.ExitStack() as stack:

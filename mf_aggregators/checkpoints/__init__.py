@@ -9,9 +9,12 @@ from mf_aggregators.checkpoints.format import (
     STATEMENT_FILE,
     CheckpointError,
     check_destination,
+    described_by_statement,
+    has_mechanism,
     is_run,
     load,
     load_with_description,
+    load_with_mechanism,
     save,
 )
 
@@ -24,9 +27,12 @@ __all__ = [
     "STATEMENT_FILE",
     "CheckpointError",
     "check_destination",
+    "described_by_statement",
     "factorization_cache",
+    "has_mechanism",
     "is_run",
     "load",
     "load_with_description",
+    "load_with_mechanism",
     "save",
 ]

@@ -71,8 +71,8 @@ def save(
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
       overwrite: Whether a checkpoint that is there already may be replaced.
-      beside: Contents of further JSON files in the directory, by name, whose SHA-256 the
-        description then has.
+      beside: Contents of further JSON files in the directory, by name, to which the versions of
+        format and library are added, and whose SHA-256 the description then has.
 
     Raises:
       CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
@@ -100,7 +100,10 @@ def save(
     np.savez(buffer, **factorization.arrays())
     arrays = buffer.getvalue()
     description["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
-    texts = {name: json.dumps(each, indent=2) + "\n" for name, each in (beside or {}).items()}
+    texts = {
+        name: json.dumps({**_versions(), **each}, indent=2) + "\n"
+        for name, each in (beside or {}).items()
+    }
     if texts:
         description["beside_sha256"] = {
             name: hashlib.sha256(text.encode("utf-8")).hexdigest() for name, text in texts.items()
@@ -216,13 +219,7 @@ def load_with_description(
         raise CheckpointError(f"{description_path} is broken: {message}.") from error
     if not isinstance(workload, dict):
         raise CheckpointError(f"{description_path} is broken: its workload is no description.")
-    sensitivity = factorization.sensitivity(schema).value
-    # Written so that a stated NaN does not pass.
-    if not abs(sensitivity - stated_sensitivity) <= _SENSITIVITY_TOLERANCE * sensitivity:
-        raise CheckpointError(
-            f"{description_path} states a sensitivity of {stated_sensitivity}, and the matrix "
-            f"has {sensitivity}: the checkpoint was altered or written by a faulty program."
-        )
+    _check_sensitivity(description_path, stated_sensitivity, factorization, schema)
     # Last, because an error of a field says more. Checkpoints of the first release have no hash of
     # their description.
     stated_hash = description.get("description_sha256")
@@ -231,6 +228,82 @@ def load_with_description(
             f"{description_path} was altered: its contents do not have the SHA-256 that it states."
         )
     return factorization, description
+
+
+def has_mechanism(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether a directory says of what ``Mechanism`` its factorization is.
+
+    Args:
+      directory: The directory, which need not be there.
+    """
+    return (pathlib.Path(directory) / MECHANISM_FILE).exists() or is_run(directory)
+
+
+def load_with_mechanism(
+    directory: str | os.PathLike[str],
+) -> tuple[Factorization, dict[str, Any], pathlib.Path]:
+    """Reads a checkpoint together with what describes the ``Mechanism`` that it is of.
+
+    Args:
+      directory: A directory that ``Mechanism.save`` wrote, or that of a training run.
+
+    Returns:
+      The factorization, what ``Mechanism.from_dict`` takes, and the file that says so.
+
+    Raises:
+      CheckpointError: As :func:`load` does; or if nothing describes a mechanism, the file that does
+        is broken, altered or of a newer format, or the noise of a run came from a fixed seed.
+    """
+    is_of_run = is_run(directory)
+    path = pathlib.Path(directory) / (STATEMENT_FILE if is_of_run else MECHANISM_FILE)
+    factorization, description = load_with_description(directory)
+    if not is_of_run and not path.exists():
+        raise CheckpointError(
+            f"{directory} holds a factorization alone, without participation and noise multiplier: "
+            "read it with mf_aggregators.checkpoints.load, and make a Mechanism of it."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        contents = validation.parsed_json(text)
+        if is_of_run:
+            described = described_by_statement(contents)
+            _check_statement(path, contents, factorization)
+        else:
+            stated = (description.get("beside_sha256") or {}).get(MECHANISM_FILE)
+            if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
+                raise ValueError("it was altered, or is not of this checkpoint")
+            _check_version(path, contents["format_version"])
+            described = {"horizons": contents["horizons"]}
+    except CheckpointError:
+        raise
+    except OSError as error:
+        more = " A run writes it after its first round." if is_of_run else ""
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.{more}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+    return factorization, described, path
+
+
+def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the mechanism that a run's statement says was planned, for ``Mechanism.from_dict``.
+
+    Args:
+      contents: Those of its ``privacy.json``.
+
+    Raises:
+      KeyError: If something is missing in them.
+      TypeError: If something in them is of another type.
+    """
+    return {
+        "horizons": [
+            {
+                "num_rounds": plan["num_rounds"],
+                "participation": plan["sampling"] or plan["participation"],
+                "noise_multiplier": plan["noise_multiplier"],
+            }
+            for plan in (*contents.get("earlier_plans", ()), contents["planned"])
+        ]
+    }
 
 
 def is_run(directory: str | os.PathLike[str]) -> bool:
@@ -262,8 +335,7 @@ def _describe(
     described = workloads.describe(workload, factorization.num_rounds)
     errors = factorization.errors(described, schema)
     return {
-        "format_version": FORMAT_VERSION,
-        "library_version": version.__version__,
+        **_versions(),
         "mechanism": factorization.mechanism,
         "num_rounds": factorization.num_rounds,
         "parameters": dict(factorization.parameters),
@@ -279,6 +351,47 @@ def _describe(
             **errors.to_dict(),
         },
     }
+
+
+def _check_sensitivity(
+    path: pathlib.Path, stated: float, factorization: Factorization, schema: Participation
+) -> None:
+    found = factorization.sensitivity(schema).value
+    # Written so that a stated NaN does not pass.
+    if not abs(found - stated) <= _SENSITIVITY_TOLERANCE * found:
+        raise CheckpointError(
+            f"{path} states a sensitivity of {stated}, and the matrix beside it has {found}: one "
+            "of both was altered, is of something else, or was written by a faulty program."
+        )
+
+
+def _check_statement(
+    path: pathlib.Path, contents: Mapping[str, Any], factorization: Factorization
+) -> None:
+    """Checks that the statement of a run is of this matrix, and of noise that nobody knows."""
+    if contents["noise_seed_is_fixed"] is not False:
+        raise CheckpointError(
+            f"{path.parent} is a run whose noise came from a fixed seed: it guarantees nothing."
+        )
+    planned = contents["planned"]
+    schema = (
+        SingleParticipation()
+        if planned["sampling"]
+        else participations.from_dict(planned["participation"])
+    )
+    _check_sensitivity(path, float(planned["sensitivity"]), factorization, schema)
+
+
+def _versions() -> dict[str, Any]:
+    return {"format_version": FORMAT_VERSION, "library_version": version.__version__}
+
+
+def _check_version(path: pathlib.Path, found: int) -> None:
+    if found > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {found}, newer than {FORMAT_VERSION}, the newest that "
+            f"mf_aggregators {version.__version__} reads: update mf_aggregators."
+        )
 
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
@@ -297,12 +410,7 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is broken: {error}.") from error
     if not isinstance(description, dict) or not isinstance(description.get("format_version"), int):
         raise CheckpointError(f"{path} is broken: it states no format_version.")
-    if description["format_version"] > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format version {description['format_version']}, newer than "
-            f"{FORMAT_VERSION}, the newest that mf_aggregators {version.__version__} reads: "
-            "update mf_aggregators."
-        )
+    _check_version(path, description["format_version"])
     if not isinstance(description.get("arrays_sha256"), str):
         raise CheckpointError(f"{path} is broken: it states no arrays_sha256.")
     return description

@@ -19,7 +19,6 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import audit, catalogue, checkpoints, workloads
-from mf_aggregators import mechanism as mechanism_module
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
@@ -380,10 +379,8 @@ def _audited(values: flags.FlagValues) -> Mechanism:
 
 def _drawn(values: flags.FlagValues, schema: Participation | None) -> Mechanism | None:
     """The mechanism of a checkpoint whose clients are drawn, if no schema is named."""
-    if schema is not None or not mechanism_module.has_mechanism(values.checkpoint):
-        return None
-    saved = mechanism_module.load(values.checkpoint)
-    if saved.sampling is None:
+    saved = None if schema is not None else mechanism_flags.saved_mechanism(values.checkpoint)
+    if saved is None or saved.sampling is None:
         return None
     command_line.check_choice(
         values.target_epsilon is None and values.target_rho is None,

@@ -10,12 +10,14 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, catalogue, checkpoints, validation, workloads
+from mf_aggregators import mechanism as mechanisms
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import Option
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -270,6 +272,52 @@ def participation(values: flags.FlagValues) -> Participation | None:
         "--participation=fixed_epoch needs --max_participations, the number of epochs.",
     )
     return FixedEpochOrder(values.max_participations, values.separation)
+
+
+def saved_mechanism(checkpoint: str | None) -> Mechanism | None:
+    """Returns the ``Mechanism`` that a checkpoint has; None for a matrix alone, or no checkpoint.
+
+    Args:
+      checkpoint: The value of --checkpoint.
+
+    Raises:
+      CheckpointError: If it cannot be read.
+    """
+    if checkpoint is None or not checkpoints.has_mechanism(checkpoint):
+        return None
+    return mechanisms.load(checkpoint)
+
+
+def check_is_saved(
+    saved: Mechanism, checkpoint: str, participation: Participation, noise_multiplier: float
+) -> None:
+    """Refuses another participation, or another noise, than the ``Mechanism`` of a checkpoint has.
+
+    Args:
+      saved: The mechanism.
+      checkpoint: The value of --checkpoint.
+      participation: What follows from flags and data.
+      noise_multiplier: What follows from flags.
+
+    Raises:
+      CommandError: If either is another one.
+    """
+    own, num_rounds = saved.participation, saved.num_rounds
+    is_same = participation == own or (
+        not (participation.is_sampled or own.is_sampled)
+        and participation.allows(own, num_rounds)
+        and own.allows(participation, num_rounds)
+    )
+    check_choice(
+        is_same,
+        f"--checkpoint={checkpoint} is a Mechanism for {own}, and flags or data are for "
+        f"{participation}: leave out what the Mechanism says itself, or make one for these.",
+    )
+    check_choice(
+        noise_multiplier == saved.noise_multiplier,
+        f"--checkpoint={checkpoint} is a Mechanism of noise multiplier "
+        f"{saved.noise_multiplier!r}, and flags ask for {noise_multiplier!r}: leave these out.",
+    )
 
 
 def define_workload(values: flags.FlagValues) -> None:

@@ -186,10 +186,12 @@ def steps_of(
       The steps, in their order.
     """
     steps = _factorize(plan, directory) if factorize else []
-    # The bands of a sampling scheme are those of the checkpoint.
     clients = plan.recommended.mechanism.participation.run_flags()
     if clients is not None:
-        steps.append(_train(plan, recipe, directory, clients))
+        # What the Mechanism says is not said again.
+        size = f"--clients_per_round={plan.setting.clients_per_round}"
+        cohort = "" if "clients_per_round" in clients else size
+        steps.append(_train(plan, recipe, directory, cohort))
     return [*steps, _aggregator(plan, recipe, directory)]
 
 
@@ -283,7 +285,7 @@ def _error_flag(setting: Setting) -> str:
     return error if isinstance(error, str) else shlex.quote(setting.weights_file)
 
 
-def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: str) -> Step:
+def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, cohort: str) -> Step:
     setting, chosen = plan.setting, plan.recommended
     dataset = PLACEHOLDER if recipe is None else shlex.quote(recipe.dataset)
     rate = ""
@@ -291,10 +293,8 @@ def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, clients: s
         rate = f"--server_learning_rate={chosen.server_learning_rate:.4g}"
     step = _shell(
         f"run-stackoverflow --dataset={dataset} --checkpoint={shlex.quote(directory)}",
-        clients,
-        f"--num_rounds={setting.num_rounds}",
-        f"--clients_per_round={setting.clients_per_round}",
-        _target(setting),
+        cohort,
+        f"--delta={setting.delta!r}",
         rate,
         f"--noise_storage={chosen.cost.storage.value}" if _storage_is_forced(plan) else "",
     )

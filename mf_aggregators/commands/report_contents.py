@@ -17,7 +17,6 @@ from mf_aggregators import (
     printed_guarantees,
     workloads,
 )
-from mf_aggregators import mechanism as mechanisms
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
@@ -256,8 +255,7 @@ def read(values: flags.FlagValues) -> Subject:
     )
     schema = mechanism_flags.participation(values)
     noise = mechanism_flags.noise_multiplier(values)
-    has_mechanism = mechanisms.has_mechanism(values.checkpoint)
-    saved = mechanisms.load(values.checkpoint) if has_mechanism else None
+    saved = mechanism_flags.saved_mechanism(values.checkpoint)
     own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
     if (values.ledger or values.round_times) is not None:
         _check_declared(factorization, own, schema or own)

@@ -25,6 +25,7 @@ from mf_aggregators import (
 from mf_aggregators.checkpoints import RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers
@@ -189,7 +190,7 @@ def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStat
       TypeError: If something in them is of another type.
       ValueError: If a file cannot be read, or they do not fit together.
     """
-    of_run = Mechanism.of_statement(contents, checkpoints.load(folder))
+    of_run = _mechanism_of(contents, checkpoints.load(folder))
     planned, represents = contents["planned"], contents["represents"]
     delta, rule = planned["delta"], contents["stopping_rule"]
     certification = guarantees.default_certification(show_progress=True)
@@ -238,7 +239,7 @@ def contradictions(
     config = _json_of(folder / _CONFIG_FILE)
     flags = config["flags"]
     matrix, described = checkpoints.load_with_description(folder)
-    facts, of_run = statement.facts, Mechanism.of_statement(contents, matrix)
+    facts, of_run = statement.facts, _mechanism_of(contents, matrix)
     said: dict[str, tuple[Any, Any]] = {
         "delta": (statement.plan.delta, flags["delta"]),
         "secure_aggregation": (
@@ -353,6 +354,10 @@ def _differing_facts(
     yield from differences(stated, again)
 
 
+def _mechanism_of(contents: Mapping[str, Any], matrix: Factorization) -> Mechanism:
+    return Mechanism.from_dict(checkpoints.described_by_statement(contents), matrix)
+
+
 def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     contents = _json_of(directory / STATEMENT_FILE)
     check_choice(
@@ -360,7 +365,7 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
         f"--other_runs={directory} is a run whose noise came from a fixed seed: it has no "
         "guarantee to be composed.",
     )
-    of_run = Mechanism.of_statement(contents, checkpoints.load(directory))
+    of_run = _mechanism_of(contents, checkpoints.load(directory))
     if not (directory / _LEDGER_FILE).exists():
         return _event_without_ledger(directory, of_run, contents)
     observed = _observed(directory, of_run)

@@ -12,7 +12,7 @@ Earlier DP-FTRL texts count the rounds strictly between two participations, whic
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from mf_aggregators import validation
@@ -129,8 +129,8 @@ class Participation(abc.ABC):
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
         return f"--participation={self.name}"
 
-    def run_flags(self) -> str | None:
-        """Returns the flags of commands that train; None where these cannot enforce the schema."""
+    def run_flags(self) -> Mapping[str, int | str | None] | None:
+        """Returns flags of commands that train, by name; None where these cannot enforce it."""
         return None
 
     def condition(self, sampler: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """Min separation: a timer on each device keeps its participations apart."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -65,14 +65,13 @@ class MinSeparation(Participation):
 
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
-        return f"{super().factorize_flags()} {self.run_flags()}"
-
-    def run_flags(self) -> str:
-        """Returns the flags of the timers."""
         limit = self.max_participations
-        return f"--separation={self.separation}" + (
-            "" if limit is None else f" --max_participations={limit}"
-        )
+        most = "" if limit is None else f" --max_participations={limit}"
+        return f"{super().factorize_flags()} --separation={self.separation}{most}"
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of the timers, by name."""
+        return {"separation": self.separation, "max_participations": self.max_participations}
 
     def __str__(self) -> str:
         limit = (

@@ -13,7 +13,7 @@ tell (``samplers.Sampler.deviation``).
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -658,9 +658,9 @@ class SamplingScheme(Participation):
         """Returns the flags of the schema that noise is scaled to: one participation."""
         return "--participation=single"
 
-    def run_flags(self) -> str:
-        """Returns the flags of commands that train."""
-        return f"--sampling={self.name}"
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of commands that train, by name."""
+        return {"sampling": self.name, "clients_per_round": self.clients_per_round}
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed, in whole sentences."""

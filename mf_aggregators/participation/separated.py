@@ -13,7 +13,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -338,9 +338,9 @@ class SeparatedScheme(SamplingScheme):
     def _most_rounds(self) -> int:
         return math.ceil(self.num_rounds / self.separation)
 
-    def run_flags(self) -> str:
-        """Returns the flags of commands that train."""
-        return f"{super().run_flags()} --separation={self.separation}"
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of commands that train, by name."""
+        return {**super().run_flags(), "separation": self.separation}
 
     def together_words(self) -> str:
         """Returns what all rounds together are, as a mechanism."""

@@ -1,7 +1,7 @@
 """Single participation: each client takes part at most once."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -40,6 +40,10 @@ class SingleParticipation(Participation):
         # Nobody returns.
         del num_rounds, most
         return iter(())
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of timers that let nobody return, by name."""
+        return {"max_participations": 1}
 
     def __str__(self) -> str:
         return "at most one participation"

@@ -38,7 +38,7 @@ less. Adding P(K >= L) of all rounds to delta would be valid as well, and is mor
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -172,9 +172,9 @@ class TruncatedPoissonSampling(PoissonSampling):
             "of more, a random subset is drawn by the same sampler."
         )
 
-    def run_flags(self) -> str:
-        """Returns the flags of commands that train."""
-        return f"{super().run_flags()} --largest_batch={self.largest_batch}"
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of commands that train, by name."""
+        return {**super().run_flags(), "largest_batch": self.largest_batch}
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

@@ -213,6 +213,16 @@ def plan(
     else:
         known_noise = (begun or {}).get("noise_multiplier")
         mechanism = _of_sampling(config, data, own, workload, known_noise)
+    if begun is None and config.saved is not None:
+        assert config.checkpoint is not None
+        # Few clients that stand for more have less noise than was asked for.
+        noise = config.noise_multiplier
+        mechanism_flags.check_is_saved(
+            config.saved,
+            config.checkpoint,
+            mechanism.participation,
+            mechanism.noise_multiplier if noise is None else noise,
+        )
     behaviour = DeviceBehaviour() if behaviour is None else behaviour
     run = Run(config, data, mechanism, directory, seed, workload, behaviour, horizons=horizons)
     try:
@@ -550,6 +560,8 @@ def factorize_command(
 ) -> str | None:
     """Returns the mf-factorize command for the matrix of a run with ``--workload=training``.
 
+    Where mf-factorize is told of the timers as well, it saves the whole Mechanism.
+
     Args:
       config: What was asked.
       data: The task's data.
@@ -569,13 +581,15 @@ def factorize_command(
     workload = mechanism.nearest_workload(_training(config, ()))
     assert workload is not None
     participation: Participation = SingleParticipation()
-    if config.sampling == TIMERS:
+    is_by_timers = config.sampling == TIMERS
+    if is_by_timers:
         participation = timers = participation_of(config, data)
         max_bands = min(timers.separation, num_rounds, max_bands)
     given = {option.name: config.get(option.name) for option in mechanism.options}
     options = {each: value for each, value in given.items() if value is not None}
     request = mechanism.for_run(Request(num_rounds, workload, participation, options), max_bands)
     rates = workload.constant_momentum() is None
+    is_whole = is_by_timers and request.participation == participation
     return " ".join(
         (
             f"mf-factorize --mechanism={name} --num_rounds={num_rounds}",
@@ -583,9 +597,18 @@ def factorize_command(
             f"--workload=momentum_sgd --momentum={config.server_momentum!r}",
             *([f"--learning_rates={shlex.quote(learning_rates)}"] if rates else []),
             *([] if request.participation is None else [request.participation.factorize_flags()]),
+            *(_noise_flags(config) if is_whole else []),
             f"--output={name}_training",
         )
     )
+
+
+def _noise_flags(config: RunConfig) -> list[str]:
+    """The flags that say how much noise a run by timers has: its target, if it has one."""
+    for name in ("target_rho", "target_epsilon"):
+        if config[name] is not None:
+            return [f"--{name}={config[name]!r}", f"--delta={config.delta!r}"]
+    return [f"--noise_multiplier={config.noise_multiplier!r}"]
 
 
 def _workload(

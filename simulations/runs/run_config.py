@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import catalogue, validation
+from mf_aggregators import Mechanism, catalogue, validation
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import one_run
 from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
@@ -50,6 +50,9 @@ _SAMPLING = (
 # The flags of an adaptive clip norm, with the names of its parameters.
 OF_ADAPTIVE = facts_of_runs.OF_ADAPTIVE
 _DEFAULT: Mapping[str, Any] = types.MappingProxyType(dataclasses.asdict(AdaptiveClip()))
+
+# The flags that say how much noise there is.
+_NOISE = ("noise_multiplier", "target_epsilon", "target_rho")
 
 _FLAG = "flag"
 
@@ -201,7 +204,9 @@ class RunConfig(Mapping[str, Any]):
     )
     checkpoint: str | None = _flag(
         "Mechanism",
-        "A checkpoint directory to use in place of --mechanism.",
+        "A checkpoint directory to use in place of --mechanism. That of a Mechanism, as mf-plan "
+        "and mf-factorize save it, has the rounds, the participation and the noise of the run as "
+        "well; what says otherwise is refused.",
         default=None,
         is_path=True,
     )
@@ -438,6 +443,8 @@ class RunConfig(Mapping[str, Any]):
         is_of_the_run=False,
     )
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # What --checkpoint has, if that is more than a matrix.
+    saved: Mechanism | None = None
 
     def __getitem__(self, name: str) -> Any:
         """Returns the value of an option."""
@@ -574,6 +581,9 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     given: dict[str, Any] = {
         name: values[name].value for name in values if not name.startswith("flagfile")
     }
+    saved = mechanism_flags.saved_mechanism(given["checkpoint"])
+    if saved is not None:
+        given |= _flags_of(saved, values)
     defaults = command.defaults(values)
     needed = NEED_DEFAULTS | {"target_epsilon", "max_bands"}
     if missing := needed - set(defaults):
@@ -584,7 +594,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         if name in given and given[name] is None and name != "target_epsilon":
             given[name] = default
     given["clip_norm"] = _clip_norm(given["clip_norm"])
-    options = of_values(given)
+    options = dataclasses.replace(of_values(given), saved=saved)
     _check_numbers(options)
     command.check_flags(options)
     _check_clip(options)
@@ -612,6 +622,31 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     options = _with_noise_multiplier(options, defaults["target_epsilon"])
     _check_audit(options)
     return options
+
+
+def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
+    """What a Mechanism says of a run, by flag, but for flags that were given."""
+    name, of_clients = f"--checkpoint={values.checkpoint}", saved.participation.run_flags()
+    check_choice(
+        saved.extends is None,
+        f"{name} is of a run that was extended: it goes on in its own directory, and a new run of "
+        "that many rounds has less noise with a mechanism that was made for them.",
+    )
+    if of_clients is None:
+        raise CommandError(
+            f"{name} is a Mechanism for {saved.participation}, which this command cannot see to."
+        )
+    sampling = of_clients.get("sampling", TIMERS)
+    for flag, own in (("mechanism", saved.factorization.mechanism), ("sampling", sampling)):
+        check_choice(
+            not values[flag].present or values[flag].value == own,
+            f"--{flag}={values[flag].value} and {name}, a Mechanism of --{flag}={own}, exclude "
+            "each other.",
+        )
+    found: dict[str, Any] = {"num_rounds": saved.num_rounds, **of_clients}
+    if not any(values[each].present for each in _NOISE):
+        found["noise_multiplier"] = saved.noise_multiplier
+    return {flag: value for flag, value in found.items() if not values[flag].present}
 
 
 def _check_numbers(options: RunConfig) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from mf_aggregators.participation import FixedEpochOrder, MinSeparation
+from mf_aggregators.participation import FixedEpochOrder, MinSeparation, PoissonSampling
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -421,6 +421,29 @@ def test_checkpoints_need_noise_and_a_schema_that_timers_can_keep(
     assert "name the schema of the devices by --separation" in err
     fields = _fields(capsys, *arguments, "--separation=20")
     assert fields["keeps_plan"]
+
+
+def test_a_saved_mechanism_has_its_noise_and_its_participation(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, checkpoint: str
+) -> None:
+    matrix, saved = mfa.checkpoints.load(checkpoint), str(tmp_path / "saved")
+    mfa.Mechanism(matrix, MinSeparation(8, 4), 0.8).save(saved)
+    of_matrix = (f"--checkpoint={checkpoint}", "--noise_multiplier=0.8")
+    expected = _fields(capsys, *of_matrix)
+    found = _fields(capsys, f"--checkpoint={saved}")
+    repeated = ("--separation=8", "--max_participations=4", "--noise_multiplier=0.8")
+    for each in (found, _fields(capsys, f"--checkpoint={saved}", *repeated)):
+        assert each["planned_epsilon"] == mfa.accounting.epsilon(0.8, 1e-6)
+        assert {**each, "seconds": 0} == {**expected, "seconds": 0}
+    for flag in ("--separation=7", "--separation=9", "--noise_multiplier=0.9", "--target_rho=1"):
+        status, _, err = _call(capsys, *_SETTING, f"--checkpoint={saved}", flag)
+        assert status == 2
+        assert "is a Mechanism" in err
+    for participation in (FixedEpochOrder(4, 8), PoissonSampling(50, 8, 300, 10)):
+        mfa.Mechanism(matrix, participation, 0.8).save(saved)
+        status, _, err = _call(capsys, *_SETTING, f"--checkpoint={saved}")
+        assert status == 2
+        assert f"is a Mechanism for {participation}" in err
 
 
 def test_the_command_needs_no_tensorflow() -> None:

@@ -195,7 +195,8 @@ def test_a_scheme_is_described_with_its_largest_batch() -> None:
     assert scheme.to_dict()["largest_batch"] == 20
     assert sampling_from_dict(scheme.to_dict()) == scheme
     assert scheme.largest_cohort == 20
-    assert "--largest_batch=20" in scheme.run_flags()
+    flags = {"sampling": "truncated_poisson", "clients_per_round": 10, "largest_batch": 20}
+    assert scheme.run_flags() == flags
     assert scheme.of_first(4) == TruncatedPoissonSampling(4, 2, 100, 10, 20)
 
 

@@ -442,9 +442,26 @@ def test_the_rates_and_the_command_make_the_matrix_of_the_run(
     assert ended.status == 0, ended.errors
     (output,) = (each.partition("=")[2] for each in arguments if each.startswith("--output="))
     assert _same(checkpoints.load(output), run.mechanism.factorization)
-    by_checkpoint = _plan(f"--checkpoint={output}")
+    # Where the matrix is for the timers, it is the Mechanism, and needs no flag of them.
+    is_whole = mechanism != "optimal"
+    assert checkpoints.has_mechanism(output) == is_whole
+    clients = ("--clients_per_round=5",) if is_whole else _CLIENTS
+    by_checkpoint = _plan(f"--checkpoint={output}", clients=clients)
     assert by_checkpoint.workload == run.workload
-    assert by_checkpoint.mechanism.noise_multiplier == run.mechanism.noise_multiplier
+    assert by_checkpoint.mechanism == run.mechanism
+
+
+@pytest.mark.parametrize("noise", ["--noise_multiplier=0.7", "--target_rho=0.3"])
+def test_the_command_has_the_noise_of_the_run(noise: str) -> None:
+    run = _plan(*_flags_of("banded"), _TRAINING, noise)
+    shell = planned_runs.factorize_command(run.config, run.data, _MAX_BANDS, "rates.txt")
+    assert shell is not None
+    assert noise in shlex.split(shell)
+    drawn = ("--clients_per_round=5", "--sampling=poisson")
+    run = _plan(*_flags_of("banded"), _TRAINING, noise, clients=drawn)
+    shell = planned_runs.factorize_command(run.config, run.data, _MAX_BANDS, "rates.txt")
+    assert shell is not None
+    assert noise not in shell
 
 
 @pytest.mark.parametrize("mechanism", ["identity", "none"])

@@ -16,8 +16,16 @@ import mf_aggregators as mfa
 from mf_aggregators import random_streams
 from mf_aggregators.audit.one_run import FreshNoise, RunAudit
 from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.commands import command_line, report, stated_runs
-from mf_aggregators.participation import MinSeparation, Participation, PoissonSampling
+from mf_aggregators.commands import command_line, facts_of_runs, report, stated_runs
+from mf_aggregators.participation import (
+    BallsInBins,
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    SamplingScheme,
+    SingleParticipation,
+)
 from mf_aggregators.privacy.statement import PrivacyStatement
 from simulations.devices import device_behaviour
 from simulations.examples.digit_classification.run_digits import COMMAND
@@ -26,7 +34,7 @@ from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 from simulations.training import weights_files
-from tests import statement_schemas
+from tests import console_commands, statement_schemas
 from tests.refusals import refuses
 
 _CLIENTS = 143
@@ -40,7 +48,8 @@ def _values(*arguments: str) -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
     run_config.define_flags(values, COMMAND)
-    values(["run-digits", "--num_rounds=12", *arguments])
+    has_rounds = any(each.startswith("--checkpoint=") for each in arguments)
+    values(["run-digits", *([] if has_rounds else ["--num_rounds=12"]), *arguments])
     return values
 
 
@@ -245,6 +254,176 @@ def test_directories_that_are_not_of_one_run_are_refused(tmp_path: pathlib.Path)
     file.unlink()
     with refuses("privacy.json", "after its first round", error=CheckpointError):
         mfa.load(path)
+
+
+# A saved Mechanism is a run.
+
+
+_COHORT = "--clients_per_round=5"
+_BANDS = mfa.factorizations.banded(12, num_bands=3)
+_NOISE = mfa.accounting.noise_multiplier(4.0, 1e-3)
+
+
+def _saved(folder: pathlib.Path, mechanism: mfa.Mechanism) -> str:
+    mechanism.save(folder / "saved")
+    return f"--checkpoint={folder / 'saved'}"
+
+
+@pytest.mark.parametrize(
+    ("participation", "of_both", "of_matrix"),
+    [
+        (MinSeparation(4), (_COHORT,), ("--separation=4",)),
+        (
+            MinSeparation(4, 2),
+            (*_BY_THE_CLOCK[-2:], "--clients_per_round=10", "--simulated_clients=5"),
+            ("--separation=4", "--max_participations=2"),
+        ),
+        (SingleParticipation(), (_COHORT,), ("--max_participations=1",)),
+    ],
+)
+def test_a_saved_mechanism_states_what_long_flags_state(
+    participation: Participation,
+    of_both: tuple[str, ...],
+    of_matrix: tuple[str, ...],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mechanism = mfa.Mechanism(_BANDS, participation, _NOISE)
+    mfa.checkpoints.save(_BANDS, tmp_path / "matrix")
+    long = (f"--checkpoint={tmp_path / 'matrix'}", "--num_rounds=12", "--target_epsilon=4")
+    stated = []
+    for name, arguments in (
+        ("short", [_saved(tmp_path, mechanism)]),
+        ("long", [*long, *of_matrix]),
+    ):
+        _ran(tmp_path / name, *arguments, *of_both, "--delta=1e-3")
+        contents = json.loads((tmp_path / name / "privacy.json").read_text())
+        # The flags are other ones: config.json has them.
+        files = contents["provenance"]["files"]
+        assert files.pop("config.json") is not None
+        assert len(files) > 3
+        stated.append(contents)
+        assert _verified(capsys, tmp_path / name) == []
+    assert stated[0] == stated[1]
+    schema = mfa.participation.from_dict(stated[0]["planned"]["participation"])
+    assert schema.allows(participation, 12)
+    assert participation.allows(schema, 12)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "of_matrix"),
+    [
+        (PoissonSampling(12, 3, _CLIENTS, 9), ("--sampling=poisson",)),
+        (BallsInBins(12, 3, _CLIENTS, 9, 15), ("--sampling=balls_in_bins",)),
+    ],
+)
+def test_a_saved_mechanism_draws_as_long_flags_do(
+    scheme: SamplingScheme, of_matrix: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    saved = mfa.Mechanism(_BANDS, scheme, 2.0)
+    mfa.checkpoints.save(_BANDS, tmp_path / "matrix")
+    long = ("--num_rounds=12", "--clients_per_round=9", "--noise_multiplier=2", *of_matrix)
+    short, other = (
+        _begun(tmp_path / name, *arguments)
+        for name, arguments in (
+            ("short", [_saved(tmp_path, saved)]),
+            ("long", [f"--checkpoint={tmp_path / 'matrix'}", *long]),
+        )
+    )
+    assert short.mechanism == other.mechanism == saved
+    facts, others = (
+        facts_of_runs.of_configuration(run.config, run.mechanism) for run in (short, other)
+    )
+    assert facts == others
+    assert short.config["clients_per_round"] == 9
+    for flag, name in (
+        ("--clients_per_round=8", "clients"),
+        ("--sampling=timers", "--checkpoint="),
+        ("--noise_multiplier=2.1", "--checkpoint="),
+    ):
+        with refuses(name):
+            _begun(tmp_path / "another", f"--checkpoint={tmp_path / 'saved'}", flag)
+    another = dataclasses.replace(scheme, population=_CLIENTS + 1)
+    with refuses("--checkpoint=", f"{_CLIENTS + 1} clients", f"{_CLIENTS} clients"):
+        _begun(tmp_path / "another", _saved(tmp_path, mfa.Mechanism(_BANDS, another, 2.0)))
+    assert not (tmp_path / "another").exists()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--separation=3",
+        "--separation=5",
+        "--max_participations=2",
+        "--noise_multiplier=1.2",
+        "--target_epsilon=4.01",
+        "--target_rho=0.3",
+        "--num_rounds=13",
+        "--sampling=poisson",
+        "--mechanism=tree",
+    ],
+)
+def test_flags_that_contradict_a_saved_mechanism_are_refused(
+    flag: str, tmp_path: pathlib.Path
+) -> None:
+    checkpoint = _saved(tmp_path, mfa.Mechanism(_BANDS, MinSeparation(4), _NOISE))
+    given = (checkpoint, _COHORT, "--delta=1e-3", flag, f"--output_dir={tmp_path / 'run'}")
+    ended = console_commands.call("run-digits", *given)
+    assert ended.status == 2
+    (line,) = [each for each in ended.errors.splitlines() if each.startswith("run-digits:")]
+    assert "--checkpoint=" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flags_beside",
+    [
+        ("--separation=4", "--num_rounds=12", "--target_epsilon=4", "--mechanism=banded"),
+        # Of 12 rounds that are four apart no client has more.
+        ("--max_participations=3", f"--noise_multiplier={_NOISE!r}"),
+    ],
+)
+def test_flags_that_repeat_a_saved_mechanism_change_nothing(
+    flags_beside: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    saved = mfa.Mechanism(_BANDS, MinSeparation(4), _NOISE)
+    checkpoint = _saved(tmp_path, saved)
+    run = _begun(tmp_path / "run", checkpoint, _COHORT, "--delta=1e-3", *flags_beside)
+    assert run.mechanism.noise_multiplier == saved.noise_multiplier
+    assert run.mechanism.participation.allows(saved.participation, 12)
+    assert saved.participation.allows(run.mechanism.participation, 12)
+
+
+def test_mechanisms_that_no_run_can_see_to_are_refused(tmp_path: pathlib.Path) -> None:
+    extended = mfa.Mechanism(_BANDS, MinSeparation(4), 1.0).extended(16)
+    order = mfa.Mechanism(_BANDS, FixedEpochOrder(3, 4), 1.0)
+    for mechanism, said in ((order, str(order.participation)), (extended, "extended")):
+        with refuses("--checkpoint=", said, error=command_line.CommandError):
+            run_config.of_flags(_values(_saved(tmp_path, mechanism)), COMMAND)
+
+
+def test_a_run_of_a_saved_mechanism_goes_on_and_is_extended(tmp_path: pathlib.Path) -> None:
+    saved = mfa.Mechanism(_BANDS, MinSeparation(4, 2), _NOISE)
+    command = (_saved(tmp_path, saved), _COHORT)
+    path = tmp_path / "run"
+    _ran(path, *command)
+    assert mfa.load(path) == saved == _begun(path, *command).mechanism
+    # Another Mechanism there is another run.
+    dataclasses.replace(saved, noise_multiplier=2.0).save(tmp_path / "saved")
+    with refuses("other flags", "--noise_multiplier"):
+        _begun(path, *command)
+    saved.save(tmp_path / "saved")
+    # What is new of the whole is no contradiction.
+    of_whole = ("--num_rounds=16", "--max_participations=3")
+    longer = _begun(path, *command, *of_whole).mechanism
+    assert longer.extends == saved
+    assert (longer.num_rounds, longer.participation) == (16, MinSeparation(4, 3))
+    # The run has what it needs.
+    shutil.rmtree(tmp_path / "saved")
+    with refuses("other flags", "--separation=4", f"--noise_multiplier={_NOISE}"):
+        _begun(path, *command, *of_whole)
+    again = ("--separation=4", f"--noise_multiplier={_NOISE!r}", *of_whole)
+    assert _begun(path, *command, *again).mechanism == longer
 
 
 @pytest.mark.parametrize("is_at_its_end", [True, False])
