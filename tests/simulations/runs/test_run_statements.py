@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import types
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import planned_runs, run_config, run_statements
 from simulations.runs.planned_runs import Run
+from simulations.runs.round_metrics import RoundMetrics
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import PrivacyBudget, RunStatements
@@ -389,6 +391,11 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     worse = statements.after_round(_ledger(0, 1, 0, 2, 2))
     assert worse is not None
     assert worse.stated.epsilon > 1.02 * broken.stated.epsilon
+    # So does its row of metrics.csv.
+    metrics = object.__new__(RoundMetrics)
+    metrics._statements = statements
+    last: Any = types.SimpleNamespace(ledger=_ledger(0, 1, 0, 2, 2))
+    assert metrics._epsilon_spent(last) == worse.stated.epsilon
     # Killed here, and started again.
     again, _ = _statements(tmp_path, *_BREAKS)
     assert _stated(run)["earned"] == worse.stated.to_dict()
