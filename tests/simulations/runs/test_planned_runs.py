@@ -245,6 +245,15 @@ def test_the_size_of_a_batch_is_released_with_noise_where_it_is_secret(
     assert (COUNT in [metric.name for metric in released.metrics]) is is_secret
 
 
+@pytest.mark.parametrize("seed", [None, 0, 3])
+def test_any_seed_that_is_given_is_no_secret(seed: int | None) -> None:
+    given = [] if seed is None else [f"--seed={seed}"]
+    config = run_config.of_flags(_values(*given, clients=_CLIENTS), COMMAND)
+    mechanism = mfa.Mechanism(factorizations.identity(_ROUNDS), _SCHEMA, 1.0)
+    facts = facts_of_runs.of_configuration(config, mechanism)
+    assert facts["noise_seed_is_fixed"] is (seed is not None)
+
+
 def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
     """Those beside the model: the indicator of a clip norm that adapts, and private metrics."""
     adaptive = "--clip_norm=adaptive"
