@@ -213,10 +213,19 @@ def test_amplification_is_the_same_for_every_workload() -> None:
     assert _same(inside.mechanism.factorization, made)
 
 
-@pytest.mark.parametrize("flag", ["--clip_norm=adaptive", "--private_metrics"])
-def test_an_extended_run_keeps_the_noise_of_its_parts(flag: str) -> None:
+@pytest.mark.parametrize(
+    "flags_of_noise",
+    [
+        ["--clip_norm=adaptive"],
+        # A number that the noise multiplier does not scale.
+        ["--clip_norm=adaptive", "--clip_count_stddev=3"],
+        ["--private_metrics"],
+    ],
+    ids=" ".join,
+)
+def test_an_extended_run_keeps_the_noise_of_its_parts(flags_of_noise: list[str]) -> None:
     """Noise is stated over the sensitivity, which more rounds change from sqrt(3) to 2."""
-    values = _values("--noise_multiplier=1", flag, clients=_CLIENTS)
+    values = _values("--noise_multiplier=1", *flags_of_noise, clients=_CLIENTS)
     config = run_config.of_flags(values, COMMAND)
     before = mfa.Mechanism(factorizations.identity(12), MinSeparation(4), 1.0)
     splits = [
