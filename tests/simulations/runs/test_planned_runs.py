@@ -254,6 +254,17 @@ def test_the_size_of_a_batch_is_released_with_noise_where_it_is_secret(
     assert (COUNT in [metric.name for metric in released.metrics]) is is_secret
 
 
+def test_an_estimate_of_fewer_clients_has_the_same_noise_in_the_fraction_that_is_clipped() -> None:
+    noise = ("--clip_norm=adaptive", "--clip_count_stddev=4")
+    fractions = []
+    for more in ([], ["--simulated_clients=2"]):
+        config = run_config.of_flags(_values(*noise, *more, clients=_CLIENTS), COMMAND)
+        clip = facts_of_runs.adaptive_clip(config)
+        assert clip is not None
+        fractions.append(clip.clipped_count_stddev_for(1.0, 1.0) / facts_of_runs.cohort(config))
+    assert fractions == [4.0 / 5.0, pytest.approx(4.0 / 5.0)]
+
+
 @pytest.mark.parametrize("seed", [None, 0, 3])
 def test_any_seed_that_is_given_is_no_secret(seed: int | None) -> None:
     given = [] if seed is None else [f"--seed={seed}"]
