@@ -12,6 +12,7 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
@@ -401,6 +402,13 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     assert _stated(run)["earned"] == worse.stated.to_dict()
     again.before(_ledger(0, 1, 0, 2, 2))
     assert _stated(run)["earned"] == worse.stated.to_dict()
+
+
+@pytest.mark.parametrize("hours", [None, 2.0])
+def test_clients_that_join_again_are_said_to_break_the_schema(hours: float | None) -> None:
+    for forgets in (False, True):
+        said = facts_of_runs.enforcement(None, hours, forgets=forgets)
+        assert ("joined again" in said and "breaks the schema" in said) is forgets
 
 
 def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
