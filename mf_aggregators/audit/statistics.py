@@ -75,9 +75,16 @@ def upper_bound_of_rate(events: float, trials: int, miss_probability: float) -> 
     Returns:
       The bound; 1 if every trial was an event.
     """
-    if events >= trials:
-        return 1.0
-    return float(scipy.stats.beta.isf(miss_probability, events + 1.0, trials - events))
+    return float(_upper_bounds(np.array([float(events)]), trials, miss_probability)[0])
+
+
+def _upper_bounds(events: FloatArray, trials: int, miss_probability: float) -> FloatArray:
+    """The bounds of several numbers of events, of which SciPy takes one about as long as all."""
+    others = trials - events
+    bounds = scipy.stats.beta.isf(
+        miss_probability, events + 1.0, np.where(others > 0.0, others, 1.0)
+    )
+    return np.where(others > 0.0, bounds, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,16 +207,20 @@ def choose_thresholds(
       A threshold for the bound on mu, followed by one for each delta.
     """
     candidates = np.linspace(-2.0, power + 2.0, _THRESHOLDS_TRIED)
+    false_positives = absences * scipy.special.ndtr(-candidates)
+    false_negatives = presences * scipy.special.ndtr(candidates - power)
+    columns = (
+        candidates,
+        false_positives,
+        false_negatives,
+        _upper_bounds(false_positives, absences, miss_probability),
+        _upper_bounds(false_negatives, presences, miss_probability),
+    )
     expected = [
-        ErrorRates.of_counts(
-            float(threshold),
-            absences * float(scipy.special.ndtr(-threshold)),
-            absences,
-            presences * float(scipy.special.ndtr(threshold - power)),
-            presences,
-            miss_probability,
+        ErrorRates(threshold, positives, absences, negatives, presences, *bounds)
+        for threshold, positives, negatives, *bounds in zip(
+            *(column.tolist() for column in columns), strict=True
         )
-        for threshold in candidates
     ]
     bounds = [[rates.mu_lower_bound for rates in expected]]
     bounds += [

@@ -6,12 +6,12 @@ import pytest
 from mf_aggregators.factorizations import (
     Factorization,
     banded,
-    blt,
     clip_drift,
     identity,
     tree_aggregation,
 )
 from mf_aggregators.workloads import momentum_sgd, prefix_sum
+from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
 
 _NUM_ROUNDS = 12

@@ -38,7 +38,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
-from tests.mf_aggregators import brute_force
+from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.refusals import refuses
 
 _ROUNDS = 11
@@ -54,7 +54,7 @@ def _extendable(num_rounds: int) -> list[Factorization]:
     return [
         identity(num_rounds),
         tree_aggregation(num_rounds),
-        blt(num_rounds, 2),
+        small_mechanisms.blt(num_rounds, 2),
         toeplitz(num_rounds, 3),
         toeplitz(num_rounds),
         toeplitz(num_rounds, coefficients="square_root"),

@@ -13,7 +13,6 @@ from mf_aggregators.factorizations import (
     StructuredFactorization,
     TreeAggregationFactorization,
     banded_inverse,
-    blt,
     identity,
     optimal,
     structured,
@@ -31,6 +30,7 @@ from mf_aggregators.noise.recursions import (
 )
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
+from tests.mf_aggregators.small_mechanisms import blt
 
 _NUM_ROUNDS = 300
 # Several of the largest blocks, of both sizes.

@@ -16,7 +16,6 @@ from mf_aggregators.factorizations import (
     Factorization,
     StructuredFactorization,
     banded_inverse,
-    blt,
     identity,
     toeplitz,
     tree_aggregation,
@@ -36,6 +35,7 @@ from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import TensorNoise
+from tests.mf_aggregators.small_mechanisms import blt
 from tests.refusals import refuses
 
 # So many that all files of a ring are there.

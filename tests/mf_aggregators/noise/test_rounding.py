@@ -111,7 +111,7 @@ def test_roundings_move_z_by_no_more_than_the_bound(
 
 @pytest.mark.parametrize(
     "factorization",
-    [toeplitz(40, 6), blt(40, 2), optimal(prefix_sum(40))],
+    [toeplitz(40, 6), small_mechanisms.blt(40, 2), optimal(prefix_sum(40))],
     ids=lambda factorization: str(factorization.mechanism),
 )
 def test_the_bound_is_of_the_size_of_what_roundings_do(factorization: Factorization) -> None:

@@ -1,5 +1,6 @@
 """Rows of Z: standard normal, and a function of seed, row and coordinate alone."""
 
+import functools
 import os
 from typing import Any
 
@@ -16,14 +17,18 @@ from tests.refusals import refuses
 
 _HALF = TILE // 2
 _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
-# Three tiles and a part of a fourth.
-_LONG = {source: rows_of_z.integers(source, _SEED, 7, 0, 3 * TILE + 1001) for source in NoiseSource}
+
+
+@functools.cache
+def _long(source: NoiseSource) -> np.ndarray:
+    """Three tiles and a part of a fourth."""
+    return rows_of_z.integers(source, _SEED, 7, 0, 3 * TILE + 1001)
 
 
 @given(st.sampled_from(NoiseSource), st.data())
 @settings(deadline=None, max_examples=examples(30))
 def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject) -> None:
-    long = _LONG[source]
+    long = _long(source)
     edges = [tile * TILE + half * _HALF for tile in range(4) for half in range(2)]
     near_edges = st.tuples(st.sampled_from(edges), st.integers(-3, 3)).map(sum)
     coordinates = st.one_of(st.integers(0, len(long)), near_edges)
@@ -160,8 +165,8 @@ def test_segments_are_ranges_of_a_row() -> None:
     singles, doubles = (
         segment.row_of_z(NoiseSource.CHACHA20, _SEED, 7) for segment in layout.segments
     )
-    np.testing.assert_array_equal(singles, _LONG[NoiseSource.CHACHA20][:3])
-    np.testing.assert_array_equal(doubles, _LONG[NoiseSource.CHACHA20][TILE : TILE + 5])
+    np.testing.assert_array_equal(singles, _long(NoiseSource.CHACHA20)[:3])
+    np.testing.assert_array_equal(doubles, _long(NoiseSource.CHACHA20)[TILE : TILE + 5])
 
 
 def test_bad_arguments_are_refused() -> None:

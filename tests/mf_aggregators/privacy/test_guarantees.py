@@ -40,7 +40,7 @@ from mf_aggregators.participation.monte_carlo.distributions import LARGEST_ROUND
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.examples import examples
-from tests.mf_aggregators import brute_force
+from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.refusals import refuses
 
 _DELTA = 1e-5
@@ -190,7 +190,7 @@ def test_equal_distances_make_fixed_epochs() -> None:
     "factorization",
     [
         banded(workloads.prefix_sum(12), 6),
-        blt(12, 2),
+        small_mechanisms.blt(12, 2),
         tree_aggregation(12),
         toeplitz(12, 7),
     ],

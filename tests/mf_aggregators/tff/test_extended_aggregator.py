@@ -26,6 +26,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import adaptive_query, declared_participation, tensor_streams
 from mf_aggregators.tff.tensor_streams import NoiseOptions
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
 _BEFORE, _WHOLE = 7, 12
@@ -37,7 +38,7 @@ _SUMS = mfa.workloads.prefix_sum(_BEFORE)
 _MADE = {
     "identity": mfa.factorizations.identity(_BEFORE),
     "tree": mfa.factorizations.tree_aggregation(_BEFORE),
-    "blt": mfa.factorizations.blt(_BEFORE, 2),
+    "blt": small_mechanisms.blt(_BEFORE, 2),
     "banded toeplitz": mfa.factorizations.toeplitz(_BEFORE, 3),
     "toeplitz": mfa.factorizations.toeplitz(_BEFORE),
     "banded": mfa.factorizations.banded(_SUMS, 3),

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import shutil
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,17 +17,18 @@ import tensorflow as tf
 from absl import flags
 from tensorflow.core.util import event_pb2
 
-from mf_aggregators import factorizations
+from mf_aggregators import factorizations, private_metrics
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import client_sums
 from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
-from simulations.runs import federated_training, planned_runs, run_config
+from simulations.runs import federated_training, planned_runs, round_metrics, run_config
 from simulations.runs.planned_runs import Run
+from simulations.runs.round_metrics import RoundMetrics
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
-from simulations.training import weights_files
+from simulations.training import private_aggregation, weights_files
 from simulations.training.federated_task import TEST, FederatedTask
 from tests.refusals import refuses
 
@@ -224,6 +226,39 @@ def test_a_run_with_private_metrics_shows_nothing_of_its_clients_without_noise(
     shutil.rmtree(tmp_path / "checkpoints" / "round_2")
     _train(run, task, tmp_path)
     assert (tmp_path / "metrics.csv").read_bytes() == before
+
+
+def test_rows_of_private_metrics_have_columns_of_what_was_released_alone() -> None:
+    columns = ("num_updates_stddev", *_RELEASED, *_PUBLIC, *_OF_OTHER_RUNS)
+    assert {"round", *round_metrics._COLUMNS_OF_PRIVATE_METRICS} == set(columns)
+
+
+@pytest.mark.parametrize("is_drawn", [False, True], ids=["timers", "sampler"])
+def test_how_many_clients_might_have_come_is_a_secret_of_a_sampler(
+    is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {private_metrics.LOSS: 1.5, **({private_metrics.COUNT: 0.9} if is_drawn else {})}
+    monkeypatch.setattr(private_aggregation, "released_metrics", lambda measured: found)
+    clip = {"unclipped_fraction": 0.25}
+    monkeypatch.setattr(private_aggregation, "released_clip", lambda measured: clip)
+    rows = object.__new__(RoundMetrics)
+    config: Any = types.SimpleNamespace(cohort=10, adaptive_clip=None)
+    run: Any = types.SimpleNamespace(config=config)
+    rows._run, rows._stddevs = run, {}
+    devices = types.SimpleNamespace(num_available=8, num_selected=6, attempts=1)
+    finished: Any = types.SimpleNamespace(
+        metrics={"aggregator": {"released_norm": 2.0}},
+        ledger=types.SimpleNamespace(cohorts=[[1, 2, 4]]),
+        index=0,
+        num_eligible=20,
+        devices=None if is_drawn else devices,
+    )
+    asked = {"eligible_clients", "available_clients", "selected_clients", "attempts"}
+    row = rows._released(finished)
+    assert row["num_updates"] == (9.0 if is_drawn else 3)
+    assert set(row) == {"released_norm", "train_loss", "num_updates", "clipped_fraction"} | (
+        set() if is_drawn else asked
+    )
 
 
 def test_a_run_goes_on_with_the_storage_that_it_began_with(

@@ -18,6 +18,7 @@ from mf_aggregators import catalogue, checkpoints, factorizations, workloads
 from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.private_metrics import COUNT
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
 from simulations.examples.digit_classification import run_digits
@@ -212,10 +213,19 @@ def test_amplification_is_the_same_for_every_workload() -> None:
     assert _same(inside.mechanism.factorization, made)
 
 
-@pytest.mark.parametrize("flag", ["--clip_norm=adaptive", "--private_metrics"])
-def test_an_extended_run_keeps_the_noise_of_its_parts(flag: str) -> None:
+@pytest.mark.parametrize(
+    "flags_of_noise",
+    [
+        ["--clip_norm=adaptive"],
+        # A number that the noise multiplier does not scale.
+        ["--clip_norm=adaptive", "--clip_count_stddev=3"],
+        ["--private_metrics"],
+    ],
+    ids=" ".join,
+)
+def test_an_extended_run_keeps_the_noise_of_its_parts(flags_of_noise: list[str]) -> None:
     """Noise is stated over the sensitivity, which more rounds change from sqrt(3) to 2."""
-    values = _values("--noise_multiplier=1", flag, clients=_CLIENTS)
+    values = _values("--noise_multiplier=1", *flags_of_noise, clients=_CLIENTS)
     config = run_config.of_flags(values, COMMAND)
     before = mfa.Mechanism(factorizations.identity(12), MinSeparation(4), 1.0)
     splits = [
@@ -227,6 +237,41 @@ def test_an_extended_run_keeps_the_noise_of_its_parts(flag: str) -> None:
     for name in ("update_noise_multiplier", "clipped_count_stddev", "metric_stddev"):
         stddevs = getattr(first, name) * math.sqrt(3.0), getattr(whole, name) * 2.0
         assert stddevs[0] == pytest.approx(stddevs[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_secret"),
+    [([], False), (["--sampling=poisson", "--num_bands=2"], True)],
+    ids=["timers", "poisson"],
+)
+def test_the_size_of_a_batch_is_released_with_noise_where_it_is_secret(
+    sampling: list[str], is_secret: bool
+) -> None:
+    clients = _CLIENTS[1:] if sampling else _CLIENTS
+    config = run_config.of_flags(_values("--private_metrics", *sampling, clients=clients), COMMAND)
+    released = facts_of_runs.private_metrics(config)
+    assert released is not None
+    assert (COUNT in [metric.name for metric in released.metrics]) is is_secret
+
+
+def test_an_estimate_of_fewer_clients_has_the_same_noise_in_the_fraction_that_is_clipped() -> None:
+    noise = ("--clip_norm=adaptive", "--clip_count_stddev=4")
+    fractions = []
+    for more in ([], ["--simulated_clients=2"]):
+        config = run_config.of_flags(_values(*noise, *more, clients=_CLIENTS), COMMAND)
+        clip = facts_of_runs.adaptive_clip(config)
+        assert clip is not None
+        fractions.append(clip.clipped_count_stddev_for(1.0, 1.0) / facts_of_runs.cohort(config))
+    assert fractions == [4.0 / 5.0, pytest.approx(4.0 / 5.0)]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 3])
+def test_any_seed_that_is_given_is_no_secret(seed: int | None) -> None:
+    given = [] if seed is None else [f"--seed={seed}"]
+    config = run_config.of_flags(_values(*given, clients=_CLIENTS), COMMAND)
+    mechanism = mfa.Mechanism(factorizations.identity(_ROUNDS), _SCHEMA, 1.0)
+    facts = facts_of_runs.of_configuration(config, mechanism)
+    assert facts["noise_seed_is_fixed"] is (seed is not None)
 
 
 def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import types
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
 from simulations.runs import planned_runs, run_config, run_statements
 from simulations.runs.planned_runs import Run
+from simulations.runs.round_metrics import RoundMetrics
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import PrivacyBudget, RunStatements
@@ -389,11 +392,23 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     worse = statements.after_round(_ledger(0, 1, 0, 2, 2))
     assert worse is not None
     assert worse.stated.epsilon > 1.02 * broken.stated.epsilon
+    # So does its row of metrics.csv.
+    metrics = object.__new__(RoundMetrics)
+    metrics._statements = statements
+    last: Any = types.SimpleNamespace(ledger=_ledger(0, 1, 0, 2, 2))
+    assert metrics._epsilon_spent(last) == worse.stated.epsilon
     # Killed here, and started again.
     again, _ = _statements(tmp_path, *_BREAKS)
     assert _stated(run)["earned"] == worse.stated.to_dict()
     again.before(_ledger(0, 1, 0, 2, 2))
     assert _stated(run)["earned"] == worse.stated.to_dict()
+
+
+@pytest.mark.parametrize("hours", [None, 2.0])
+def test_clients_that_join_again_are_said_to_break_the_schema(hours: float | None) -> None:
+    for forgets in (False, True):
+        said = facts_of_runs.enforcement(None, hours, forgets=forgets)
+        assert ("joined again" in said and "breaks the schema" in said) is forgets
 
 
 def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
