@@ -99,7 +99,7 @@ _SHARE_OF_TURNS = 2.0 / 3.0
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
 # Means of so many turns are tried, where the maximum is no further above the mean.
-_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (4, 16), 0.02
+_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (6, 32), 0.02
 # The first looks at the certificate, and evaluations between two.
 _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
 # The gap at which the search ends, relative to the target: that of the best matrix is stated.
