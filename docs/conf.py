@@ -104,6 +104,8 @@ _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
 _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
 # A flag in a line, short enough for a phone.
 _FLAG = re.compile(r'<span class="pre">(--\w{1,28})</span>')
+# A cell of a table that is a number with its unit.
+_WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
 # A figure that was drawn wide, which a phone scrolls.
 _WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
 # What setting mathematics takes of the package: the program and its fonts.
@@ -136,6 +138,7 @@ def _make_accessible(
     if "body" in context:
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
+        body = _WITH_UNIT.sub(r"\1&#160;\2", body)
         body = _WIDE.sub(r'<span class="scrolls" tabindex="0">\1</span>', body)
         # The words inside name it.
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
