@@ -1,6 +1,6 @@
 r"""What mechanisms lose by being optimised for constant learning rates where rates change.
 
-  python benchmarks/changing_rates.py --results=rates.json --plot=rates.png
+  python benchmarks/changing_rates.py --results=rates.json --plot=docs/changing_rates.png
   python benchmarks/changing_rates.py --only=banded_inverse --num_rounds=342 --results=small.json
 
 The workload is momentum SGD with a schedule of the papers (by default the warm-up and cool-down
