@@ -35,8 +35,8 @@ OF_ADAPTIVE: Mapping[str, str] = types.MappingProxyType(
         "clip_update_period": "update_period",
     }
 )
-# Names of mechanisms that no word is made of.
-_ABBREVIATIONS = frozenset({"blt"})
+# A name without any of these is an abbreviation.
+_VOWELS = frozenset("aeiouy")
 # Default of --largest_loss: the logarithm of some 22,000 words.
 LARGEST_LOSS = 10.0
 # Default of --largest_examples: no more than most devices have.
@@ -110,7 +110,7 @@ def in_words(mechanism: str, num_rounds: int) -> str:
       num_rounds: How many rounds.
     """
     words = mechanism.replace("_", " ")
-    name = words.upper() if words in _ABBREVIATIONS else f"{words[0].upper()}{words[1:]}"
+    name = f"{words[0].upper()}{words[1:]}" if _VOWELS.intersection(words) else words.upper()
     return f"{name} matrix factorization for {num_rounds} rounds"
 
 

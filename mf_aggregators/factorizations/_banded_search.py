@@ -32,8 +32,9 @@ _FIRST_CERTIFICATE = 50
 _FEWEST_BETWEEN_CERTIFICATES, _MOST_BETWEEN_CERTIFICATES = 10, 25
 # The gap at which a search ends, relative to the gap that is to be certified.
 _SAFE_SHARE = 0.9
-# The most rounds for which vectors of all of them are made, in n^2 b operations.
-_MOST_ROUNDS_OF_VECTORS = 2048
+# The most rounds for which vectors of all of them are made, in n^2 b operations: at the end of a
+# search, and at each look.
+_MOST_ROUNDS_OF_VECTORS, _MOST_ROUNDS_IN_BETWEEN = 4096, 512
 # Powers of the weights of a row and of a column, and of a lag, that an entry's variable is scaled
 # by: those that took the fewest steps of many tried. For equal norms and prefix sums they take a
 # quarter fewer than columns alone, at (rounds, bands) = (1026, 171), (2052, 64), (4096, 32) and
@@ -96,7 +97,8 @@ class BandedSearch:
         self._best_error = np.inf
         self.best_bands = np.empty(0)
         self._bound = 0.0
-        self._certified_error = np.inf
+        # The errors of the matrices that both bounds were found for.
+        self._certified_error = self._error_by_vectors = np.inf
         # The gap at the last look at the certificate, and when that was and the next one is.
         self._gap, self._looked_at, self._next_certificate = np.inf, 0, _FIRST_CERTIFICATE
 
@@ -134,18 +136,23 @@ class BandedSearch:
 
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
+        return self._certified_gap(_MOST_ROUNDS_OF_VECTORS)
+
+    def _certified_gap(self, most_rounds_of_vectors: int) -> float:
+        bands, workload = self.best_bands, self._workload
         if self._certified_error > self._best_error:
-            bands, workload = self.best_bands, self._workload
-            num_rounds = len(bands)
             self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
-            is_far = gap_above(self._best_error, self._bound) > _SAFE_SHARE * self._relative_gap
-            if is_far and num_rounds <= _MOST_ROUNDS_OF_VECTORS:
-                # The mean of equal weights is the sum over n.
-                bound = num_rounds * lower_bound_by_last_rounds(
-                    bands, workload, self._constraint, np.ones(num_rounds), num_rounds
-                )
-                self._bound = max(self._bound, bound)
             self._certified_error = self._best_error
+        gap, num_rounds = gap_above(self._best_error, self._bound), len(bands)
+        is_far = gap > _SAFE_SHARE * self._relative_gap
+        is_new = self._error_by_vectors > self._best_error
+        if is_far and is_new and num_rounds <= most_rounds_of_vectors:
+            # The mean of equal weights is the sum over n.
+            bound = num_rounds * lower_bound_by_last_rounds(
+                bands, workload, self._constraint, np.ones(num_rounds), num_rounds
+            )
+            self._bound = max(self._bound, bound)
+            self._error_by_vectors = self._best_error
         return gap_above(self._best_error, self._bound)
 
     def _descend(self, bands: FloatArray, max_evaluations: int) -> FloatArray:
@@ -251,7 +258,8 @@ class BandedSearch:
         if self.evaluations < self._next_certificate:
             return
         before, since = self._gap, self.evaluations - self._looked_at
-        self._gap, self._looked_at = self.certified_gap(), self.evaluations
+        self._looked_at = self.evaluations
+        self._gap = self._certified_gap(_MOST_ROUNDS_IN_BETWEEN)
         self.progress.set_postfix_str(f"relative gap {self._gap:.1e}")
         target = _SAFE_SHARE * self._relative_gap
         if self._gap <= target:
