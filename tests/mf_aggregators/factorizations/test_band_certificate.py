@@ -103,12 +103,21 @@ def _least_error(
     return _error(_feasible(root, constraint), workload.matrix() / workload.largest_entry())
 
 
-def _attack(num_rounds: int, data: st.DataObject) -> None:
+def _drawn(
+    data: st.DataObject, num_rounds: int, most_bands: int
+) -> tuple[np.random.Generator, Workload, ColumnConstraint, np.ndarray]:
+    """A workload, a constraint and a matrix that keeps it."""
     generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    num_bands = data.draw(st.integers(1, min(num_rounds, 40)))
+    num_bands = data.draw(st.integers(1, min(num_rounds, most_bands)))
     workload = _workload(data, num_rounds, generator)
     constraint = _constraint(data, num_rounds, num_bands)
-    bands = _feasible(_candidate(data, num_rounds, num_bands, generator), constraint)
+    candidate = _candidate(data, num_rounds, num_bands, generator)
+    return generator, workload, constraint, _feasible(candidate, constraint)
+
+
+def _attack(num_rounds: int, data: st.DataObject) -> None:
+    _, workload, constraint, bands = _drawn(data, num_rounds, 40)
+    num_bands = constraint.num_bands
     prepared = BandedWorkload.of(workload, num_bands)
     bound = _band_certificate.lower_bound(bands, prepared, constraint)
     own = _error(bands, workload.matrix() / workload.largest_entry())
@@ -236,11 +245,8 @@ def test_workloads_of_dense_inverses_are_certified_as_well(dense: bool) -> None:
 
 
 def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
-    generator = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    num_bands = data.draw(st.integers(1, min(num_rounds, 12)))
-    workload = _workload(data, num_rounds, generator)
-    constraint = _constraint(data, num_rounds, num_bands)
-    bands = _feasible(_candidate(data, num_rounds, num_bands, generator), constraint)
+    generator, workload, constraint, bands = _drawn(data, num_rounds, 12)
+    num_bands = constraint.num_bands
     decades = data.draw(st.sampled_from([0.0, 2.0, 8.0]))
     weights = 10.0 ** generator.uniform(-decades, 0.0, num_rounds)
     num_last = data.draw(st.integers(num_bands, num_rounds))
