@@ -26,7 +26,14 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, memory, printed_guarantees, random_streams, validation
+from mf_aggregators import (
+    atomic_files,
+    checkpoints,
+    memory,
+    printed_guarantees,
+    random_streams,
+    validation,
+)
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.commands import (
     command_line,
@@ -252,6 +259,7 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         f"{values.ledger}.",
     )
     _check_reference(values, subject, ledger)
+    _check_rounds(values, ledger)
     seed = _sampling_seed(values, ledger)
     command_line.check_choice(
         values.statement is None or ledger.sampling is None or seed is not None,
@@ -260,6 +268,31 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     )
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
         return LedgerReport.of(mechanism, ledger, values.delta, seed)
+
+
+def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
+    """Checks that a ledger has all that its run says of it, for a statement above all.
+
+    Lost lines make the observed guarantee too good. Nothing shows that some are lost, but a round
+    that was released without anybody, or the ledger of a run that is another one.
+    """
+    path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
+    if checkpoints.is_run(values.checkpoint) and path.exists():
+        own = ledgers.load(path, ledger.num_rounds)
+        command_line.check_choice(
+            ledger.has_same_rounds(own),
+            f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
+            "checkpoint of another run.",
+        )
+    if values.statement is None or ledger.sampling is not None:
+        return
+    empty = [i for i, clients in enumerate(ledger.cohorts()) if not len(clients)]
+    command_line.check_choice(
+        not empty,
+        f"{values.ledger} has no client in {len(empty)} of {ledger.num_rounds} released rounds, "
+        f"such as round {empty[0] if empty else 0}: lines are missing, which would make the "
+        "statement too good, or fewer rounds were released (--released_rounds).",
+    )
 
 
 def _verify(values: flags.FlagValues) -> int:

@@ -39,7 +39,6 @@ MEANING_OF_OTHER_RUNS = (
 )
 # Further files of a run directory, by what they are.
 _CONFIG_FILE = "config.json"
-_LEDGER_FILE = "participation.npz"
 _SEED_FILE = "checkpoints/sampling_seed.json"
 # Where a configuration has the SHA-256 of the weights that training began with.
 _INITIAL_WEIGHTS = "initial_weights_sha256"
@@ -265,13 +264,14 @@ def contradictions(
         said["noise_multiplier"] = (statement.plan.noise_multiplier, added)
     broken = []
     if statement.observed_participation is not None:
-        population = len(ledgers.load_archive(folder / _LEDGER_FILE).client_ids)
+        population = len(ledgers.load_archive(folder / ledgers.FILE_OF_RUN).client_ids)
         said["num_clients"] = (facts.num_clients, population)
     elif (
         # A run that is under way, or was killed.
-        (folder / _LEDGER_FILE).exists() and _observed(folder, of_run).keeps_participation is False
+        (folder / ledgers.FILE_OF_RUN).exists()
+        and _observed(folder, of_run).keeps_participation is False
     ):
-        broken.append(f"{_LEDGER_FILE} breaks the plan, and the statement does not say so.")
+        broken.append(f"{ledgers.FILE_OF_RUN} breaks the plan, and the statement does not say so.")
     differing = [(name, *both) for name, both in said.items() if both[0] != both[1]]
     differing += _differing_facts(facts, config, of_run)
     differing += differences(*_represented(statement, flags, of_run), "represents")
@@ -366,7 +366,7 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
         "guarantee to be composed.",
     )
     of_run = _mechanism_of(contents, checkpoints.load(directory))
-    if not (directory / _LEDGER_FILE).exists():
+    if not (directory / ledgers.FILE_OF_RUN).exists():
         return _event_without_ledger(directory, of_run, contents)
     observed = _observed(directory, of_run)
     if observed.keeps_participation:
@@ -386,15 +386,15 @@ def _event_without_ledger(
     keeps_plan = contents["realised_participation"] is None or contents["keeps_plan"] is True
     check_choice(
         of_run.sampling is None and keeps_plan,
-        f"--other_runs={directory} has no {_LEDGER_FILE}, without which nobody can tell whether it "
-        "kept its plan: bring the ledger of the run.",
+        f"--other_runs={directory} has no {ledgers.FILE_OF_RUN}, without which nobody can tell "
+        "whether it kept its plan: bring the ledger of the run.",
     )
     return of_run.event()
 
 
 def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
     """What the ledger of a run directory shows; of a sampled one, with its seed if that is kept."""
-    ledger = ledgers.load_archive(folder / _LEDGER_FILE)
+    ledger = ledgers.load_archive(folder / ledgers.FILE_OF_RUN)
     seed = None
     if of_run.sampling is not None:
         # That of a run for tests is in its configuration.

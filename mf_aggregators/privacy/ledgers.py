@@ -28,6 +28,8 @@ from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
+# Of the ledger in the directory of a training run.
+FILE_OF_RUN = "participation.npz"
 # A text file may begin with a heading: one of these, a comma, and one of the words for rounds.
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 # The second word of a heading.
@@ -72,6 +74,20 @@ class Ledger:
         order = np.argsort(rounds, kind="stable")
         ends = np.cumsum(np.bincount(rounds, minlength=self.num_rounds))
         return tuple(np.split(clients[order], ends[:-1])) if self.num_rounds else ()
+
+    def has_same_rounds(self, other: "Ledger") -> bool:
+        """Returns whether each client took part in the same rounds as in another ledger.
+
+        Args:
+          other: The other ledger, whose clients may come in another order.
+        """
+        mine, theirs = (
+            {name: rounds.tolist() for name, rounds in pairs if len(rounds)}
+            for pairs in (
+                zip(each.client_ids, each.rounds_of_clients, strict=True) for each in (self, other)
+            )
+        )
+        return mine == theirs
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the ledger as an ``.npz`` file, whole or not at all; see :func:`load`.

@@ -231,11 +231,9 @@ class RoundTimes:
 
     def conditions(self) -> str:
         """Returns under which conditions it holds, as sentences."""
-        counted = (
-            ""
-            if self.max_participations is None
-            else f", and takes part at most {self.max_participations} times"
-        )
+        most = self.max_participations
+        often = "once" if most == 1 else f"{most} times"
+        counted = "" if most is None else f", and takes part at most {often}"
         return (
             "This holds if each device accepts no request within "
             f"{self.timer_hours:g} hours of one that it took part on, by a clock that is too fast "

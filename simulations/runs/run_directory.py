@@ -16,11 +16,12 @@ from typing import Any
 from mf_aggregators import __version__, atomic_files, validation
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.errors import Error
+from mf_aggregators.privacy import ledgers
 from simulations.training import weights_files
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.csv"
-LEDGER_FILE = "participation.npz"
+LEDGER_FILE = ledgers.FILE_OF_RUN
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 FIGURE_FILE = "training.png"

@@ -34,6 +34,8 @@ _FACTS = (
     "--clip_norm=0.5",
 )
 _NOISE = ("--noise_multiplier=1.0", "--delta=1e-6")
+# Of a ledger: who took part in the rounds in which neither a nor b did.
+_OTHERS = "".join(f"client {i},{i}\n" for i in (2, 3, 4, 6, 7, 8, 9, 10))
 
 
 def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -51,7 +53,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     path.mkdir()
     factorization = banded(workloads.prefix_sum(12), 4)
     checkpoints.save(factorization, path / "banded", participation=MinSeparation(4))
-    (path / "rounds.csv").write_text("client,round\na,0\nb,1\na,5\nb,11\n")
+    (path / "rounds.csv").write_text(f"client,round\na,0\nb,1\na,5\nb,11\n{_OTHERS}")
     (path / "model.bin").write_bytes(b"the final model")
     monkeypatch.chdir(path)
     return path
@@ -184,7 +186,7 @@ def test_a_file_that_is_gone_is_named(
 def test_a_ledger_that_breaks_the_plan_is_said_first(
     capsys: pytest.CaptureFixture[str], folder: pathlib.Path
 ) -> None:
-    (folder / "rounds.csv").write_text("a,0\na,1\n")
+    (folder / "rounds.csv").write_text(f"a,0\na,1\nb,5\nb,11\n{_OTHERS}")
     arguments = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
     status, _, _ = _call(capsys, *arguments, "--statement=PRIVACY.md")
     assert status == 1
@@ -237,7 +239,7 @@ def test_facts_of_a_run_assert_nothing_by_default() -> None:
         (("--statement=PRIVACY.md", *_FACTS, "--model="), "--model takes words"),
         (
             ("--statement=PRIVACY.md", *_FACTS, "--population=1", "--clients_per_round=1"),
-            "--population=1 is less than the 2 clients",
+            "--population=1 is less than the 10 clients",
         ),
         # Before anything is written.
         (
