@@ -64,7 +64,9 @@ The entries of V0 and F are taken to be off by 8 n_s u kappa, relative to the ro
 diagonal entries: n_s is the length of inner products, u the unit roundoff and kappa the sum of the
 largest condition numbers of diagonal blocks of C and of A. This follows the usual forward bounds of
 triangular inverses; it is not proven to the last constant, and the tests compare it with
-computations in many digits. What it adds to E goes into all terms.
+computations in many digits. Where rates change by decades from round to round, covariances of
+blocks are off by more: twice the largest difference of a few rounds' errors from those by
+substitution is added. What it adds to E goes into all terms.
 """
 
 import dataclasses
@@ -93,6 +95,8 @@ _EPSILONS = (0.1, 0.5, 1.0)
 _LARGE = 0.5
 # By how much, of what dominance takes: less costs less of the bound, if it is enough.
 _SHARES_OF_DOMINANCE = (0.05, 0.2, 1.0)
+# Whose errors are computed in another way as well.
+_ROUNDS_COMPARED = 8
 # How often each vector is made orthogonal to others: twice is enough.
 _PASSES = 2
 # By how many bands the rounds go further back than those with weights, for the first vectors.
@@ -128,7 +132,7 @@ class BandedWorkload:
         inverse_bands = workloads.inverse_bands(workload)
         if inverse_bands is not None:
             inverse_bands = weighted_inverse(inverse_bands * largest, weights)
-            blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands)
+            blocks = WorkloadBlocks.of_inverse(inverse_bands, num_bands, weights)
             return cls(blocks, inverse_bands, blocks.largest_condition(inverse_bands))
         matrix = workload.matrix() if isinstance(workload, Workload) else workload
         scaled = weighted(matrix / largest, weights)
@@ -173,7 +177,8 @@ class _Point:
             gram,
             gram.times(BandedMatrix.lower_triangular(workload.inverse_bands)),
             BandedMatrix.symmetric(covariances.dual_band()),
-            _ROUNDING * _ROUNDOFF * inner * condition,
+            _ROUNDING * _ROUNDOFF * inner * condition
+            + 2.0 * _difference_of_rows(bands, workload, covariances.squared_rows()),
         )
 
     @property
@@ -331,6 +336,18 @@ def _divided(bands: FloatArray, right: FloatArray, transposed: str) -> FloatArra
         below[t, : num_rounds - t] = bands[t:, t]
     solution, failed = dtbtrs(below, right, uplo="L", trans=transposed)
     return np.full(right.shape, np.nan) if failed else np.asarray(solution)
+
+
+def _difference_of_rows(
+    bands: FloatArray, workload: BandedWorkload, squared_rows: FloatArray
+) -> float:
+    """How far errors of a few rounds are from those by substitution, at most, relative to them."""
+    num_rounds = len(bands)
+    picks = np.unique(np.linspace(0, num_rounds - 1, _ROUNDS_COMPARED).astype(int))
+    unit = np.zeros((num_rounds, len(picks)))
+    unit[picks, np.arange(len(picks))] = 1.0
+    rows = _divided(bands, _divided(workload.inverse_bands, unit, "T"), "T")
+    return float(np.max(np.abs(squared_rows[picks] / np.sum(np.square(rows), axis=0) - 1.0)))
 
 
 def _bound(

@@ -10,8 +10,9 @@ Where A^-1 has w bands, (y, a) is a Markov chain: with rounds in blocks of s >= 
     y_k = N_k z_k - V_k y_(k-1),        a_k = P_k y_k + R_k e_(k-1),
 
 N_k the inverse of the block C_kk, V_k = N_k C_(k,k-1), P_k the inverse of the block of A^-1, and
-e the last w - 1 entries of a block of a, which are all that later blocks need of it. Forwards,
-covariances follow from those of the block before:
+e the last w - 1 entries of a block of a, which are all that later blocks need of it, by their
+differences of order 0 to w - 2: entries of sums of sums are so alike that their covariances would
+leave few digits of those. Forwards, covariances follow from those of the block before:
 
     Cov(y_k) = N_k N_k^T + V_k Cov(y_(k-1)) V_k^T.
 
@@ -34,6 +35,7 @@ matrix, without any other. A workload whose inverse has too many bands is one bl
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -219,10 +221,14 @@ class _Block:
     Attributes:
       own: (s, s) P; zero in rows past the last round.
       carried: (s, r) R.
+      next_own: (r, s) what e of this block is of y.
+      next_carried: (r, r) what it is of e of the block before.
     """
 
     own: FloatArray
     carried: FloatArray
+    next_own: FloatArray
+    next_carried: FloatArray
 
     @functools.cached_property
     def own_square(self) -> FloatArray:
@@ -266,29 +272,46 @@ class WorkloadBlocks:
     blocks: tuple[_Block, ...]
 
     @classmethod
-    def of_inverse(cls, inverse_bands: FloatArray, num_bands: int) -> "WorkloadBlocks":
+    def of_inverse(
+        cls, inverse_bands: FloatArray, num_bands: int, weights: FloatArray | None = None
+    ) -> "WorkloadBlocks":
         """Returns the blocks of a workload whose inverse is banded.
 
         Args:
           inverse_bands: (n, w) of A^-1, ``inverse_bands[i, t] = A^-1[i, i - t]``; the diagonal has
             no zero.
           num_bands: The bands b of strategy matrices.
+          weights: (n,) w if the workload is diag(w)^1/2 times another, whose rows change less from
+            one to the next; None for ones.
         """
         num_rounds, width = inverse_bands.shape
+        roots = np.ones(num_rounds) if weights is None else np.sqrt(weights)
         carried = width - 1
         size = _block_size(num_rounds, max(num_bands - 1, carried))
         count = -(-num_rounds // size)
         matrices = _blocks_of(inverse_bands, size)
+        differences = _differences(carried)
+        # With entries in the other order it is its own inverse.
+        undone = differences[:, ::-1][::-1]
         known: dict[bytes, _Block] = {}
         blocks = []
         for k in range(count):
             rounds = min(size, num_rounds - k * size)
-            key = inverse_bands[k * size : k * size + rounds].tobytes()
+            # The rounds that e is of, before and in this block, count too.
+            first, last = max(k * size - carried, 0), k * size + rounds
+            key = inverse_bands[first:last].tobytes() + roots[first:last].tobytes()
             if k == 0 or key not in known:
                 own = _inverse(matrices[k, :, size:])
                 own[rounds:] = 0.0
                 reach = matrices[k, :, size - carried : size]
-                known[key] = _Block(own, -own @ reach)
+                if k:
+                    reach = (reach * roots[first : k * size]) @ undone
+                carried_in = -own @ reach
+                # The last block, which has no next one, may have fewer rounds than e.
+                to_next = np.zeros((carried, size))
+                if k + 1 < count:
+                    to_next[:, size - carried :] = differences / roots[last - carried : last]
+                known[key] = _Block(own, carried_in, to_next @ own, to_next @ carried_in)
             blocks.append(known[key])
         return cls(num_rounds, size, carried, tuple(blocks))
 
@@ -300,7 +323,8 @@ class WorkloadBlocks:
           workload: A, an (n, n) lower-triangular array.
         """
         num_rounds = len(workload)
-        return cls(num_rounds, num_rounds, 0, (_Block(workload, np.empty((num_rounds, 0))),))
+        none = np.empty((num_rounds, 0))
+        return cls(num_rounds, num_rounds, 0, (_Block(workload, none, none.T, none[:0]),))
 
     @classmethod
     def identity(cls, num_rounds: int, num_bands: int) -> "WorkloadBlocks":
@@ -378,7 +402,7 @@ class BandedCovariances:
         carried = self._workload.num_carried
         if not carried:
             return
-        own, reach = before.own[-carried:], before.carried[-carried:]
+        own, reach = before.next_own, before.next_carried
         of_noise, joint = self._noise[k - 1], self._with_carried[k - 1]
         with_noise = of_noise @ own.T + joint @ reach.T
         crossed = own @ joint @ reach.T
@@ -481,13 +505,22 @@ class BandedCovariances:
                 transition = self._transitions[k + 1]
                 of_noise = squares[0] + transition.T @ of_noise @ transition
                 if carried:
-                    own, reach = block.own[-carried:], block.carried[-carried:]
+                    own, reach = block.next_own, block.next_carried
                     half = -transition.T @ mixed
                     crossed = half @ own
                     of_noise += crossed + crossed.T + own.T @ of_carried @ own
                     mixed = squares[1] + (half + own.T @ of_carried) @ reach
                     of_carried = squares[2] + reach.T @ of_carried @ reach
             yield k, of_noise, mixed, of_carried
+
+
+def _differences(count: int) -> FloatArray:
+    """The (m, m) matrix that makes differences of order 0 to m - 1 of m entries, up to the last."""
+    found = np.zeros((count, count))
+    for order in range(count):
+        for back in range(order + 1):
+            found[order, count - 1 - back] = (-1.0) ** back * math.comb(order, back)
+    return found
 
 
 def _block_size(num_rounds: int, least: int) -> int:

@@ -244,6 +244,21 @@ def test_workloads_of_dense_inverses_are_certified_as_well(dense: bool) -> None:
     assert found.optimality_gap <= 1e-8
 
 
+@pytest.mark.parametrize(("num_rounds", "seed"), [(200, 2), (500, 0)])
+def test_rates_that_change_by_decades_from_round_to_round_give_no_false_bound(
+    num_rounds: int, seed: int
+) -> None:
+    """Covariances of blocks are off by percents there, at a condition of 1e9."""
+    rates = tuple(10.0 ** np.random.default_rng(seed).uniform(-8.0, 0.0, num_rounds))
+    workload = Workload("momentum_sgd", num_rounds, 0.9, rates)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        found = banded(workload, 4, max_evaluations=60, relative_gap=1e-3)
+    assert found.optimality_gap is not None
+    stated = np.sum(found.squared_decoder_rows(workload)) / (1.0 + found.optimality_gap)
+    assert stated <= np.sum(_squared_rows(found.bands, workload.matrix()))
+
+
 def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
     generator, workload, constraint, bands = _drawn(data, num_rounds, 12)
     num_bands = constraint.num_bands

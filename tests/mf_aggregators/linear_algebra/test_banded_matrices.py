@@ -12,6 +12,7 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
+    square_root_bands,
 )
 from mf_aggregators.noise import recursions
 from tests.examples import examples
@@ -99,6 +100,22 @@ def test_all_that_follows_from_bands_is_what_dense_inverses_give(data: st.DataOb
         np.testing.assert_allclose(found.dual_band(), expected, atol=1e-11 * largest)
         slope = recursions.bands_of_matrix(-2.0 * strategy @ dual, num_bands)
         np.testing.assert_allclose(found.slope(), slope, atol=1e-10 * largest)
+
+
+@pytest.mark.parametrize("decades", [0.0, 4.0])
+def test_sums_of_sums_of_sums_keep_their_digits(decades: float) -> None:
+    """Rows that are averages of models with momentum are very much like the ones before."""
+    generator = np.random.default_rng(0)
+    workload = workloads.Workload("momentum_sgd", 1000, 0.99, average_decay=0.999)
+    bands, inverse = square_root_bands(1000, 4), workload.inverse_bands()
+    assert inverse is not None
+    weights = 10.0 ** generator.uniform(-decades, 0.0, 1000)
+    for t in range(inverse.shape[1]):
+        inverse[t:, t] /= np.sqrt(weights[: 1000 - t])
+    rows = BandedCovariances(bands, WorkloadBlocks.of_inverse(inverse, 4, weights)).squared_rows()
+    strategy = recursions.matrix_from_bands(bands)
+    decoder = scipy.linalg.solve_triangular(strategy, workload.matrix().T, lower=True, trans="T")
+    np.testing.assert_allclose(rows, weights * np.sum(np.square(decoder), axis=0), rtol=1e-6)
 
 
 def test_the_identity_gives_the_row_norms_of_the_inverse() -> None:
