@@ -305,14 +305,15 @@ def lower_bound_by_last_rounds(
     # What tr(V X) has from products that are not quite zero, by |X_ij| <= 1, and what the products
     # are off by.
     rounding = 2 * num_bands * (loss + size * _ROUNDOFF)
-    rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * workload.condition
-    return max(bound * (1.0 - rounding), 0.0)
+    rounding += _ROUNDING * _ROUNDOFF * (size + num_rounds) * _condition(workload.inverse_bands)
+    bound *= 1.0 - rounding
+    return bound if bound > 0.0 else 0.0
 
 
 def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, float]:
     """(n, m): each row made orthogonal to the b - 1 before, of norm one, and the largest product.
 
-    The largest is infinite where a row is zero.
+    The largest is infinite where a row is zero or not finite.
     """
     units, loss = np.zeros_like(rows), 0.0
     for i, unit in enumerate(rows):
@@ -320,11 +321,17 @@ def _orthogonal_in_turn(rows: FloatArray, num_bands: int) -> tuple[FloatArray, f
         for _ in range(_PASSES):
             unit = unit - (before @ unit) @ before
             unit = unit / np.sqrt(unit @ unit)
-        loss = max(loss, float(np.max(np.abs(before @ unit), initial=0.0)))
-        if not np.isfinite(loss):
+        if not np.all(np.isfinite(unit)):
             return units, np.inf
+        loss = max(loss, float(np.max(np.abs(before @ unit), initial=0.0)))
         units[i] = unit
     return units, loss
+
+
+def _condition(inverse_bands: FloatArray) -> float:
+    """The condition number of A, for maxima; at most that if entries of A have both signs."""
+    sums = np.abs(_divided(inverse_bands, np.ones((len(inverse_bands), 1)), "N"))
+    return float(np.max(sums)) * float(np.max(np.sum(np.abs(inverse_bands), axis=1)))
 
 
 def _divided(bands: FloatArray, right: FloatArray, transposed: str) -> FloatArray:
