@@ -191,9 +191,16 @@ def main(values: flags.FlagValues) -> int:
     factorization, mechanism = subject.factorization, subject.mechanism
     for name in ("ledger", "round_times", "clients_per_round", "trade_off"):
         targets = "" if name in _OF_RUNS else ", --target_epsilon or --target_rho"
+        is_hidden = checkpoints.has_mechanism(values.checkpoint)
         command_line.check_choice(
             getattr(values, name) is None or mechanism is not None,
-            f"--{name} needs the noise of the run: --noise_multiplier{targets}, or {_HAS_NOISE}.",
+            f"--{name} needs the noise of the run: "
+            + (
+                "that of the checkpoint is for its own participation, so leave out the flags that "
+                "name another, or give --noise_multiplier."
+                if is_hidden
+                else f"--noise_multiplier{targets}, or {_HAS_NOISE}."
+            ),
         )
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)

@@ -685,6 +685,9 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
         capsys, *flags, "--noise_multiplier=0.9"
     )
     assert _report(capsys, own, "--separation=6")["noise_multiplier"] is None
+    words = ["mf-report", own, "--separation=6", ledger, "--delta=1e-5"]
+    assert command_line.run("", report.define_flags, report.main, words) == 2
+    assert "leave out the flags that name another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("has_mechanism", [True, False])

@@ -208,6 +208,22 @@ def test_what_nobody_said_is_not_asserted(
     assert not (folder / "PRIVACY.md").exists()
 
 
+def test_a_released_round_without_anybody_is_a_line_that_is_missing(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    (folder / "rounds.csv").write_text("a,0\nb,1\nc,2\nd,4\n")
+    words = ("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", *_FACTS)
+    for released, empty in ((12, 8), (5, 1)):
+        more = (f"--released_rounds={released}", "--statement=PRIVACY.md")
+        status, out, err = _call(capsys, *words, *more)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"no client in {empty} of {released} released rounds, such as round 3" in err
+    assert not (folder / "PRIVACY.md").exists()
+    assert _call(capsys, *words, "--released_rounds=3", "--statement=PRIVACY.md")[0] == 2
+    (folder / "rounds.csv").write_text("a,0\nb,1\nc,2\n")
+    assert _call(capsys, *words, "--released_rounds=3", "--statement=PRIVACY.md")[0] == 0
+
+
 def test_facts_of_a_run_assert_nothing_by_default() -> None:
     with pytest.raises(TypeError, match="public_data"):
         RunFacts("Banded", 40, 10, 0.5, False)  # type: ignore[call-arg]

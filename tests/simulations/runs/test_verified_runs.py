@@ -205,6 +205,13 @@ def test_a_statement_of_the_directory_of_a_run_is_verified(
     words = (f"--checkpoint={path}", ledger, statement, *facts, "--clients_per_round=5")
     _reported(capsys, *words)
     assert _verified(capsys, tmp_path / "stated") == []
+    # The ledger of another run would have another guarantee.
+    other = tmp_path / "other.csv"
+    rounds = mfa.load(path).num_rounds
+    other.write_text("".join(f"client {i},{i}\n" for i in range(rounds)))
+    foreign = ["mf-report", "--delta=1e-4", f"--checkpoint={path}", f"--ledger={other}"]
+    assert command_line.run("", report.define_flags, report.main, foreign) == 2
+    assert "participation.npz" in capsys.readouterr().err
     # What says which noise there was is hashed as well.
     file = path / "privacy.json"
     file.write_text(file.read_text().replace('"status"', ' "status"'))
