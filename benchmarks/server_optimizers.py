@@ -1,7 +1,7 @@
 r"""Server optimizers and ways to clip, beside momentum SGD, under correlated noise.
 
   python benchmarks/server_optimizers.py --output=docstrings.jsonl
-  python benchmarks/server_optimizers.py --dataset=plays.sqlite --clients_per_round=50 \
+  python benchmarks/server_optimizers.py --dataset=shakespeare --clients_per_round=50 \
     --output=plays.jsonl
 
 Federated averaging of the quick start's model in JAX, cut so that a run takes seconds: few clients
@@ -389,7 +389,7 @@ def _interval(values: np.ndarray) -> tuple[float, float]:
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags of the benchmark."""
-    text = "docstrings, or a file of make-text-dataset."
+    text = "docstrings, shakespeare, or a file of make-text-dataset."
     flags.DEFINE_string("dataset", datasets.DOCSTRINGS, text, flag_values=values)
     flags.DEFINE_string("output", None, "JSON lines of all runs.", flag_values=values)
     flags.mark_flag_as_required("output", flag_values=values)
