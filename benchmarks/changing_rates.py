@@ -119,7 +119,7 @@ def _draw(
     known: dict[str, Any], found: dict[str, tuple[float, float]], rates: np.ndarray, path: str
 ) -> None:
     # One below the other: a phone shows them at the size of its own text.
-    figure, ((left,), (right,)) = figures.panels(2, 1, (4.4, 2.9))
+    figure, ((left,), (right,)) = figures.panels(2, 1, (3.6, 2.9))
     names = list(found)
     losses = np.array([100.0 * (constant / own - 1.0) for constant, own in found.values()])
     figures.bars(
@@ -142,6 +142,7 @@ def _draw(
         },
         title=f"{shown}: error by round",
         x="round",
+        y="standard deviation",
     )
     figures.save(figure, path)
 
