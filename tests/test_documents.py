@@ -559,7 +559,11 @@ def _check_others_command(command: _Command) -> None:
     assert name in ("python3", "python3.11", "uv", "pip", "ssh"), f"{command}: what is it?"
     if words[:1] == ["quickstart.py"]:
         assert (ROOT / words[0]).is_file()
-        assert words[1:] in (["train"], ["test"], ["docs"]), command
+        name, flags = words[1], tuple(words[2:])
+        assert name == "train" or words[1:] in (["test"], ["docs"]), command
+        if flags:
+            # It hands them over.
+            _check_flags(_Command(command.where, ("run-stackoverflow",)), flags)
     for option, value in itertools.pairwise(words):
         if option == "-r":
             assert (ROOT / value).is_file(), command
@@ -613,16 +617,18 @@ def test_documents_run_as_printed(name: str, place: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("name", _SLOW)
 def test_commands_of_slow_documents_have_their_flags(name: str, place: pathlib.Path) -> None:
-    ours = [
+    commands = [
         command
         for block in _blocks(name, _read(name))
         if block.language == "bash"
         for command in block.commands
-        if command.is_ours
     ]
-    assert ours
-    for command in ours:
-        _check_flags(command, command.arguments)
+    assert any(command.is_ours for command in commands)
+    for command in commands:
+        if command.is_ours:
+            _check_flags(command, command.arguments)
+        else:
+            _check_others_command(command)
 
 
 def _is_small_in_short_test(name: str) -> bool:

@@ -38,6 +38,7 @@ def _aggregator(noise_multiplier: float = 1.0, seed: int = 3) -> Any:
         clip_norm=1.0,
         clients_per_round=2,
         seed=seed,
+        allow_no_noise=noise_multiplier == 0.0,
     )
 
 
