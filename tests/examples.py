@@ -9,6 +9,8 @@ import pytest
 
 # conftest.py sets it for the long test, before test modules are imported.
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
+# For whoever has an hour more, as CONTRIBUTING.md says.
+_EVERY_CASE = "MF_AGGREGATORS_EVERY_CASE"
 
 
 def examples(number: int, one_in: int = 4) -> int:
@@ -19,6 +21,16 @@ def examples(number: int, one_in: int = 4) -> int:
       one_in: The short one draws a fourth or another part of them, and at least four.
     """
     return number if _LONG_TEST in os.environ else max(4, number // one_in)
+
+
+def of_many(number: int, usual: int) -> int:
+    """Returns how many cases a check has of which each takes seconds.
+
+    Args:
+      number: How many there are where the environment asks for every case.
+      usual: How many the long test has otherwise.
+    """
+    return number if _EVERY_CASE in os.environ else usual
 
 
 def covering(*axes: Sequence[Any]) -> list[Any]:

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from stackoverflow_nwp import federated_text
-from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
 
 _SETUP = """
@@ -33,7 +31,8 @@ setuptools.setup(
 )
 """
 _TARGET = ("--target_epsilon=8", "--delta=1e-4", "--model_size=1000")
-_WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "slept")
+# A small model, and 33 clients.
+_TRAINING = ("simulations.examples.digit_classification.run_digits", "--examples_per_client=60")
 
 
 def _printed_code(heading: str) -> str:
@@ -140,22 +139,6 @@ def test_its_option_belongs_to_it_alone(programs: pathlib.Path, tmp_path: pathli
     assert len(finished.stderr.splitlines()) == 1
 
 
-def _small_task(folder: pathlib.Path) -> list[str]:
-    """Flags of a small model and of a file of 24 clients who train."""
-    generator = np.random.default_rng(0)
-    examples = []
-    for split, clients in (("train", 24), ("heldout", 4), ("test", 4)):
-        for client in range(clients):
-            for _ in range(6):
-                start = int(generator.integers(len(_WORDS)))
-                words = [_WORDS[(start + i) % len(_WORDS)] for i in range(7)]
-                examples.append(Example(f"{split}_{client}", split, " ".join(words)))
-    dataset = folder / "small.sqlite"
-    federated_text.write(dataset, examples)
-    sizes = ["--vocab_size=8", "--sequence_length=8", "--embedding_size=4", "--lstm_size=4"]
-    return [f"--dataset={dataset}", f"--cache_dir={folder}", *sizes]
-
-
 @pytest.mark.long
 def test_it_is_audited(programs: pathlib.Path) -> None:
     audit = _result(
@@ -174,13 +157,12 @@ def test_it_is_audited(programs: pathlib.Path) -> None:
 def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
     result = _result(
         programs,
-        "stackoverflow_nwp.run_stackoverflow",
-        *_small_task(tmp_path),
+        *_TRAINING,
         f"--output_dir={tmp_path / 'run'}",
         "--mechanism=discounted",
         "--discount=0.7",
         "--num_rounds=3",
-        "--clients_per_round=6",
+        "--clients_per_round=8",
         "--delta=0.01",
     )
     assert result["rounds"] == 3
@@ -222,20 +204,19 @@ def test_a_scheme_draws_a_run_whose_ledger_is_reported_on(
     run = tmp_path / "run"
     _result(
         programs,
-        "stackoverflow_nwp.run_stackoverflow",
-        *_small_task(tmp_path),
+        *_TRAINING,
         f"--output_dir={run}",
         "--mechanism=banded",
         "--num_bands=2",
         "--sampling=random_order",
         "--num_rounds=6",
-        "--clients_per_round=6",
+        "--clients_per_round=8",
         "--target_epsilon=8",
         "--delta=0.01",
     )
     statement = json.loads((run / "privacy.json").read_text())
     assert statement["status"] == "finished"
-    # Four batches of six clients, twice at most: as if all draws were known.
+    # Four batches of eight clients, twice at most: as if all draws were known.
     assert statement["amplification"]["name"] == "random_order"
     earned = statement["earned"]
     assert 7.5 < earned["epsilon"] <= 8.0

@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ from stackoverflow_nwp.federated_text import Example
 from tests import statement_schemas
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandServer
+from tests.stackoverflow_nwp import last_word_model
 
 _WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
 _NUM_CLIENTS = 24
@@ -116,6 +117,14 @@ def _finished(capfd: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[
 
 
 _MODULE = "stackoverflow_nwp.run_stackoverflow"
+# The same, and quicker.
+_WITH_A_SMALLER_MODEL = "tests.stackoverflow_nwp.last_word_model"
+
+
+@pytest.fixture
+def _trains_a_smaller_model(_runs_in_this_process: None) -> Iterator[None]:
+    with last_word_model.in_place_of_the_lstm():
+        yield
 
 
 def _start_as_a_user(arguments: list[str]) -> subprocess.Popen[str]:
@@ -213,7 +222,7 @@ def test_a_private_run_from_start_to_statement(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_runs_in_this_process")
+@pytest.mark.usefixtures("_trains_a_smaller_model")
 def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(
     dataset: pathlib.Path,
     tmp_path: pathlib.Path,
@@ -485,7 +494,7 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_runs_in_this_process")
+@pytest.mark.usefixtures("_trains_a_smaller_model")
 def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -510,7 +519,7 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_runs_in_this_process")
+@pytest.mark.usefixtures("_trains_a_smaller_model")
 def test_a_run_without_noise_says_that_it_is_not_private(
     dataset: pathlib.Path, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -547,7 +556,7 @@ def test_noise_is_kept_where_the_flags_say(
 ) -> None:
     output = tmp_path / "run"
     arguments = [argument.format(tmp_path) for argument in arguments]
-    process = commands.start(_MODULE, *_arguments(dataset, output, *arguments))
+    process = commands.start(_WITH_A_SMALLER_MODEL, *_arguments(dataset, output, *arguments))
     status, _, err = process.wait()
     assert status == 0, err
     privacy = _check_directory(output, 6)

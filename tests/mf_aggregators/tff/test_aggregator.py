@@ -269,6 +269,7 @@ def test_one_client_never_moves_the_average_too_far() -> None:
 
 
 _BITS = sorted({row.bits for row in secure_sum_table.rows()})
+_ADAPTIVE = mfa.AdaptiveClip(0.5, update_period=1)
 
 
 def _check_secure_sum(
@@ -305,12 +306,6 @@ def _check_secure_sum(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_simulated_secure_sums")
-def test_a_secure_sum_gives_what_an_open_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    _check_secure_sum(monkeypatch, 32, 3)
-
-
-@pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize(
@@ -339,10 +334,15 @@ def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: in
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
-@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(0.5, update_period=1)])
 @pytest.mark.parametrize(
-    ("bits", "clients"),
-    [(row.bits, row.clients) for row in secure_sum_table.rows()] + [(31, 3), (62, 3), (62, 10**6)],
+    ("bits", "clients", "clip_norm"),
+    [
+        *((row.bits, row.clients, 1.0) for row in secure_sum_table.rows()),
+        (31, 3, 1.0),
+        (62, 3, 1.0),
+        # With a sum of indicators beside it.
+        *((bits, clients, _ADAPTIVE) for bits, clients in ((24, 1000), (32, 100), (62, 10**6))),
+    ],
 )
 def test_every_secure_sum_of_the_documents_gives_what_an_open_one_gives(
     monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, clip_norm: float | mfa.AdaptiveClip
@@ -399,22 +399,20 @@ def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> 
     return asyncio.run(manager.load(1, structure))
 
 
+# One of each kind of recursion.
+_KINDS = ("identity", "banded", "optimal", "tree_online", "blt", "banded_inverse")
+
+
 # Several blocks of rounds, for noise on disk, in each.
 @pytest.mark.long
-@pytest.mark.parametrize("num_rounds", [14, pytest.param(64, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("mechanism", "storage"),
+    ("mechanism", "storage", "num_rounds"),
     [
-        # In the state, tests of the rows have every kind of recursion, and so has the comparison
-        # with the aggregator in NumPy.
-        *(pytest.param(mechanism, "state", marks=pytest.mark.long) for mechanism in _MECHANISMS),
+        # In the state, tests of the rows have every kind, too, and so has the comparison with the
+        # aggregator in NumPy.
+        *((mechanism, "state", 14) for mechanism in _KINDS),
         # On disk, rows that follow from rows.
-        *(
-            (mechanism, "disk")
-            if mechanism == "banded"
-            else pytest.param(mechanism, "disk", marks=pytest.mark.long)
-            for mechanism in _MECHANISMS
-        ),
+        *((mechanism, "disk", 64 if mechanism in _KINDS else 14) for mechanism in _MECHANISMS),
     ],
 )
 def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
@@ -425,7 +423,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     N is the matrix of the streamed rows, C^-1 but for trees. Each coordinate is a draw of
     n entries of Z, whose means, variances, covariances and distribution are tested. A false
     alarm once in ten million runs. A worker holds nothing of any mechanism: that another one
-    goes on is tested for one, and for all if there are many rounds.
+    goes on is tested for one of each kind, and on disk.
     """
     factorization = _MECHANISMS[mechanism](num_rounds)
     dimension, multiplier, clip_norm, cohort = 2000, 0.7, 3.0, 5
@@ -446,7 +444,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     rows = []
     for i in range(num_rounds):
         if i == num_rounds // 2 + 2:
-            if mechanism == "banded" or num_rounds == 64:
+            if num_rounds == 64:
                 processes.end_workers()
             process = build()
             state = _saved_and_restored(state, process.initialize(), tmp_path / "states")
