@@ -25,8 +25,9 @@ has the mean.
 between two multiples of b, weights and entries over those of the square root change little. The
 search begins with those of half the bands. Where there are many blocks of b rounds, it begins with
 those of half the blocks, of which the middle one is repeated: each block adds one to the largest
-error and more, but 1 / m^2 more alone in the middle of m blocks. As the last blocks have nearly all
-of the weight, they give the bound.
+error and more, but 1 / m^2 more alone in the middle of m blocks. So the bound for half the blocks,
+and one for each other block, is a bound as well. As the last blocks have nearly all of the weight,
+they give another.
 
 **Its metric.** Of a change dC = Y C of the strategy, the first-order change of A C^-1 is -A C^-1 Y.
 So Y is measured by the diagonal of (A C^-1)^T W A C^-1, by rows. L-BFGS starts from the inverse of
@@ -79,13 +80,14 @@ _LARGEST_POWER = 600.0
 _CORRECTIONS = 20
 # Exponents c of a round of mean weight, their power of weights, and the least and the largest.
 _EXPONENT, _POWER_OF_WEIGHTS, _EXPONENTS_BETWEEN = 9.0, -0.35, (5.0, 60.0)
-# The powers of errors between turns, beside the exponents.
-_OVER_RELAXATION = 1.1
+# The powers of errors between turns, beside the exponents; with many blocks, whose errors swing
+# more, the second.
+_RELAXATIONS = 1.1, 0.7
 # By how much logarithms of weights change between turns at most.
 _LARGEST_CHANGE_OF_LOG = 1.5
 # The share of the gap that raised weights may take, and what it is at least, relative to how far
-# the maximum is above the mean, and at most.
-_SHARE_OF_FLOOR, _FLOOR_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, 0.2, 0.03
+# the maximum is above the mean (with many blocks the second), and at most.
+_SHARE_OF_FLOOR, _FLOORS_BY_DISTANCE, _MOST_FOR_FLOOR = 0.5, (0.2, 0.03), 0.03
 # Steps of the first turn, and the fewest and the most of each other one.
 _STEPS_OF_FIRST_TURN, _FEWEST_STEPS, _MOST_STEPS = 15, 3, 6
 # The most where the distance is at most so many times the gap that is asked for: errors of rounds
@@ -99,7 +101,7 @@ _SHARE_OF_TURNS = 2.0 / 3.0
 # Turns without a step that end a search.
 _MOST_IDLE_TURNS = 100
 # Means of so many turns are tried, where the maximum is no further above the mean.
-_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (6, 32), 0.02
+_TURNS_OF_MEANS, _NEAR_ENOUGH_FOR_MEANS = (6, 16, 48), 0.06
 # The first looks at the certificate, and evaluations between two.
 _SAFE_DISTANCE, _BETWEEN_LOOKS = 0.97, 10
 # The gap at which the search ends, relative to the target: that of the best matrix is stated.
@@ -116,9 +118,11 @@ _EVALUATIONS_OF_EXPONENTIAL = 60
 _FEWEST_BANDS, _MOST_BLOCKS = 12, 16
 # The most evaluations of a search with half the blocks, times these.
 _EVALUATIONS_OF_BLOCKS = 64_000
-# The blocks whose weights give the bound, and how far the maximum may be above the mean, relative
-# to the gap that is to be certified, to look at it. Looks take the time of many evaluations.
-_LAST_BLOCKS, _DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 64, 4.0, 100
+# The blocks whose weights give the bound, and their most rounds, of whose square there are a few
+# arrays. How far the maximum may be above the mean to look at it, relative to the gap that is to be
+# certified, and the evaluations between two looks, of which each takes the time of as many.
+_LAST_BLOCKS, _MOST_LAST_ROUNDS = 128, 8192
+_DISTANCE_FOR_LAST_BLOCKS, _BETWEEN_LOOKS_AT_LAST_BLOCKS = 1.1, 150
 
 
 class WorstRoundSearch(BandedSearch):
@@ -178,6 +182,11 @@ class WorstRoundSearch(BandedSearch):
                 self.multipliers = self._weights_of(bands)
                 self._end_if_certified()
 
+    @property
+    def bound(self) -> float:
+        """What no matrix's largest squared error is below."""
+        return self._bound
+
     def certified_gap(self) -> float:
         """Returns the relative gap of the best matrix; infinite if nothing is certified."""
         return gap_above(self._best_error, self._bound)
@@ -224,6 +233,8 @@ class WorstRoundSearch(BandedSearch):
         if surplus > 0:
             places, shares = _with_more_blocks(rounds, num_rounds, num_bands)
             weights, bands = search.multipliers[places] * shares, search.best_bands[places]
+            # Each block of b rounds that comes before others adds at least one.
+            self._bound = max(self._bound, search.bound + surplus)
         else:
             grid = _Grid.between((rounds, fewer), (num_rounds, num_bands))
             weights = np.exp(grid.by_rounds(np.log(search.multipliers)))
@@ -316,10 +327,11 @@ class WorstRoundSearch(BandedSearch):
             exponents = np.clip(
                 _EXPONENT * (len(rows) * weights) ** _POWER_OF_WEIGHTS, *_EXPONENTS_BETWEEN
             )
-            powers = _OVER_RELAXATION * exponents * logs
+            powers = _RELAXATIONS[self._has_many_blocks] * exponents * logs
             weights *= np.exp(np.clip(powers, -_LARGEST_CHANGE_OF_LOG, _LARGEST_CHANGE_OF_LOG))
             off = largest / mean - 1.0
-            budget = max(self._relative_gap, min(_MOST_FOR_FLOOR, _FLOOR_BY_DISTANCE * off))
+            by_distance = _FLOORS_BY_DISTANCE[self._has_many_blocks] * off
+            budget = max(self._relative_gap, min(_MOST_FOR_FLOOR, by_distance))
             weights = raised_to_floor(
                 weights / np.sum(weights), 1.0 - rows / largest, _SHARE_OF_FLOOR * budget
             )
@@ -432,7 +444,7 @@ class WorstRoundSearch(BandedSearch):
             self._bound = max(self._bound, lower_bound(bands, workload, self._constraint))
         if self._is_certified:
             return
-        last = _LAST_BLOCKS * self._num_bands
+        last = self._num_bands * max(1, min(_LAST_BLOCKS, _MOST_LAST_ROUNDS // self._num_bands))
         bound = lower_bound_by_last_rounds(bands, self._workload, self._constraint, weights, last)
         self._bound = max(self._bound, bound)
 

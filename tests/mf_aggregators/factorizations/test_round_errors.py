@@ -370,6 +370,30 @@ def test_more_blocks_begin_and_end_as_fewer_do(
     assert np.all(shares <= 1.0)
 
 
+@pytest.mark.parametrize(("num_bands", "num_blocks"), [(2, 1), (2, 4), (7, 1)])
+def test_a_block_more_adds_one_and_more(num_bands: int, num_blocks: int) -> None:
+    errors = []
+    for blocks in (num_blocks, num_blocks + 1):
+        workload = Workload("prefix_sum", blocks * num_bands)
+        found = banded(workload, num_bands, error="max", relative_gap=1e-5)
+        errors.append(np.max(found.squared_decoder_rows(workload)))
+    # Nothing is certified of the larger one here.
+    assert errors[0] / (1.0 + 1e-5) + 1.0 <= errors[1] <= errors[0] + 1.0 + 1.0 / num_blocks
+
+
+@pytest.mark.parametrize(("num_rounds", "num_bands"), [(35, 2), (52, 3)])
+def test_bounds_from_half_the_blocks_are_below_what_a_closer_search_finds(
+    num_rounds: int, num_bands: int
+) -> None:
+    workload = Workload("prefix_sum", num_rounds)
+    found = banded(workload, num_bands, error="max", relative_gap=1e-3)
+    closer = banded(workload, num_bands, error="max", relative_gap=2e-4)
+    assert found.optimality_gap is not None
+    assert found.optimality_gap <= 1e-3
+    bound = np.max(found.squared_decoder_rows(workload)) / (1.0 + found.optimality_gap)
+    assert bound <= np.max(closer.squared_decoder_rows(workload))
+
+
 def test_an_array_of_prefix_sums_is_searched_as_such() -> None:
     found = banded(3.0 * np.tri(24), 5, error="max")
 
