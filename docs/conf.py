@@ -104,10 +104,11 @@ mathjax_path = "mathjax/tex-chtml.js"
 _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
 # A signature of several lines: definitions without terms.
 _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
-# A flag in a line, short enough for a phone, and what no command is broken in.
+# Flags in a line and in commands, short enough for a phone; powers of ten in text, not in tags.
 _FLAG = re.compile(r'<span class="pre">(--[\w=.,:-]{1,28})</span>')
 _COMMANDS = re.compile(r'<div class="highlight-bash.*?</pre>', re.DOTALL)
-_UNBROKEN = re.compile(r"--\w{1,28}|\d+e-\d+")
+_FLAG_OF_COMMAND = re.compile(r"--\w{1,28}")
+_POWER = re.compile(r"\d[\d.]*e-\d+(?![^<]*>)")
 # A cell of a table that is a number with its unit.
 _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
 # Blocks of code, which are copied as they are; and a number's sign or what it is followed by.
@@ -138,8 +139,8 @@ def _parameters(found: re.Match[str]) -> str:
     return f'<div class="parameters">\n{lines}</div>'
 
 
-def _without_break(found: re.Match[str]) -> str:
-    return _UNBROKEN.sub(r'<span class="flag">\g<0></span>', found[0])
+def _with_whole_flags(found: re.Match[str]) -> str:
+    return _FLAG_OF_COMMAND.sub(r'<span class="unbroken">\g<0></span>', found[0])
 
 
 def _with_seams(found: re.Match[str]) -> str:
@@ -161,8 +162,9 @@ def _make_accessible(
         body = _WIDE.sub(r'<span class="scrolls" tabindex="0">\1</span>', body)
         # The words inside name it.
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
-        body = _FLAG.sub(r'<span class="pre flag">\1</span>', body)
-        body = _CELL.sub(_with_seams, _COMMANDS.sub(_without_break, body))
+        body = _FLAG.sub(r'<span class="pre unbroken">\1</span>', body)
+        body = _CELL.sub(_with_seams, _COMMANDS.sub(_with_whole_flags, body))
+        body = _POWER.sub(r'<span class="unbroken">\g<0></span>', body)
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
 
