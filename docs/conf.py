@@ -113,9 +113,8 @@ _POWER = re.compile(r"\d[\d.]*e-\d+(?![^<]*>)")
 _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
 # Blocks of code, which are copied as they are; and a number's sign or what it is followed by.
 _WITH_SIGN = re.compile(r"<pre.*?</pre>|(?<=\d) (?=[±%])|(?<=±) (?=\d)", re.DOTALL)
-# Long names in tables, and where they may be broken.
-_CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
-_LONG_NAME = re.compile(r'<span class="pre">[^<]{20,}</span>')
+# Names that are about as long as a line of a phone, and where they may be broken.
+_LONG_NAME = re.compile(r'<span class="pre">[^<]{30,}</span>')
 _SEAM = re.compile(r"(?<=\w[/.])(?=\w{3})")
 # A figure that was drawn wide, which a phone scrolls.
 _WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
@@ -143,10 +142,6 @@ def _with_whole_flags(found: re.Match[str]) -> str:
     return _FLAG_OF_COMMAND.sub(r'<span class="unbroken">\g<0></span>', found[0])
 
 
-def _with_seams(found: re.Match[str]) -> str:
-    return _LONG_NAME.sub(lambda name: _SEAM.sub("<wbr>", name[0]), found[0])
-
-
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
@@ -163,7 +158,8 @@ def _make_accessible(
         # The words inside name it.
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
         body = _FLAG.sub(r'<span class="pre unbroken">\1</span>', body)
-        body = _CELL.sub(_with_seams, _COMMANDS.sub(_with_whole_flags, body))
+        body = _COMMANDS.sub(_with_whole_flags, body)
+        body = _LONG_NAME.sub(lambda found: _SEAM.sub("<wbr>", found[0]), body)
         body = _POWER.sub(r'<span class="unbroken">\g<0></span>', body)
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
