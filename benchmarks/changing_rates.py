@@ -126,7 +126,7 @@ def _draw(
         left,
         names,
         np.maximum(losses, 0.0),
-        title="loss by optimising for constant rates",
+        title="Loss by optimising for constant rates",
         x="% of the error",
         form=".2f",
     )
@@ -140,7 +140,7 @@ def _draw(
             "for these rates": (rounds, np.sqrt(known[shown]["own"])),
             "learning rate, to scale": (rounds, rates * largest),
         },
-        title=f"{shown}: error by round",
+        title=f"Error of {shown}",
         x="round",
         y="standard deviation",
     )

@@ -94,6 +94,8 @@ html_theme = "furo"
 html_title = f"mf_aggregators {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+# What a command prints is not copied.
+copybutton_selector = "div:not(.highlight-none, .highlight-text, .output) > div.highlight pre"
 html_search_scorer = str(_HERE / "_static" / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
@@ -102,10 +104,18 @@ mathjax_path = "mathjax/tex-chtml.js"
 _MARKERS_OF_TESTS = re.compile(r"^<!-- test:.*?-->\n", re.DOTALL | re.MULTILINE)
 # A signature of several lines: definitions without terms.
 _PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
-# A flag in a line, short enough for a phone.
-_FLAG = re.compile(r'<span class="pre">(--\w{1,28})</span>')
+# Flags in a line and in commands, short enough for a phone; powers of ten in text, not in tags.
+_FLAG = re.compile(r'<span class="pre">(--[\w=.,:-]{1,28})</span>')
+_COMMANDS = re.compile(r'<div class="highlight-bash.*?</pre>', re.DOTALL)
+_FLAG_OF_COMMAND = re.compile(r"--\w{1,28}")
+_POWER = re.compile(r"\d[\d.]*e-\d+(?![^<]*>)")
 # A cell of a table that is a number with its unit.
 _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
+# Blocks of code, which are copied as they are; and a number's sign or what it is followed by.
+_WITH_SIGN = re.compile(r"<pre.*?</pre>|(?<=\d) (?=[±%])|(?<=±) (?=\d)", re.DOTALL)
+# Names that are about as long as a line of a phone, and where they may be broken.
+_LONG_NAME = re.compile(r'<span class="pre">[^<]{30,}</span>')
+_SEAM = re.compile(r"(?<=\w[/.])(?=\w{3})")
 # A figure that was drawn wide, which a phone scrolls.
 _WIDE = re.compile(r'(<img alt="[^"]*" src="[^"]*\.png" />)')
 # What setting mathematics takes of the package: the program and its fonts.
@@ -128,6 +138,10 @@ def _parameters(found: re.Match[str]) -> str:
     return f'<div class="parameters">\n{lines}</div>'
 
 
+def _with_whole_flags(found: re.Match[str]) -> str:
+    return _FLAG_OF_COMMAND.sub(r'<span class="unbroken">\g<0></span>', found[0])
+
+
 def _make_accessible(
     app: Any, page: str, template: str, context: dict[str, Any], document: Any
 ) -> None:
@@ -139,10 +153,14 @@ def _make_accessible(
         body = context["body"].replace("<pre>", '<pre tabindex="0">')
         body = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
         body = _WITH_UNIT.sub(r"\1&#160;\2", body)
+        body = _WITH_SIGN.sub(lambda found: found[0] if found[0] != " " else "&#160;", body)
         body = _WIDE.sub(r'<span class="scrolls" tabindex="0">\1</span>', body)
         # The words inside name it.
         body = body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
-        body = _FLAG.sub(r'<span class="pre flag">\1</span>', body)
+        body = _FLAG.sub(r'<span class="pre unbroken">\1</span>', body)
+        body = _COMMANDS.sub(_with_whole_flags, body)
+        body = _LONG_NAME.sub(lambda found: _SEAM.sub("<wbr>", found[0]), body)
+        body = _POWER.sub(r'<span class="unbroken">\g<0></span>', body)
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
 

@@ -71,7 +71,9 @@ _clips = st.one_of(
 
 @st.composite
 def _cases(draw: st.DrawFn) -> _Case:
-    factorization = draw(st.sampled_from(small_mechanisms.factorizations(_NUM_ROUNDS)))
+    # The first case has the first of everything: noise that follows from an earlier row in memory.
+    factorizations = small_mechanisms.factorizations(_NUM_ROUNDS)
+    factorization = draw(st.sampled_from([*factorizations[2:], *factorizations[:2]]))
     schema = draw(
         st.sampled_from(
             [mfa.participation.SingleParticipation(), mfa.participation.MinSeparation(2)]
@@ -79,7 +81,7 @@ def _cases(draw: st.DrawFn) -> _Case:
     )
     tensors = draw(st.lists(st.tuples(_shapes, _dtypes), min_size=1, max_size=3))
     bits = draw(st.sampled_from([None, 33, 50]))
-    multiplier = draw(st.sampled_from([0.0, *np.geomspace(0.3, 10.0, 8)]))
+    multiplier = draw(st.sampled_from([*np.geomspace(0.3, 10.0, 8), 0.0]))
     return _Case(
         mechanism=mfa.Mechanism(factorization, schema, float(multiplier)),
         tensors=(*tensors, ((2,), "float32")),
