@@ -23,6 +23,7 @@ from mf_aggregators import catalogue, lower_bounds, memory, validation, workload
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.catalogue import ErrorName, MechanismError
+from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.lower_bounds import LowerBound
@@ -725,7 +726,7 @@ def _candidate(
     )
     workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
     errors = mechanism.factorization.errors(workload, schema)
-    bound = lower_bounds.compute(workload, schema) if scheme is None else None
+    bound = _lower_bound(workload, schema, cache_directory) if scheme is None else None
     recursion = _recursion_of(mechanism.factorization)
     return Candidate(
         kind=proposal.kind,
@@ -739,4 +740,31 @@ def _candidate(
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         clients_per_round=setting.clients_per_round,
         error=setting.error,
+    )
+
+
+def _lower_bound(
+    workload: workloads.Workload, schema: Participation, cache_directory: pathlib.Path | None
+) -> LowerBound:
+    """The bound for prefix sums, out of the cache if it is there."""
+
+    def compute(name: str) -> float:
+        bound = lower_bounds.compute(workload, schema)
+        assert bound is not None
+        return float(getattr(bound, name))
+
+    return LowerBound(
+        **{
+            field.name: factorization_cache.fetch_number(
+                cache_directory,
+                {
+                    "mechanism": "lower-bound",
+                    "error": field.name,
+                    "num_rounds": workload.num_rounds,
+                    **schema.to_dict(),
+                },
+                functools.partial(compute, field.name),
+            )
+            for field in dataclasses.fields(LowerBound)
+        }
     )

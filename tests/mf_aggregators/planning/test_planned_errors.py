@@ -179,9 +179,10 @@ def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.P
     errors: list[Any] = ["mean", "max", _WEIGHTS, others]
     plans = [_made(tmp_path, "banded", "toeplitz", error=error) for error in errors]
     entries = {path.name for path in tmp_path.iterdir()}
+    matrices_kept = [name for name in entries if not name.startswith("lower-bound")]
     # Two numbers of bands, and the Toeplitz matrix for two errors, as it takes no weights.
     for_weights = catalogue.entry("toeplitz").error_option("weights") is not None
-    assert len(entries) == 2 * len(errors) + (4 if for_weights else 2)
+    assert len(matrices_kept) == 2 * len(errors) + (4 if for_weights else 2)
     for error, plan in zip(errors, plans, strict=True):
         setting = dataclasses.replace(_TIMERS, error=error)
         again = planning.make(setting, cache_directory=tmp_path, mechanisms=["banded", "toeplitz"])
