@@ -225,8 +225,8 @@ class Aggregator:
         scheme = self.mechanism.sampling
         if self._template is None and scheme is not None and scheme.has_random_sizes:
             raise ValueError(
-                "template is needed where the number of clients is drawn: a batch may be empty, "
-                "and its round has to be released like any other."
+                "the aggregator needs template=, arrays of an update's shapes and dtypes: the "
+                "number of clients is drawn, and a batch without any is released like any other."
             )
         drawn = np.frombuffer(secrets.token_bytes(32), "<i8").astype(np.int64)
         seed, stream = drawn[:2] if self._fixed_seed is None else self._fixed_seed, drawn[2:]

@@ -74,16 +74,15 @@ class DrawnResult:
 
 
 def check_scheme(scheme: SamplingScheme) -> None:
-    """Raises ValueError if clients of a scheme are not drawn independently of each other.
+    """Raises ValueError if no audit of a scheme's draws is known.
 
     Args:
       scheme: The scheme.
     """
     if not isinstance(scheme, SeparatedScheme) and type(scheme) is not PoissonSampling:
         raise ValueError(
-            f"an audit of the draws of {scheme.name} is not known: its clients are not drawn "
-            "independently. Audit the matrix alone, towards who knows the rounds, with "
-            "--participation."
+            f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
+            "knows the rounds: --participation=single, or the schema that its clients keep."
         )
 
 
@@ -114,7 +113,7 @@ def audit_drawn(
       The bounds at ``delta``, at 0.02 and at 0.1.
 
     Raises:
-      ValueError: If a number is out of its range, or clients are not drawn independently.
+      ValueError: If a number is out of its range, or no audit of the draws is known.
     """
     scheme = mechanism.sampling
     if scheme is None:

@@ -250,16 +250,26 @@ def for_sampling(
             schema: Participation = fixed_order if bands is None else SingleParticipation()
             proposal = _proposal(name, variant, num_rounds, schema, cache_directory, error)
             if bands is not None and proposal.compute is not None:
-                scheme = sampling_scheme(
+                proposal = _drawn(
+                    proposal,
                     sampling,
                     num_rounds=num_rounds,
                     num_bands=bands,
                     population=population,
                     clients_per_round=clients_per_round,
                 )
-                proposal = dataclasses.replace(proposal, sampling=scheme)
             proposals.append(proposal)
     return proposals
+
+
+def _drawn(proposal: Proposal, sampling: str, **sizes: Any) -> Proposal:
+    """The proposal for clients that a scheme draws, or why the scheme is none for its bands."""
+    try:
+        scheme = sampling_scheme(sampling, **sizes)
+    except ValueError as error:
+        reason = f"{sampling}: {str(error).rstrip('.')}"
+        return dataclasses.replace(proposal, compute=None, reason=reason)
+    return dataclasses.replace(proposal, sampling=scheme)
 
 
 def for_random_participation(
@@ -312,7 +322,8 @@ def for_random_participation(
             for separation in separations:
                 if separation is not None and separation > largest:
                     continue
-                scheme = sampling_scheme(
+                drawn = _drawn(
+                    proposal,
                     sampling,
                     num_rounds=num_rounds,
                     num_bands=bands,
@@ -320,7 +331,7 @@ def for_random_participation(
                     clients_per_round=clients_per_round,
                     separation=separation,
                 )
-                proposals.append(dataclasses.replace(proposal, sampling=scheme))
+                proposals.append(drawn)
     if not sampling_schemes()[sampling].takes_any_matrix:
         return proposals
     scheme = sampling_scheme(

@@ -26,12 +26,13 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     MinSeparationSampling,
+    SamplingScheme,
     SingleParticipation,
     sampling_scheme,
 )
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.planning import Plan, Setting
+from mf_aggregators.planning import Plan, Setting, proposals
 from tests.examples import covering
 from tests.refusals import refuses
 
@@ -275,6 +276,21 @@ def test_one_way_of_taking_part(cache: pathlib.Path, with_any: Plan, sampling: s
         (each.mechanism.sampling, each.num_bands): each.errors.rmse for each in plan.candidates
     } == own
     assert not plan.recommended.is_estimate
+
+
+def test_bands_that_a_scheme_refuses_are_infeasible(
+    cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_one_band(name: str, *, num_bands: int, **sizes: Any) -> SamplingScheme:
+        if num_bands > 1:
+            raise ValueError("only one band is proved.")
+        return sampling_scheme(name, num_bands=num_bands, **sizes)
+
+    monkeypatch.setattr(proposals, "sampling_scheme", with_one_band)
+    setting = dataclasses.replace(_TIMERS, num_rounds=8, participation=None, sampling="poisson")
+    plan = planning.make(setting, cache_directory=cache, mechanisms=["identity", "banded"])
+    assert [each.name for each in plan.candidates] == ["identity"]
+    assert {each.reason for each in plan.infeasible} == {"poisson: only one band is proved"}
 
 
 def test_a_second_plan_searches_for_no_bound(
