@@ -59,7 +59,6 @@ from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
 from tests.console_commands import ROOT
 from tests.refusals import refuses
-from tests.simulations.examples.cifar10_classification import cifar10_files
 from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
 from tests.simulations.worker_processes import WorkerProcess, free_port
 from tests.stackoverflow_nwp import last_word_model
@@ -105,12 +104,6 @@ _SMALL: Mapping[str, tuple[str, ...]] = {
         "--evaluate_every=8",
     ),
     "run-digits": ("--num_rounds=8", "--clients_per_round=4", "--evaluate_every=8"),
-    "run-cifar10": (
-        "--num_rounds=4",
-        "--clients_per_round=2",
-        "--evaluate_every=4",
-        "--cifar10_dir=cifar10",
-    ),
     "run-fashion-mnist": (
         "--num_rounds=4",
         "--clients_per_round=2",
@@ -350,7 +343,6 @@ def place(
         for i in range(5)
     ]
     (tmp_path / "notes.jsonl").write_text("".join(f"{json.dumps(note)}\n" for note in notes))
-    cifar10_files.write_binary(tmp_path / "cifar10", 20)
     fashion_mnist_files.write(tmp_path / "fashion_mnist", 100, 10)
     yield tmp_path
     _forget_remote_workers()

@@ -28,7 +28,7 @@ from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix, column_s
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
-from tests.examples import examples
+from tests.examples import examples, of_many
 
 
 def _workload(data: st.DataObject, num_rounds: int, generator: np.random.Generator) -> Workload:
@@ -148,8 +148,8 @@ def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds:
 
 @pytest.mark.long
 @given(st.one_of(st.integers(1, 60), st.integers(61, 512)), st.data())
-@settings(max_examples=1000, deadline=None)
-def test_no_bound_is_above_the_error_of_a_feasible_matrix_in_a_thousand_cases(
+@settings(max_examples=of_many(1000, 250), deadline=None)
+def test_no_bound_is_above_the_error_of_a_feasible_matrix_in_many_cases(
     num_rounds: int, data: st.DataObject
 ) -> None:
     _attack(num_rounds, data)
@@ -306,8 +306,8 @@ def test_no_bound_by_last_rounds_is_above_the_error_of_a_feasible_matrix(
 
 @pytest.mark.long
 @given(st.integers(1, 200), st.data())
-@settings(max_examples=1000, deadline=None)
-def test_no_bound_by_last_rounds_is_above_the_error_in_a_thousand_cases(
+@settings(max_examples=of_many(1000, 250), deadline=None)
+def test_no_bound_by_last_rounds_is_above_the_error_in_many_cases(
     num_rounds: int, data: st.DataObject
 ) -> None:
     _attack_last_rounds(num_rounds, data)

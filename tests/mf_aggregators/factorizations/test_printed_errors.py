@@ -16,6 +16,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
+from tests.examples import of_many
 
 _WORKLOAD = Workload("prefix_sum", 2052)
 _SINGLE = SingleParticipation()
@@ -91,7 +92,7 @@ def test_equal_column_norms_of_the_optimum(best_rmse: float) -> None:
         (128, False, (0.52, 1.04, 1.23, 1.29)),
         (128, True, (0.41, 1.00, 1.27, 1.27)),
         (342, False, (0.52, 1.04, 1.04, 1.08)),
-    ],
+    ][: of_many(3, 2)],
 )
 def test_banded_matrices(
     num_bands: int, equal_column_norms: bool, printed: tuple[float, ...], best_rmse: float
