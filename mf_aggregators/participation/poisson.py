@@ -87,6 +87,7 @@ class PoissonSampling(ComposedGroups):
         """Returns the privacy loss of a Gaussian sum of sensitivity 1 over a Poisson sample.
 
         Its losses are rounded so that no epsilon is too small (Doroshenko et al. 2022, Alg. 1).
+        ``compose`` takes dp-accounting's dense ones; theirs does not take these.
 
         Args:
           sigma: The standard deviation of the noise, above zero.

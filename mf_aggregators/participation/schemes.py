@@ -245,6 +245,9 @@ class SamplingScheme(Participation):
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof: without amplification, by default.
 
+        An override whose epsilon is that of real normal numbers takes it at
+        ``accounting.gaussian.delta_left``: integers stand for them. No check finds that it did not.
+
         Args:
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
@@ -374,7 +377,8 @@ class SamplingScheme(Participation):
         """Returns losses of a run whose noise is accounted for, for real normal numbers.
 
         By default they follow from the pairs of :meth:`curve` and from the Gaussian mechanism
-        without amplification, and nothing is known of them from below.
+        without amplification, and nothing is known of them from below. Their parts are
+        dp-accounting's ``DensePLDPmf`` on the grid of the approximation.
 
         Args:
           run: The run.
@@ -397,6 +401,10 @@ class SamplingScheme(Participation):
 
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
+
+        Without any, the attacker of a report or statement is that of one epsilon and delta alone,
+        far above what an amplified scheme allows. Deltas include what integers cost
+        (``accounting.gaussian.failure_probability``).
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
