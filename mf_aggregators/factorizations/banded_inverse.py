@@ -7,6 +7,7 @@ square roots").
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -63,6 +64,11 @@ _LEAST_PROGRESS = 1e-4
 _LEAST_CURVATURE = 1e-13
 # By how much all rounds together may break constraints: the sensitivity takes it for rounding.
 _ROUNDING_OF_SLACKS = 5e-14
+# By how much magnitudes of entries of C are smoothed where they may be negative, one after another.
+_SMOOTHINGS = (1e-3, 1e-4, 1e-5)
+_MOST_SMOOTH_EVALUATIONS = 300
+# What a matrix whose sensitivity is only bounded has to take off the squared error.
+_WORTH_A_BOUND = 5e-4
 # Entries fall no further than to about this: arithmetic of denormal numbers is slow.
 _NO_DENORMALS = 1e-30
 # The most n p of the numbers that the rows of B follow from where learning rates change.
@@ -153,8 +159,9 @@ def banded_inverse(
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      The factorization; the coefficients of C are non-negative. If the optimiser stopped
-      before its gradient vanished, the best coefficients found, with a
+      The factorization; the coefficients of C are non-negative unless clients return and a few
+      small negative ones take 5e-4 off the squared error, though their sensitivity is a bound. If
+      the optimiser stopped before its gradient vanished, the best coefficients found, with a
       NotConvergedWarning.
 
     Raises:
@@ -298,7 +305,14 @@ class _Search:
             for start in within.starts(starts):
                 candidates.append(within.optimised(start, self.max_evaluations, self.progress))
         padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
-        return min(padded, key=lambda found: self._squared_error(found[0], rows))
+        found, end = min(padded, key=lambda each: self._squared_error(each[0], rows))
+        if pattern.most > 1 and rows.is_sum:
+            signed = within.of_any_sign(found[:bands], self.max_evaluations, self.progress)
+            signed = power_series.padded(signed, len(found))
+            least = (1.0 - _WORTH_A_BOUND) * self._squared_error(found, rows)
+            if self._squared_error(signed, rows) < least:
+                return signed, end
+        return found, end
 
     def _squared_error(self, coefficients: FloatArray, rows: Rows) -> float:
         """The squared error of the coefficients of C^-1, whatever they are."""
@@ -464,6 +478,44 @@ class _ErrorWithin:
             message="Newton's method with a barrier",
         )
         return noising, result
+
+    def of_any_sign(
+        self, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
+    ) -> FloatArray:
+        """Returns (p,) coefficients of C^-1 whose C may be negative, found from a start.
+
+        The magnitudes of C's entries bound the sensitivity then. They are smoothed, as
+        sqrt(c^2 + s^2) for falling s, and L-BFGS runs over all coefficients but the first.
+        """
+        impulse = np.zeros(self._pattern.num_rounds)
+        impulse[0] = 1.0
+        free = start[1:]
+
+        def smoothed(free: FloatArray, smoothing: float) -> tuple[float, FloatArray]:
+            progress.update()
+            noising = np.append(1.0, free)
+            # Steps too far overflow, and are taken back.
+            with np.errstate(over="ignore", invalid="ignore"):
+                column = _divided(impulse, noising)
+                sizes = np.hypot(column, smoothing)
+                squared, by_sizes = self._pattern.squared_sensitivity(sizes)
+                if not squared < 1e100:
+                    return np.inf, np.zeros(len(free))
+                by_column = by_sizes * column / (sizes * squared)
+                gradient = -_correlation(by_column, _divided(column, noising), len(noising))
+            gradient += self._rows.derivatives(noising, 0.0)[0]
+            value = float(np.log(squared)) + self._rows.logarithm(noising, 0.0)
+            return value, gradient[1:]
+
+        for smoothing in _SMOOTHINGS:
+            free = minimise(
+                functools.partial(smoothed, smoothing=smoothing),
+                free,
+                max_evaluations=min(max_evaluations, _MOST_SMOOTH_EVALUATIONS),
+                corrections=20,
+                least_change=1e-10,
+            ).x
+        return np.append(1.0, free)
 
     def _at(self, noising: FloatArray, barrier: float) -> _Point | None:
         """The point of some coefficients of C^-1; None if it breaks a constraint."""

@@ -105,7 +105,7 @@ def test_two_bands_in_closed_form() -> None:
 
 @given(st.integers(2, 8), st.data())
 @settings(max_examples=examples(40), deadline=None)
-def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
+def test_what_the_optimiser_returns_is_never_understated(
     num_rounds: int, data: st.DataObject
 ) -> None:
     num_bands = data.draw(st.integers(1, num_rounds))
@@ -113,7 +113,8 @@ def test_what_the_optimiser_returns_is_non_negative_and_never_understated(
     error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
     participation = MinSeparation(separation)
     factorization = banded_inverse(num_rounds, num_bands, participation, error=error)
-    assert np.all(factorization.strategy_coefficients() >= -1e-14)
+    if factorization.sensitivity(participation).is_exact:
+        assert np.all(factorization.strategy_coefficients() >= -1e-14)
     # Also under schemas of returning clients that it was not made for.
     schemas: list[Participation] = [participation, MinSeparation(1), FixedEpochOrder(2, 1), SINGLE]
     for schema in schemas:
@@ -204,8 +205,8 @@ def test_another_solver_finds_nothing_better_where_nobody_returns(
 
 @pytest.mark.parametrize(
     ("num_bands", "error", "printed"),
-    # The mean is that of JAX Privacy, and the maximum that of ratios between 0 and 1.
-    [(16, "mean", 6.9665), (16, "max", 8.6522), (32, "mean", 6.9665), (32, "max", 8.6522)],
+    # Those of JAX Privacy with 16 bands.
+    [(16, "mean", 6.9665), (16, "max", 8.6134), (32, "mean", 6.9665), (32, "max", 8.6134)],
 )
 def test_clients_that_return_are_no_worse_off_than_elsewhere(
     num_bands: int, error: ErrorMeasure, printed: float
@@ -219,7 +220,7 @@ def test_clients_that_return_are_no_worse_off_than_elsewhere(
 
 @pytest.mark.parametrize("error", ["mean", "max"])
 @pytest.mark.parametrize(
-    ("num_rounds", "num_bands", "separation"), [(128, 16, 21), (64, 20, 8), (300, 8, 60)]
+    ("num_rounds", "num_bands", "separation"), [(128, 32, 21), (64, 20, 8), (300, 8, 60)]
 )
 def test_what_is_found_is_a_local_optimum(
     num_rounds: int, num_bands: int, separation: int, error: ErrorMeasure
@@ -258,8 +259,8 @@ def test_what_is_found_is_a_local_optimum(
     )
 
 
-def test_no_start_and_no_matrix_that_is_not_negative_ends_below_the_worst_round_found() -> None:
-    """Over all C without negative entries, whose sensitivity is at least that of the pattern."""
+def test_a_few_negative_entries_are_better_than_none_though_their_sensitivity_is_a_bound() -> None:
+    """Another solver, over all C without negative entries, ends above; the bound is no less."""
     num_rounds, num_bands, schema = 128, 16, MinSeparation(21, 6)
     found = banded_inverse(num_rounds, num_bands, schema, error="max")
     pattern = np.zeros(num_rounds)
@@ -274,7 +275,10 @@ def test_no_start_and_no_matrix_that_is_not_negative_ends_below_the_worst_round_
         return float(np.log(squared) + np.log(sums @ sums))
 
     ours = found.max_error(num_rounds, schema)
-    assert np.exp(error(found.coefficients[1:]) / 2) == pytest.approx(ours, rel=1e-9)
+    assert np.min(found.strategy_coefficients()) < 0.0
+    # The bound is above what a client can change in the first pattern, and close to it.
+    of_pattern = np.exp(error(found.coefficients[1:]) / 2)
+    assert of_pattern <= ours <= 1.001 * of_pattern
     root = power_series.inverse_square_root_coefficients(num_bands)[1:]
     others = []
     for start in (0.98 * found.coefficients[1:], root, 0.7 * root):
@@ -288,7 +292,20 @@ def test_no_start_and_no_matrix_that_is_not_negative_ends_below_the_worst_round_
                 options={"maxiter": 80, "ftol": 1e-11},
             )
         others.append(np.exp(other.fun / 2))
-    assert min(others) == pytest.approx(ours, rel=1e-7)
+    assert 1.0003 * ours <= min(others) <= 1.001 * ours
+
+
+@given(st.integers(8, 14), st.data())
+@settings(max_examples=examples(20), deadline=None)
+def test_the_bound_of_negative_entries_is_never_below_what_any_client_changes(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    schema = MinSeparation(data.draw(st.integers(2, num_rounds // 2)))
+    error: ErrorMeasure = data.draw(st.sampled_from(["mean", "max"]))
+    found = banded_inverse(num_rounds, data.draw(st.integers(3, 6)), schema, error=error)
+    truth = brute_force.scalar_sensitivity(found.strategy_matrix(), schema)
+    assert truth <= found.sensitivity(schema).value * (1 + 1e-12)
+    assert found.sensitivity(schema).value <= 1.01 * truth
 
 
 # Rounds, bands, separation, participations, error, momentum, and the error of version 1.0.0.
@@ -366,7 +383,6 @@ def test_no_error_is_above_that_of_version_1_0_0(
     schema = MinSeparation(separation, most)
     found = banded_inverse(workload, num_bands, schema, error=error)
     measured = found.rmse if error == "mean" else found.max_error
-    assert found.sensitivity(schema).is_exact
     assert measured(workload, schema) <= earlier
 
 
@@ -391,7 +407,6 @@ def test_another_solver_finds_nothing_better_where_clients_return(data: st.DataO
     starts = [root] + [root * generator.uniform(0.2, 1.8, len(root)) for _ in range(2)]
     best = least_error_of_another_solver(num_rounds, separation, error, column, starts)
     ours = banded_inverse(num_rounds, num_bands, schema, error=error)
-    assert ours.sensitivity(schema).is_exact
     assert error_of(ours, error, schema) <= best * (1 + 1e-5)
 
 
@@ -566,7 +581,6 @@ def test_another_solver_finds_nothing_better_where_rates_change(
         weights = np.linspace(0.0, 1.0, num_rounds)
         error = weights = weights / np.sum(weights)
     ours = banded_inverse(workload, num_bands, schema, error=error)
-    assert ours.sensitivity(schema).is_exact
     variances = ours.per_round_variance(workload, schema)
     found = float(np.max(variances) if weights is None else weights @ variances)
     least = _least_of_another_solver(workload, num_bands, separation, weights)
