@@ -109,6 +109,8 @@ _FLAG = re.compile(r'<span class="pre">(--[\w=.,:-]{1,28})</span>')
 _COMMANDS = re.compile(r'<div class="highlight-bash.*?</pre>', re.DOTALL)
 _FLAG_OF_COMMAND = re.compile(r"--\w{1,28}")
 _POWER = re.compile(r"\d[\d.]*e-\d+(?![^<]*>)")
+# Mathematics in a line, with the sign behind it.
+_FORMULA = re.compile(r'<span class="math [^>]*>[^<]*</span>[.,;:)]+')
 # A cell of a table that is a number with its unit.
 _WITH_UNIT = re.compile(r"(<td><p>\S?\d[\d.,]*) (\S{1,3}</p></td>)")
 # Blocks of code, which are copied as they are; and a number's sign or what it is followed by.
@@ -160,7 +162,8 @@ def _make_accessible(
         body = _FLAG.sub(r'<span class="pre unbroken">\1</span>', body)
         body = _COMMANDS.sub(_with_whole_flags, body)
         body = _LONG_NAME.sub(lambda found: _SEAM.sub("<wbr>", found[0]), body)
-        body = _POWER.sub(r'<span class="unbroken">\g<0></span>', body)
+        for each in (_POWER, _FORMULA):
+            body = each.sub(r'<span class="unbroken">\g<0></span>', body)
         context["body"] = _PARAMETERS.sub(_parameters, body)
 
 
