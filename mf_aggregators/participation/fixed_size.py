@@ -69,6 +69,7 @@ class FixedSizeSampling(ComposedGroups):
 
     name: ClassVar[str] = "fixed_size"
     has_random_sizes: ClassVar[bool] = False
+    is_dominated: ClassVar[bool] = True
 
     @property
     def group_size(self) -> int:

@@ -87,6 +87,8 @@ class SamplingScheme(Participation):
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
       takes_largest_batch: Whether it has a largest batch, of which more than come are cut.
+      is_dominated: Whether another scheme of the same clients has a smaller epsilon at the same
+        noise; plans for any way to take part leave it out.
       largest_move: How many clip norms a client may move the sum of a round by, where draws are
         secret: two where it takes the place of another one, and where nobody knows more.
     """
@@ -104,6 +106,7 @@ class SamplingScheme(Participation):
     largest_move: ClassVar[float] = 2.0
     takes_any_matrix: ClassVar[bool] = False
     takes_largest_batch: ClassVar[bool] = False
+    is_dominated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(

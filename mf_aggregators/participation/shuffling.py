@@ -42,6 +42,7 @@ class Shuffling(CyclicGroups):
 
     name: ClassVar[str] = "shuffling"
     has_random_sizes: ClassVar[bool] = False
+    is_dominated: ClassVar[bool] = True
 
     @property
     def batches_per_pass(self) -> int:

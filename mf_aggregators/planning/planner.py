@@ -32,14 +32,9 @@ from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import (
-    BallsInBins,
     MinSeparation,
-    MinSeparationSampling,
     Participation,
-    PoissonSampling,
-    RandomAllocation,
     SingleParticipation,
-    TruncatedPoissonSampling,
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
@@ -107,9 +102,8 @@ class Setting:
       clients_per_round: The cohort or batch size B.
       participation: The schema that participation timers enforce; None where clients are
         drawn.
-      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone,
-        min-separation sampling, balls in bins, and Poisson sampling of groups, truncated Poisson
-        sampling and random allocation; None for timers alone.
+      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone and all
+        schemes that are not dominated, those of other packages too; None for timers alone.
       epsilon: The privacy target; with ``rho``, what that target is at ``delta``.
       delta: Of the target.
       model_size: The parameters d of the model.
@@ -605,26 +599,36 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
         assert setting.participation is not None
         return _for_timers(setting, setting.participation, cache_directory)
     if setting.sampling != ANY_SAMPLING:
-        of = (
-            proposals.for_sampling
-            if sampling_schemes()[setting.sampling].has_groups
-            else proposals.for_random_participation
-        )
-        return of(*sizes, setting.sampling, cache_directory, setting.error)
-    common = cache_directory, setting.error
-    return [
-        *_for_timers(setting, MinSeparation(proposals.most_bands(*sizes)), cache_directory),
-        *proposals.for_sampling(*sizes, PoissonSampling.name, *common),
-        *_amplified(proposals.for_sampling(*sizes, TruncatedPoissonSampling.name, *common)),
-        *_amplified(proposals.for_sampling(*sizes, RandomAllocation.name, *common)),
-        *proposals.for_random_participation(*sizes, MinSeparationSampling.name, *common),
-        *proposals.for_random_participation(*sizes, BallsInBins.name, *common),
-    ]
+        return _for_scheme(setting, setting.sampling, cache_directory)
+    found = _for_timers(setting, MinSeparation(proposals.most_bands(*sizes)), cache_directory)
+    has_fixed_order = False
+    for name, scheme in sampling_schemes().items():
+        if scheme.is_dominated:
+            continue
+        # A fixed order is the same for all schemes of a data centre.
+        is_told = scheme.has_groups and has_fixed_order
+        of_scheme = _for_scheme(setting, name, cache_directory)
+        found += [each for each in of_scheme if each.sampling is not None or not is_told]
+        has_fixed_order |= scheme.has_groups
+    return found
 
 
-def _amplified(found: list[Proposal]) -> list[Proposal]:
-    """Those that are amplified: a fixed order is the same for all schemes of a data centre."""
-    return [proposal for proposal in found if proposal.sampling is not None]
+def _for_scheme(
+    setting: Setting, name: str, cache_directory: pathlib.Path | None
+) -> list[Proposal]:
+    of = (
+        proposals.for_sampling
+        if sampling_schemes()[name].has_groups
+        else proposals.for_random_participation
+    )
+    return of(
+        setting.num_rounds,
+        setting.population,
+        setting.clients_per_round,
+        name,
+        cache_directory,
+        setting.error,
+    )
 
 
 def _for_timers(

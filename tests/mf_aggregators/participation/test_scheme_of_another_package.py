@@ -19,6 +19,7 @@ from mf_aggregators.participation import (
     registry,
 )
 from mf_aggregators.participation.sampled_runs import SampledRun
+from mf_aggregators.planning import planner, proposals
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -141,3 +142,21 @@ def test_its_entry_point_makes_it_known_by_name(monkeypatch: pytest.MonkeyPatch)
     fresh.cache_clear()
     with pytest.warns(registry.SchemeWarning):
         assert "one_shuffle" not in registry.sampling_schemes()
+
+
+def test_a_plan_for_any_way_to_take_part_weighs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, type[SamplingScheme]] = {
+        **registry.sampling_schemes(),
+        "one_shuffle": _OneShuffle,
+    }
+    for module in (registry, planner, proposals):
+        monkeypatch.setattr(module, "sampling_schemes", lambda: known)
+    setting = planner.Setting(12, 40, 10, None, planner.ANY_SAMPLING, 8.0, 1e-3, 100)
+    found = planner._proposals(setting, None, ["identity"])
+    ways = [None if each.sampling is None else each.sampling.name for each in found]
+    # Timers, and all but what another scheme is always better than.
+    assert ways.count(None) == 1
+    weighed = {name for name, each in known.items() if not each.is_dominated}
+    assert set(ways) == {None, *weighed}
+    assert "one_shuffle" in weighed
+    assert known.keys() - weighed == {"fixed_size", "shuffling"}
