@@ -257,10 +257,16 @@ def read(values: flags.FlagValues) -> Subject:
     noise = mechanism_flags.noise_multiplier(values)
     saved = mechanism_flags.saved_mechanism(values.checkpoint)
     own = participations.from_dict(made_for["participation"]) if saved is None else saved.schema
-    if (values.ledger or values.round_times) is not None:
+    has_taken_place = (values.ledger or values.round_times) is not None
+    if has_taken_place:
         _check_declared(factorization, own, schema or own)
-        if saved is not None and noise is not None:
-            _check_had(saved, schema or own, noise)
+    is_asked = schema is not None and saved is not None and saved.sampling is None
+    if saved is not None and noise is not None and (has_taken_place or is_asked):
+        _check_had(saved, schema or own, noise)
+    if schema is not None and saved is not None and is_asked and noise is None:
+        # The noise stays as it is, and is less beside a larger sensitivity.
+        share = factorization.sensitivity(own).value / factorization.sensitivity(schema).value
+        noise = saved.noise_multiplier * share
     if schema is not None or saved is None:
         return Subject.of(factorization, schema or own, workload, noise)
     if saved.sampling is not None:
@@ -475,7 +481,8 @@ class LedgerReport:
                 "the times of the rounds allow more than the schema that is declared, whose "
                 "guarantee is not shown."
                 if self.times is not None
-                else "the ledger breaks the schema that is declared, whose guarantee does not hold."
+                else "the ledger breaks the schema that is declared, whose guarantee does not hold "
+                "for the clients that broke it."
                 if self.plan.sampling is None
                 else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
                 "that nothing is amplified."

@@ -408,9 +408,9 @@ VERIFIED_BY_FILES = """\
 
 VERIFIED_BY_TIMES = """\
 Whoever has the matrix as a checkpoint and the times of the rounds recomputes sensitivity and
-   guarantee, with `mf-report --checkpoint= --noise_multiplier= --round_times= --timer_hours=`. That
-   devices kept timers of so many hours, and that the run had this noise, is what the signatory
-   says: no file shows it."""
+   guarantee, with `mf-report --checkpoint= --noise_multiplier= --delta= --round_times=
+   --timer_hours=`. That devices kept timers of so many hours, and that the run had this noise, is
+   what the signatory says: no file shows it."""
 
 # Of statements that list the files that they were made from.
 VERIFIED_AGAIN = """
@@ -419,8 +419,9 @@ VERIFIED_AGAIN = """
 
 VERIFIED_BY_ROUNDS = """\
 Whoever has the matrix as a checkpoint and every client's rounds as a ledger recomputes sensitivity
-   and guarantee, with `mf-report --checkpoint= --noise_multiplier= --ledger=`. That the run had
-   this noise, and that the ledger lacks nobody, is what the signatory says: no file shows it."""
+   and guarantee, with `mf-report --checkpoint= --noise_multiplier= --delta= --ledger=`. That the
+   run had this noise, and that the ledger lacks nobody, is what the signatory says: no file shows
+   it."""
 
 SECRET_FILES = """\
 `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and

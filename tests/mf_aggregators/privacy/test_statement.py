@@ -83,7 +83,7 @@ def test_a_statement_names_the_files_of_runs_that_have_them_alone() -> None:
     assert not any(file in without for file in files)
     assert "The noise seed is secret, and so are rows of noise" in without
     assert "wherever\n     they are kept\n" in without
-    assert "`mf-report --checkpoint= --noise_multiplier= --ledger=`" in without
+    assert "`mf-report --checkpoint= --noise_multiplier= --delta= --ledger=`" in without
     facts = dataclasses.replace(statement.facts, has_run_directory=True)
     named = dataclasses.replace(statement, facts=facts).to_markdown()
     assert all(file in named for file in files)
@@ -509,7 +509,7 @@ def test_a_headline_names_the_condition_that_its_guarantee_rests_on() -> None:
     by_times = _by_times().to_markdown()
     assert "timers and uploads were as the observed statement below says, so that" in by_times
     assert "By the times of 2 released rounds: no client took part more than" in by_times
-    assert "--checkpoint= --noise_multiplier= --round_times= --timer_hours=`" in by_times
+    assert "--noise_multiplier= --delta= --round_times=" in by_times
 
 
 def test_what_was_observed_is_not_said_twice() -> None:
