@@ -348,7 +348,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         values.checkpoint is None or values.mechanism is None,
         "--checkpoint and --mechanism exclude each other: give one.",
     )
-    schema = mechanism_flags.participation(values)
+    schema, own_multiplier = mechanism_flags.participation(values), _NOISE_MULTIPLIER
     flag_values = values.flag_values_dict()
     mechanism_flags.check_options(flag_values, values.mechanism)
     if values.checkpoint is not None:
@@ -358,6 +358,10 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         drawn = _drawn(values, schema)
         if drawn is not None:
             return drawn
+        saved = mechanism_flags.saved_mechanism(values.checkpoint)
+        if saved is not None:
+            schema = schema or saved.schema
+            own_multiplier = mechanism_flags.noise_under(saved, schema)
         factorization, description = checkpoints.load_with_description(values.checkpoint)
         schema = schema or participations.from_dict(description["errors"]["participation"])
     else:
@@ -373,7 +377,7 @@ def _audited(values: flags.FlagValues) -> Mechanism:
         factorization, schema = made, schema or SingleParticipation()
     multiplier = mechanism_flags.noise_multiplier(values)
     if multiplier is None:
-        multiplier = _NOISE_MULTIPLIER
+        multiplier = own_multiplier
     return Mechanism.of_one_schema(factorization, schema, multiplier)
 
 

@@ -288,6 +288,17 @@ def saved_mechanism(checkpoint: str | None) -> Mechanism | None:
     return mechanisms.load(checkpoint)
 
 
+def noise_under(saved: Mechanism, schema: Participation) -> float:
+    """Returns the noise multiplier of a ``Mechanism``'s own noise, relative to another schema.
+
+    Args:
+      saved: The mechanism.
+      schema: The schema: the larger its sensitivity, the less the same noise is.
+    """
+    own = saved.factorization.sensitivity(saved.schema).value
+    return saved.noise_multiplier * (own / saved.factorization.sensitivity(schema).value)
+
+
 def check_is_saved(
     saved: Mechanism, checkpoint: str, participation: Participation, noise_multiplier: float
 ) -> None:

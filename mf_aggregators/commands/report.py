@@ -17,6 +17,7 @@ Examples:
   mf-report --checkpoint=banded_342 --target_epsilon=8 --delta=1e-6 --trade_off=curve.json
 """
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -202,6 +203,10 @@ def main(values: flags.FlagValues) -> int:
                 else f"--noise_multiplier{targets}, or {_HAS_NOISE}."
             ),
         )
+    found = _found(values, subject)
+    if found is not None and found.observed.mechanism.sampling is not None:
+        # Whatever the matrix was made for, the ledger says how clients were drawn.
+        subject = dataclasses.replace(subject, drawn=found.observed.mechanism)
     fields = subject.error_fields()
     fields |= subject.guarantee_fields(values.delta, values.clients_per_round)
     if values.model_size is not None:
@@ -212,7 +217,6 @@ def main(values: flags.FlagValues) -> int:
     if values.extend_to is not None:
         fields |= subject.extension_fields(values.extend_to, values.delta, values.model_size)
     stated = {} if mechanism is None else {"planned": mechanism.guarantee(values.delta)}
-    found = _found(values, subject)
     drawn = None
     if found is None and subject.drawn is not None:
         certification = guarantees.default_certification(show_progress=True)

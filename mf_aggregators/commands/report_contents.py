@@ -260,13 +260,10 @@ def read(values: flags.FlagValues) -> Subject:
     has_taken_place = (values.ledger or values.round_times) is not None
     if has_taken_place:
         _check_declared(factorization, own, schema or own)
-    is_asked = schema is not None and saved is not None and saved.sampling is None
-    if saved is not None and noise is not None and (has_taken_place or is_asked):
+    if saved is not None and noise is not None and (has_taken_place or schema is not None):
         _check_had(saved, schema or own, noise)
-    if schema is not None and saved is not None and is_asked and noise is None:
-        # The noise stays as it is, and is less beside a larger sensitivity.
-        share = factorization.sensitivity(own).value / factorization.sensitivity(schema).value
-        noise = saved.noise_multiplier * share
+    if saved is not None and noise is None and schema is not None and not has_taken_place:
+        noise = mechanism_flags.noise_under(saved, schema)
     if schema is not None or saved is None:
         return Subject.of(factorization, schema or own, workload, noise)
     if saved.sampling is not None:

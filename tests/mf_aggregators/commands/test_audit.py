@@ -274,6 +274,24 @@ def _saved(directory: pathlib.Path, scheme: SamplingScheme) -> str:
     return f"--checkpoint={directory}"
 
 
+def test_the_noise_of_a_mechanism_is_its_own_whatever_participation_is_asked_for(
+    tmp_path: pathlib.Path,
+) -> None:
+    matrix = factorizations.banded(6, num_bands=2)
+    Mechanism(matrix, MinSeparation(2), 0.5).save(tmp_path)
+
+    def audited(*words: str) -> Mechanism:
+        values = command_line.flags_of(audit.define_flags)
+        values(["mf-audit", f"--checkpoint={tmp_path}", *words])
+        return audit._audited(values)
+
+    assert audited() == Mechanism(matrix, MinSeparation(2), 0.5)
+    # The sensitivity of three columns of norm one, two rounds apart, is sqrt(3) of one.
+    once = audited("--participation=single")
+    assert once.noise_multiplier == pytest.approx(0.5 * 3.0**0.5)
+    assert audited("--noise_multiplier=2").noise_multiplier == 2.0
+
+
 @pytest.mark.usefixtures("_as_in_a_test")
 def test_a_mechanism_of_drawn_clients_is_audited_as_they_are_drawn(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]

@@ -364,6 +364,8 @@ def test_a_sampled_run_is_not_held_against_a_schema(
     # which the given multiplier is relative; that of a sampled run is relative to one column.
     multiplier = 0.9 * math.sqrt(3.0)
     assert fields["sampling"] == _POISSON.to_dict()
+    # The guarantee of one participation is that of nobody.
+    assert (fields["participation"], fields["epsilon"]) == (str(_POISSON), None)
     assert fields["amplified_noise_multiplier"] == pytest.approx(multiplier)
     assert fields["amplified_epsilon"] == pytest.approx(
         sampling_scheme(
@@ -684,7 +686,15 @@ def test_a_mechanism_is_reported_with_its_own_participation_and_noise(
     assert _report(capsys, own, "--noise_multiplier=0.9") == _report(
         capsys, *flags, "--noise_multiplier=0.9"
     )
-    assert _report(capsys, own, "--separation=6")["noise_multiplier"] is None
+    # The noise that it has, beside the sensitivity of another schema.
+    several = _report(capsys, own, "--separation=1", "--max_participations=2")
+    matrix, close = mechanism.factorization, MinSeparation(1, 2)
+    ratio = matrix.sensitivity(mechanism.schema).value / matrix.sensitivity(close).value
+    assert several["noise_multiplier"] == pytest.approx(0.7 * ratio, rel=1e-12)
+    assert ratio < 0.9
+    words = ["mf-report", own, "--separation=1", "--max_participations=2", "--noise_multiplier=0.7"]
+    assert command_line.run("", report.define_flags, report.main, words) == 2
+    assert "--noise_multiplier=0.7 is more noise than" in capsys.readouterr().err
     words = ["mf-report", own, "--separation=6", ledger, "--delta=1e-5"]
     assert command_line.run("", report.define_flags, report.main, words) == 2
     assert "leave out the flags that name another" in capsys.readouterr().err
@@ -763,7 +773,7 @@ def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
     flags = _drawn(tmp_path, _POISSON, 5)
     assert _report(capsys, own, *flags)["amplified_epsilon"] == fields["amplified_epsilon"]
     # Asked for, there is that of the matrix alone.
-    assert _report(capsys, own, "--participation=single")["noise_multiplier"] is None
+    assert _report(capsys, own, "--participation=single")["noise_multiplier"] == 0.8
 
 
 @pytest.mark.long
