@@ -228,7 +228,7 @@ def main(values: flags.FlagValues) -> int:
         stated = found.guarantees()
     is_broken = found is not None and found.keeps_plan is False
     warnings = [] if found is None else found.warnings()
-    sentences = _sentences(subject, values.delta, found, drawn)
+    sentences = [*_sentences(subject, values.delta, found, drawn), *subject.notes()]
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page

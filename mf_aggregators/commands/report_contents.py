@@ -121,6 +121,16 @@ class Subject:
             "rows_of_z_per_round": recursion.rows_of_z_per_round,
         }
 
+    def notes(self) -> list[str]:
+        """Returns what is worth knowing of the errors, as sentences."""
+        made_for = self.factorization.parameters.get("workload")
+        if made_for is None or workloads.has_fingerprint(self.workload, str(made_for)):
+            return []
+        return [
+            f"The matrix was made for another workload than {self.workload.name}, whose errors "
+            "these are: --workload= and --learning_rates= name its own."
+        ]
+
     def guarantee_fields(self, delta: float, clients_per_round: int | None) -> dict[str, Any]:
         """Returns the guarantee of all rounds and the effective RMSE; None where no noise is told.
 

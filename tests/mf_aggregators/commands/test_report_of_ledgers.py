@@ -776,6 +776,18 @@ def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
     assert _report(capsys, own, "--participation=single")["noise_multiplier"] == 0.8
 
 
+def test_errors_of_another_workload_than_the_matrix_is_for_are_said_to_be(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix = mfa.factorizations.banded(mfa.workloads.momentum_sgd(12, 0.9), num_bands=3)
+    mfa.Mechanism(matrix, MinSeparation(3), 1.0).save(tmp_path)
+    for flags, is_said in (([], True), (["--workload=momentum_sgd", "--momentum=0.9"], False)):
+        words = ["mf-report", f"--checkpoint={tmp_path}", *flags]
+        assert command_line.run("", report.define_flags, report.main, words) == 0
+        said = "made for another workload than prefix_sum" in capsys.readouterr().out
+        assert said == is_said
+
+
 @pytest.mark.long
 def test_the_trade_off_curve_of_a_mechanism_is_that_of_drawn_clients(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path, capsys: pytest.CaptureFixture[str]
