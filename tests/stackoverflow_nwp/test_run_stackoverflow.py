@@ -582,6 +582,7 @@ def test_noise_is_kept_where_the_flags_say(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--checkpoint=nowhere", "--mechanism=blt"], "--mechanism and --checkpoint exclude"),
         (["--num_buffers=2"], "belongs to --mechanism=blt"),
         (["--mechanism=blt", "--num_buffers=9"], "at most 8"),
         (["--mechanism=magic"], "--mechanism=magic"),
@@ -615,7 +616,6 @@ def test_noise_is_kept_where_the_flags_say(
         (["--sampling=poisson", "--mechanism=identity", "--noise_multiplier=-1"], "noise_multi"),
         (["--vocab_size=9"], "--vocab_size: The training text has"),
         (["--checkpoint=nowhere"], "nowhere/factorization.json cannot be read"),
-        (["--checkpoint=nowhere", "--mechanism=blt"], "--mechanism and --checkpoint exclude"),
         (["--dataset=nowhere.sqlite"], "--dataset: There is no file"),
         (["--dataset=nonsense"], "--dataset: There is no data set"),
         (["--clients_per_round=41"], "--dataset: "),
