@@ -4,6 +4,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
@@ -45,6 +47,38 @@ class Observed:
     def num_alike_names(self) -> int:
         """How many clients have a name that looks like another's (``client_names.num_alike``)."""
         return 0 if self.ledger is None else client_names.num_alike(self.ledger.client_ids)
+
+    def num_beyond(self) -> int | None:
+        """Returns how many clients took part in rounds that the mechanism's schema forbids.
+
+        The planned guarantee is lost for these alone: neighbouring data sets differ in one client.
+
+        Returns:
+          The number; None without a ledger, and for clients that a sampling scheme draws.
+        """
+        schema = self.mechanism.participation
+        if self.ledger is None or schema.is_sampled:
+            return None
+        if self.keeps_participation:
+            return 0
+        # At once, as there may be millions: the distances of those who returned.
+        returned = [rounds for rounds in self.ledger.rounds_of_clients if len(rounds) > 1]
+        if not returned:
+            return 0
+        sizes = np.array([len(rounds) for rounds in returned])
+        ends = np.cumsum(sizes)
+        gaps = np.delete(np.diff(np.concatenate(returned)), ends[:-1] - 1)
+        starts = ends - sizes - np.arange(len(sizes))
+        patterns, clients = np.unique(
+            [sizes, np.minimum.reduceat(gaps, starts), np.maximum.reduceat(gaps, starts)],
+            axis=1,
+            return_counts=True,
+        )
+        return sum(
+            int(number)
+            for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
+            if not schema.allows_separations(*pattern)
+        )
 
     def guarantee(self, delta: float) -> Guarantee:
         """Returns what holds of the rounds that were released.

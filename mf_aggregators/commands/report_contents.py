@@ -26,7 +26,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, pair, rate_field
-from mf_aggregators.privacy import client_names, guarantees
+from mf_aggregators.privacy import client_names, guarantees, statement_texts
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -455,6 +455,7 @@ class LedgerReport:
         worst, worst_case = self.worst_client, self.worst_case
         return {
             "keeps_plan": self.keeps_plan,
+            "clients_beyond_plan": self.observed.num_beyond(),
             "alike_client_names": self.observed.num_alike_names,
             **self._sampling_fields(),
             **({} if self.times is None else self.times.to_dict()),
@@ -484,12 +485,13 @@ class LedgerReport:
         """Returns what a reader must know before anything else, as sentences."""
         found = []
         if self.worst_case is not None:
+            beyond = statement_texts.count(self.observed.num_beyond() or 0, "client")
             breaks = (
                 "the times of the rounds allow more than the schema that is declared, whose "
                 "guarantee is not shown."
                 if self.times is not None
                 else "the ledger breaks the schema that is declared, whose guarantee does not hold "
-                "for the clients that broke it."
+                f"for {beyond} that broke it."
                 if self.plan.sampling is None
                 else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
                 "that nothing is amplified."

@@ -233,6 +233,12 @@ def test_an_observed_guarantee_covers_every_client(
     found = observed.guarantee(1e-5)
     sigma = noise_multiplier * mechanism.factorization.sensitivity(_TIMERS).value
     matrix = mechanism.factorization.strategy_matrix()[: len(cohorts)]
+    beyond = [
+        rounds
+        for rounds in observed.ledger.rounds_of_clients
+        if len(rounds) > 3 or np.any(np.diff(rounds) < 4)
+    ]
+    assert observed.num_beyond() == len(beyond)
     own = []
     for rounds in observed.ledger.rounds_of_clients:
         x = np.zeros(_ROUNDS)

@@ -140,6 +140,8 @@ def test_a_run_that_broke_its_plan(
     assert status == 1
     fields = json.loads(out)
     assert fields["keeps_plan"] is False
+    # bo, whose rounds are two apart.
+    assert fields["clients_beyond_plan"] == 1
     assert fields["realised_sensitivity_is_exact"] is False
     assert fields["widened_epsilon"] >= fields["realised_epsilon"] > fields["epsilon"]
     assert fields["widened_zcdp_rho"] >= fields["realised_zcdp_rho"] > fields["zcdp_rho"]
