@@ -112,6 +112,24 @@ def test_a_round_is_released_for_the_same_updates_alone() -> None:
     assert aggregator.next(following, updates[:1])[0].round_index == 2
 
 
+def test_a_row_is_not_added_twice_under_another_clip_norm() -> None:
+    """Two copies of a state may go on with other norms, and the same sum in steps of them."""
+    state = _aggregator(clip_norm=mfa.AdaptiveClip(1.0, update_period=1)).initialize()
+    aggregator, copy = (
+        _aggregator(clip_norm=mfa.AdaptiveClip(1.0, update_period=1)) for _ in range(2)
+    )
+    following, _ = aggregator.next(state, [np.zeros(2)] * 2)
+    other, _ = copy.next(state, [np.full(2, 9.0)] * 2)
+    norms = [
+        each.metrics(then)["next_clip_norm"]
+        for each, then in ((aggregator, following), (copy, other))
+    ]
+    assert norms[0] != norms[1]
+    aggregator.next(following, [np.zeros(2)] * 2)
+    with refuses("other data", error=ReleaseError):
+        aggregator.next(other, [np.zeros(2)] * 2)
+
+
 def test_the_record_of_a_directory_outlives_the_process(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "noise"
     state = _aggregator(noise_directory=directory).initialize()
