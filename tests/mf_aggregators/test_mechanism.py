@@ -342,6 +342,9 @@ def test_a_ledger_of_names_lacks_who_was_never_drawn() -> None:
     for number, keeps in ((6, None), (7, False)):
         all_drawn = Ledger(tuple("abcdefg"[:number]), tuple(map(np.array, rounds[:number])), 4)
         assert mechanism.observed(all_drawn).keeps_participation is keeps
+    # A seventh that was never drawn is none of the population either.
+    never = Ledger(tuple("abcdefg"), (*map(np.array, rounds[:6]), np.array([], np.int64)), 4)
+    assert mechanism.observed(never).keeps_participation is False
 
 
 @given(st.sampled_from(factorizations(_ROUNDS)), _schemas(), st.floats(0.0, 1e6))
