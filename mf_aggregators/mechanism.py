@@ -13,7 +13,7 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, checkpoints, observed, validation
+from mf_aggregators import accounting, catalogue, checkpoints, observed, validation
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import composition, gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
@@ -346,6 +346,7 @@ class Mechanism:
             facts=facts,
             plan=self.guarantee(delta, certification=certification),
             earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),
+            other_mechanism=catalogue.sensitivity_of_other_by(self.factorization),
         )
 
     def event(self) -> dp_event.DpEvent:
@@ -606,7 +607,7 @@ def calibrate(
         if scheme is None:
             multiplier = accounting.noise_multiplier(epsilon, delta)
         else:
-            multiplier = scheme.calibrated(
+            multiplier = scheme.checked_calibrated(
                 validation.positive_number(epsilon, "epsilon"),
                 delta,
                 columns,

@@ -13,8 +13,9 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from mf_aggregators import packages
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import third_party
 from mf_aggregators.catalogue.built_in import ENTRIES
@@ -47,6 +48,7 @@ __all__ = [
     "entry",
     "load",
     "options",
+    "sensitivity_of_other_by",
 ]
 
 # The group of entry points that other packages register mechanisms in.
@@ -144,6 +146,23 @@ def load(
     return found.checked(
         found.factorization.from_arrays(num_rounds, arrays, parameters=attributes["parameters"])
     )
+
+
+def sensitivity_of_other_by(
+    factorization: Factorization,
+) -> Literal["library", "package"] | None:
+    """Returns who computes the sensitivity of a matrix of another package's mechanism.
+
+    Args:
+      factorization: What a mechanism made.
+
+    Returns:
+      ``library`` where this library does, as for all that the catalogue makes; ``package`` for a
+      class of another package, which nothing here has checked; None for the library's mechanisms.
+    """
+    if packages.other_package(type(factorization)) is not None:
+        return "package"
+    return None if factorization.mechanism in {each.name for each in ENTRIES} else "library"
 
 
 def options(names: Sequence[str]) -> Mapping[str, Sequence[tuple[str, Option]]]:

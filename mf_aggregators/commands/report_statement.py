@@ -5,6 +5,7 @@ every file that they were made from, and the flags that make both again: whoever
 out whether one letter of the statement is another.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import atomic_files, catalogue, validation
 from mf_aggregators.audit import one_run
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
@@ -300,6 +301,9 @@ def _differing_statements(
       name_clients: Whether it names the client that was protected least.
       more: What follows its text.
     """
+    # Earlier versions named no packages.
+    names = not statement.other_packages.keys().isdisjoint(before)
+    statement = dataclasses.replace(statement, names_packages=names)
     again = validation.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
     differing = []
     version = before.get("library_version")
@@ -371,7 +375,9 @@ def _statement(
             key_file=os.path.relpath(values.sampling_seed, folder) if secret else "",
         ),
     )
-    statement = found.observed.completed(PrivacyStatement(facts, found.plan))
+    other = catalogue.sensitivity_of_other_by(found.observed.mechanism.factorization)
+    planned = PrivacyStatement(facts, found.plan, other_mechanism=other)
+    statement = found.observed.completed(planned)
     return stated_runs.with_other_runs(statement, others, folder, _seed_file(values))
 
 

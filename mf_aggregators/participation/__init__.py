@@ -26,7 +26,7 @@ from mf_aggregators.participation.registry import (
     sampling_schemes,
     smallest_population,
 )
-from mf_aggregators.participation.samplers import Sampler
+from mf_aggregators.participation.samplers import Sampler, sampler_of
 from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.participation.separated import SeparatedScheme
 from mf_aggregators.participation.shuffling import Shuffling
@@ -57,6 +57,7 @@ __all__ = [
     "check_fits",
     "check_population",
     "from_dict",
+    "sampler_of",
     "sampling_from_dict",
     "sampling_scheme",
     "sampling_schemes",

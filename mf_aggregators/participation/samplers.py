@@ -3,12 +3,16 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special
 
+from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.participation import third_party
 from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.third_party import SchemeError
 
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
@@ -54,10 +58,20 @@ class Sampler(abc.ABC):
           a round is released as any other, with its own noise.
 
         Raises:
-          ValueError: If the scheme has no such round.
+          ValueError: If the scheme has no such round, or what is drawn are no increasing indices of
+            clients of the population.
         """
         self._check_round(round_index)
-        return self._draw(round_index)
+        with third_party.named(self.scheme, f"draw({round_index})", ValueError):
+            drawn = self._draw(round_index)
+        problem = self._problem_of(drawn)
+        if problem is not None:
+            raise SchemeError(
+                f"{third_party.described(self.scheme)}: draw({round_index}) of its sampler has "
+                f"{problem}, and must have increasing integers, each of another client of the "
+                f"population of {self.scheme.population}."
+            )
+        return drawn.astype(np.int64, copy=False)
 
     def num_eligible(self, round_index: int) -> int:
         """Returns how many clients might have been in the batch of a round.
@@ -109,6 +123,23 @@ class Sampler(abc.ABC):
             len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
         )
 
+    def _problem_of(self, drawn: Any) -> str | None:
+        """What is wrong with a batch, as what it has; names no client."""
+        if not isinstance(drawn, np.ndarray):
+            return f"no array but {type(drawn).__name__}"
+        if drawn.ndim != 1 or drawn.dtype.kind not in "iu":
+            return f"an array of {drawn.dtype} of shape {drawn.shape}"
+        if not len(drawn):
+            return None
+        if drawn.min() < 0 or drawn.max() >= self.scheme.population:
+            return "a client outside of the population"
+        # Compared, for differences of unsigned integers are never negative.
+        if np.all(drawn[1:] > drawn[:-1]):
+            return None
+        ordered = np.sort(drawn)
+        is_twice = np.any(ordered[1:] == ordered[:-1])
+        return "a client twice" if is_twice else "clients that are not in increasing order"
+
     @abc.abstractmethod
     def _draw(self, round_index: int) -> IntArray:
         """The batch of a round of the scheme."""
@@ -124,6 +155,33 @@ class Sampler(abc.ABC):
                 f"round {round_index} is not one of the {self.scheme.num_rounds} rounds, from 0, "
                 "of the sampling scheme."
             )
+
+
+def sampler_of(scheme: SamplingScheme, seed: int) -> Sampler:
+    """Returns the sampler of a scheme, if it is one.
+
+    Args:
+      scheme: How clients are drawn.
+      seed: What they are drawn from.
+
+    Raises:
+      SchemeError: If the scheme of another package makes none, or one that draws by another scheme.
+      ValueError: If the seed is negative.
+    """
+    with third_party.named(scheme, "sampler", ValueError):
+        found = scheme.sampler(seed)
+    if not isinstance(found, Sampler):
+        raise SchemeError(
+            f"{third_party.described(scheme)}: sampler(seed) returned "
+            f"{validation.shown(found)}, which is no participation.Sampler: return one that draws "
+            "every round from the seed."
+        )
+    if found.scheme != scheme:
+        raise SchemeError(
+            f"{third_party.described(scheme)}: sampler(seed) returned a sampler of another scheme, "
+            f"{validation.shown(found.scheme)}: return one whose scheme is this one."
+        )
+    return found
 
 
 def too_large(

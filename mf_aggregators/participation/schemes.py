@@ -20,7 +20,7 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import validation
+from mf_aggregators import packages, validation
 from mf_aggregators.accounting import gaussian, trade_offs
 from mf_aggregators.accounting.composition import (
     Approximation,
@@ -30,6 +30,7 @@ from mf_aggregators.accounting.composition import (
 )
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.participation import third_party
 from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
@@ -160,26 +161,25 @@ class SamplingScheme(Participation):
     @property
     def is_amplified(self) -> bool:
         """Whether anything that is stated of a run rests on draws that nobody knows."""
+        return self._overrides(
+            "amplified", "event_of", "run_losses", "curve", "log_moments", "divergences"
+        )
+
+    def _overrides(self, *methods: str) -> bool:
+        """Whether the class has one of these methods of its own."""
         return any(
-            getattr(type(self), name) is not getattr(SamplingScheme, name)
-            for name in (
-                "amplified",
-                "event_of",
-                "run_losses",
-                "curve",
-                "log_moments",
-                "divergences",
-            )
+            getattr(type(self), each) is not getattr(SamplingScheme, each) for each in methods
         )
 
     def check_participations(self) -> None:
         """Raises ValueError where participations may share rows of C, and nothing accounts for it.
 
         Without an accounting of its own, the columns of C that a client is in have to be
-        orthogonal.
+        orthogonal. What another package says of a run that ends early is asked for as well.
         """
-        if type(self).amplified is SamplingScheme.amplified:
+        if not self._overrides("amplified"):
             self.all_participations(None)
+        self.checked_of_first(1)
 
     @property
     def shares_rows(self) -> bool:
@@ -224,13 +224,28 @@ class SamplingScheme(Participation):
         """Returns the scheme of the first rounds alone, for a run that ended early.
 
         Args:
-          num_rounds: The rounds that were released.
+          num_rounds: The rounds that were released, from 1. Where C has more bands, the scheme is
+            for ``num_bands`` rounds, or for ``num_rounds`` bands.
 
         Returns:
-          The scheme; None where the guarantee of all rounds is stated of any part of them.
+          The scheme, of so many rounds or more; None where the guarantee of all rounds is stated
+          of any part of them.
         """
         del num_rounds
         return None
+
+    def checked_of_first(self, num_rounds: int) -> "SamplingScheme | None":
+        """Returns what :meth:`of_first` does, of other packages checked.
+
+        Args:
+          num_rounds: As there.
+
+        Raises:
+          ValueError: If another package fails, or returns a scheme of fewer rounds.
+        """
+        if packages.other_package(type(self)) is None:
+            return self.of_first(num_rounds)
+        return third_party.of_first(self, num_rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
@@ -278,15 +293,94 @@ class SamplingScheme(Participation):
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
 
+        By default it is the inverse of :meth:`amplified`, which is asked some thirty times.
+
         Args:
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
           columns: C, where the guarantee depends on it; else None.
           certification: How an epsilon is proved, where only simulations bound it.
           num_coordinates: Parameters times rounds.
+
+        Raises:
+          ValueError: If no noise multiplier gives the target.
         """
-        del certification
-        return self._enough(target, delta, columns, num_coordinates)
+        if not self._overrides("amplified"):
+            return self._enough(target, delta, columns, num_coordinates)
+        certification = third_party.for_one_result(certification)
+        try:
+            start = self._enough(target, delta, columns, num_coordinates)
+        except ValueError:
+            # Participations share rows of C, which the override accounts for.
+            start = 1.0
+        return third_party.inverse(
+            lambda sigma: (
+                self.checked_amplified(
+                    sigma, delta, columns, certification, num_coordinates
+                ).epsilon
+            ),
+            target,
+            start,
+        )
+
+    def checked_amplified(
+        self,
+        sigma: float,
+        delta: float,
+        columns: StrategyColumns | None,
+        certification: Certification,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> Amplified:
+        """Returns what is stated of a run: :meth:`amplified`, of other packages checked.
+
+        Their epsilon is never above that without amplification, which holds as well.
+
+        Args:
+          sigma: As :meth:`amplified` takes it, and so all others.
+          delta: As there.
+          columns: As there.
+          certification: As there.
+          num_coordinates: As there.
+
+        Raises:
+          ValueError: As there, and if what another package says is no epsilon.
+        """
+        given = sigma, delta, columns, certification, num_coordinates
+        if packages.other_package(type(self)) is None:
+            return self.amplified(*given)
+        found = third_party.amplified(self, *given)
+        try:
+            unamplified, _ = self._unamplified(sigma, delta, columns, num_coordinates)
+        except ValueError:
+            return found
+        return found if found.epsilon <= unamplified else Amplified(unamplified, None)
+
+    def checked_calibrated(
+        self,
+        target: float,
+        delta: float,
+        columns: StrategyColumns | None,
+        certification: Certification,
+        num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    ) -> float:
+        """Returns what a run is planned with: :meth:`calibrated`, of other packages checked.
+
+        Args:
+          target: As :meth:`calibrated` takes it, and so all others.
+          delta: As there.
+          columns: As there.
+          certification: As there.
+          num_coordinates: As there.
+
+        Raises:
+          ValueError: As there, and if :meth:`checked_amplified` has a larger epsilon at that noise.
+        """
+        given = target, delta, columns, certification, num_coordinates
+        is_own = packages.other_package(type(self)) is None
+        # What is calibrated here was asked of checked_amplified already.
+        if is_own or not self._overrides("calibrated"):
+            return self.calibrated(*given)
+        return third_party.calibrated(self, *given)
 
     def estimated(
         self,
@@ -471,7 +565,7 @@ class SamplingScheme(Participation):
           TailError: As in ``accounting.epsilon``.
           ValueError: If an argument is out of its range, or C is missing or does not fit.
         """
-        return self.amplified(
+        return self.checked_amplified(
             validation.non_negative_number(noise_multiplier, "noise_multiplier"),
             delta,
             self._columns(strategy_matrix),
@@ -500,7 +594,7 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: As there, and if no noise multiplier gives the target.
         """
-        return self.calibrated(
+        return self.checked_calibrated(
             validation.positive_number(epsilon, "epsilon"),
             delta,
             self._columns(strategy_matrix),

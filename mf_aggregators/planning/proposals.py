@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import caches, catalogue, workloads
+from mf_aggregators import caches, catalogue, packages, workloads
 from mf_aggregators.catalogue import (
     ErrorName,
     Request,
@@ -37,6 +37,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
     sampling_schemes,
+    third_party,
 )
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
@@ -414,14 +415,18 @@ def calibrated(
 
     def multiplier() -> float:
         if columns is not None and is_estimate:
-            return scheme.estimated(epsilon, delta, columns, certification)
+            with third_party.named(scheme, "estimated", ValueError):
+                return scheme.estimated(epsilon, delta, columns, certification)
         return calibrate(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier
 
+    # Nobody says when another version of another package has another noise multiplier.
+    is_cached = packages.other_package(type(scheme)) is None
+    kept_in = cache_directory if is_cached else None
     return dataclasses.replace(
         unknown,
-        noise_multiplier=factorization_cache.fetch_number(cache_directory, description, multiplier),
+        noise_multiplier=factorization_cache.fetch_number(kept_in, description, multiplier),
     )
 
 

@@ -504,7 +504,7 @@ def _amplified(
     certification: Certification | None = None,
 ) -> Guarantee:
     certification = certification or default_certification()
-    found = scheme.amplified(
+    found = scheme.checked_amplified(
         validation.non_negative_number(noise_multiplier, "noise_multiplier"),
         delta,
         columns,
@@ -563,7 +563,7 @@ def observed(
     if plan.sampling is not None and participation.keeps_sampling and rounds >= 1:
         # Clients are drawn with the probability of the plan, however early the run ended; those
         # that were never drawn are covered too.
-        scheme = plan.sampling.of_first(rounds)
+        scheme = plan.sampling.checked_of_first(rounds)
         if scheme is None:
             # Fewer rounds are post-processing of all. Another certificate would take minutes.
             return dataclasses.replace(plan, num_rounds=rounds)

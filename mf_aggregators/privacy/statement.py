@@ -10,11 +10,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, printed_guarantees, version
+from mf_aggregators import accounting, packages, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
 from mf_aggregators.printed_guarantees import rounded_up
@@ -188,6 +188,10 @@ class PrivacyStatement:
         one first; empty for a run that was not extended.
       other_runs: What holds of this run and others together (:meth:`with_other_runs`); None where
         nobody said which there are.
+      other_mechanism: Who computed the sensitivity of a matrix that is of another package's
+        mechanism: this ``library``, or that ``package``. None for the library's own.
+      names_packages: Whether what other packages have a part in is said. Statements made before
+        that was are compared with what is made again without.
 
     Raises:
       ValueError: If a run that broke its plan has no worst-case guarantee, a plan of a run that was
@@ -206,6 +210,8 @@ class PrivacyStatement:
     stopped_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
     other_runs: OtherRuns | None = None
+    other_mechanism: Literal["library", "package"] | None = None
+    names_packages: bool = True
 
     def __post_init__(self) -> None:
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
@@ -310,6 +316,20 @@ class PrivacyStatement:
         return dataclasses.replace(self, other_runs=runs)
 
     @property
+    def other_packages(self) -> dict[str, Any]:
+        """What other packages have a part in, JSON-able: fields of ``privacy.json``."""
+        if not self.names_packages:
+            return {}
+        found: dict[str, Any] = {}
+        scheme = self.plan.sampling
+        package = None if scheme is None else packages.other_package(type(scheme))
+        if package is not None:
+            found["sampling_package"] = dataclasses.asdict(package)
+        if self.other_mechanism is not None:
+            found["sensitivity_of_other_mechanism_by"] = self.other_mechanism
+        return found
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know first."""
         found = []
@@ -411,6 +431,7 @@ class PrivacyStatement:
                 }
             ),
             "warnings": list(self.warnings),
+            **self.other_packages,
         }
 
     def to_markdown(self) -> str:
@@ -489,9 +510,22 @@ class PrivacyStatement:
             widened=self._widened_text(),
             rule=self._rule_text(),
             version=version.__version__,
+            others=self._text_of_others(),
             other_runs=provenance.in_words(self.other_runs),
             provenance=facts.provenance.to_markdown(),
         )
+
+    def _text_of_others(self) -> str:
+        """What of the statement rests on other packages, after what rests on this one."""
+        others, text = self.other_packages, ""
+        if "sampling_package" in others:
+            assert self.plan.sampling is not None
+            texts = statement_texts.OTHER_SCHEMES
+            package = packages.Package(**others["sampling_package"])
+            text += texts[self.plan.sampling.is_amplified].format(package=package)
+        if "sensitivity_of_other_mechanism_by" in others:
+            text += statement_texts.OTHER_MECHANISMS[others["sensitivity_of_other_mechanism_by"]]
+        return text
 
     def _summary(self) -> str:
         guarantee = self.stated

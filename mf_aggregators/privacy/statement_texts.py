@@ -468,6 +468,26 @@ LEFT_OUT_WITH = """\
 {what} are replaced by zero in every round that it takes part in: as if it were not
      there. A special form of adding or removing a client."""
 
+# Of sampling schemes of other packages, by whether they amplify anything.
+OTHER_SCHEMES = {
+    True: """
+   The sampling scheme is not part of it. That sampling amplifies the guarantee has to be proved by
+   another package, {package}, which this program took at its word.""",
+    False: """
+   The sampling scheme is not part of it. It is of another package, {package}, and nothing is
+   amplified.""",
+}
+
+# Of matrices of other packages' mechanisms, by who computed their sensitivity.
+OTHER_MECHANISMS = {
+    "library": """
+   The matrix C is that of another package's mechanism, and its sensitivity was computed from C by
+   this program.""",
+    "package": """
+   The matrix C is that of another package's mechanism, and so is its sensitivity, which this
+   program took at its word.""",
+}
+
 MARKDOWN = """\
 # Privacy statement
 
@@ -495,6 +515,7 @@ MARKDOWN = """\
    - *With other runs.* {other_runs}
 4. **Verifiability.** {verification}
    It rests on the program, mf_aggregators {version}: `docs/privacy-proofs.md` of its source has its
-   proofs, and names the tests that attack them. A review of the program by others is not stated.
+   proofs, and names the tests that attack them.{others} A review of the program by others is not
+   stated.
 5. **Responsibility.**
 {provenance}"""

@@ -304,14 +304,15 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     Raises:
       CommandError: If the seed of rounds that were released is lost or damaged: other draws
         would not be of the same partition.
+      ValueError: If the scheme of another package makes no sampler.
       OSError: If it cannot be saved.
     """
     if fixed_seed is not None:
-        return scheme.sampler(fixed_seed)
+        return participations.sampler_of(scheme, fixed_seed)
     path = directory.sampling_seed
     if path.exists():
         try:
-            return scheme.sampler(random_streams.load_seed(path))
+            return participations.sampler_of(scheme, random_streams.load_seed(path))
         except SeedError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
@@ -324,7 +325,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     seed = random_streams.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
     random_streams.save_seed(seed, path)
-    return scheme.sampler(seed)
+    return participations.sampler_of(scheme, seed)
 
 
 def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:

@@ -1,6 +1,7 @@
 """The statement says what holds, and warns of what does not."""
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import re
@@ -15,6 +16,8 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
+    PoissonSampling,
+    SamplingScheme,
     sampling_scheme,
     sampling_schemes,
 )
@@ -561,3 +564,68 @@ def test_plans_of_an_extended_run_allow_what_was_allowed_before() -> None:
     between = guarantees.planned(identity(7), MinSeparation(1), 1.0, 1e-4)
     with refuses("7"):
         dataclasses.replace(statement, earlier_plans=(earlier[0], between))
+
+
+class _OfNumPy(PoissonSampling):
+    """Stands for a scheme of an installed package."""
+
+    __module__ = "numpy.random"
+
+
+class _OfNobody(_OfNumPy):
+    """Of a module that no installed package has, with nothing amplified."""
+
+    __module__ = "nobodys_module"
+    is_amplified = False
+
+
+def test_what_rests_on_another_package_is_not_credited_to_this_one() -> None:
+    """By name and version; statements of the library's own name none."""
+    schemes: tuple[type[SamplingScheme], ...] = (PoissonSampling, _OfNumPy, _OfNobody)
+    factorization = banded(workloads.prefix_sum(12), 3)
+    facts = _statement(None).facts
+    texts, fields = [], []
+    for scheme in schemes:
+        mechanism = Mechanism(factorization, scheme(12, 3, 300, 10), 1.2)
+        found = mechanism.statement(facts, 1e-4)
+        fields.append(found.to_dict())
+        texts.append(" ".join(found.to_markdown().split()))
+        statement_schemas.check(fields[-1])
+    assert "sampling_package" not in fields[0]
+    assert "another package" not in texts[0]
+    version = importlib.metadata.version("numpy")
+    assert fields[1]["sampling_package"] == {"name": "numpy", "version": version}
+    assert f"proved by another package, numpy {version}, which this program took" in texts[1]
+    assert fields[2]["sampling_package"] == {"name": "nobodys_module", "version": None}
+    assert "nobodys_module of unknown version, and nothing is amplified" in texts[2]
+    # All the rest is the same.
+    assert texts[1].replace(texts[1].split("attack them.")[1].split(" A review")[0], "") == texts[0]
+
+
+def test_a_matrix_of_another_package_is_said_to_be_one() -> None:
+    facts, once = _statement(None).facts, MinSeparation(12)
+    own = banded(workloads.prefix_sum(12), 3)
+
+    class Theirs(type(own)):  # type: ignore[misc]
+        pass
+
+    found = {
+        name: Mechanism(made, once, 1.0).statement(facts, 1e-4)
+        for name, made in (
+            ("own", own),
+            ("library", own.relabelled("theirs")),
+            ("package", Theirs.from_arrays(12, own.arrays())),
+        )
+    }
+    assert "another package" not in found["own"].to_markdown()
+    said = {"library": "computed from C by this program", "package": "took at its word"}
+    for name, words in said.items():
+        fields = found[name].to_dict()
+        statement_schemas.check(fields)
+        assert fields["sensitivity_of_other_mechanism_by"] == name
+        assert words in " ".join(found[name].to_markdown().split())
+    assert "sensitivity_of_other_mechanism_by" not in found["own"].to_dict()
+    # As statements were before.
+    before = dataclasses.replace(found["library"], names_packages=False)
+    assert before.to_markdown().split() == found["own"].to_markdown().split()
+    assert before.to_dict() == found["own"].to_dict()
