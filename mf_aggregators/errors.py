@@ -7,3 +7,7 @@ class Error(Exception):
     Arguments that are out of range are plain ValueErrors and TypeErrors, as everywhere in Python.
     Each subclass is one of Python's own errors too, such as ValueError or OSError.
     """
+
+
+class NotInstalledError(Error, ValueError):
+    """A mechanism or a sampling scheme is of no package that is installed; the message names it."""

@@ -18,6 +18,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting import composition, gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
+from mf_aggregators.errors import NotInstalledError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
@@ -634,6 +635,8 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:
         return Mechanism.from_dict(described, factorization)
+    except NotInstalledError as error:
+        raise CheckpointError(f"{path} cannot be read here: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
 

@@ -30,6 +30,7 @@ from mf_aggregators.catalogue.entry import (
     TimerSetting,
     Variant,
 )
+from mf_aggregators.errors import NotInstalledError
 from mf_aggregators.factorizations.factorization import Factorization
 
 __all__ = [
@@ -99,13 +100,14 @@ def entry(name: str) -> Entry:
       The entry.
 
     Raises:
-      ValueError: If there is none of this name; the message has those that there are.
+      NotInstalledError: If there is none of this name, a ValueError; the message has those that
+        there are.
     """
     known = entries()
     if name not in known:
-        raise ValueError(
-            f"its mechanism {name!r} is not one of {', '.join(known)}: install the package that "
-            "it is from"
+        raise NotInstalledError(
+            f"the mechanism {name!r} is not one of {', '.join(known)}: install the package that "
+            f"registers it as one of {GROUP}."
         )
     return known[name]
 

@@ -64,7 +64,7 @@ class Option:
     def described_default(self) -> str:
         """Returns what follows "Default:" in help; empty if there is none."""
         if self.default_text:
-            return self.default_text
+            return self.default_text.rstrip(".")
         if self.default is None:
             return ""
         if isinstance(self.default, bool):

@@ -21,6 +21,7 @@ from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
 
 # How much of the noise multiplier a recursion may take: rounding takes far less.
@@ -121,8 +122,8 @@ class CheckedEntry(Entry):
         """Makes a factorization and checks it: see the base class.
 
         Raises:
-          MechanismError: If it fails, or what it makes is not for the rounds that were asked for or
-            is refused by the classes that check it.
+          MechanismError: If it fails, or what it makes is not for the rounds that were asked for,
+            is refused by the classes that check it, or has no finite error.
         """
         try:
             filled = dataclasses.replace(request, options=self._made.arguments(request))
@@ -139,6 +140,13 @@ class CheckedEntry(Entry):
             raise MechanismError(
                 f"{self.name} made a factorization for {factorization.num_rounds} rounds, and "
                 f"{request.num_rounds} were asked for."
+            )
+        with np.errstate(all="ignore"):
+            rmse = factorization.rmse(request.workload, SingleParticipation())
+        if not math.isfinite(rmse):
+            raise MechanismError(
+                f"the matrix of {self.name} has no inverse in floating-point numbers: its RMSE is "
+                f"{rmse:g}."
             )
         return factorization
 

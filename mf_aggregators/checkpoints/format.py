@@ -26,7 +26,7 @@ from mf_aggregators import atomic_files, catalogue, validation, version, workloa
 from mf_aggregators import participation as participations
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.checkpoints import published_matrices
-from mf_aggregators.errors import Error
+from mf_aggregators.errors import Error, NotInstalledError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import Participation, SingleParticipation
 
@@ -214,6 +214,8 @@ def load_with_description(
         workload = description["errors"]["workload"]
     except KeyError as error:
         raise CheckpointError(f"{description_path} is broken: {error} is missing.") from error
+    except NotInstalledError as error:
+        raise CheckpointError(f"{description_path} cannot be read here: {error}") from error
     except (TypeError, ValueError) as error:
         message = str(error).rstrip(".")
         raise CheckpointError(f"{description_path} is broken: {message}.") from error

@@ -398,7 +398,8 @@ def condition_of(mechanism: Mechanism) -> str:
     Args:
       mechanism: The mechanism.
     """
-    return mechanism.participation.condition(_sampler(mechanism.sampling))
+    # Of another package, it may be no whole sentence.
+    return f"{mechanism.participation.condition(_sampler(mechanism.sampling)).rstrip('.')}."
 
 
 def _sampler(scheme: SamplingScheme | None) -> str | None:

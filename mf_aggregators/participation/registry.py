@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mf_aggregators import validation
+from mf_aggregators.errors import NotInstalledError
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
@@ -110,13 +111,14 @@ def sampling_scheme(
       The scheme.
 
     Raises:
-      ValueError: If the name is unknown or the sizes do not fit one another.
+      NotInstalledError: If the name is unknown, a ValueError.
+      ValueError: If the sizes do not fit one another.
     """
     schemes = sampling_schemes()
     if name not in schemes:
-        raise ValueError(
+        raise NotInstalledError(
             f"the sampling scheme {validation.shown(name)} is not one of {', '.join(schemes)}: "
-            "install the package that has it."
+            f"install the package that registers it as one of {GROUP}."
         )
     # Schemes of other packages may know of no largest batch.
     given = {} if largest_batch is None else {"largest_batch": largest_batch}

@@ -314,6 +314,7 @@ class SamplingScheme(Participation):
             # Participations share rows of C, which the override accounts for.
             start = 1.0
         return third_party.inverse(
+            self,
             lambda sigma: (
                 self.checked_amplified(
                     sigma, delta, columns, certification, num_coordinates
@@ -500,8 +501,9 @@ class SamplingScheme(Participation):
         """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
 
         Without any, the attacker of a report or statement is that of one epsilon and delta alone,
-        far above what an amplified scheme allows. Deltas include what integers cost
-        (``accounting.gaussian.failure_probability``).
+        far above what an amplified scheme allows. Between pairs nothing is known: with a hundred of
+        them, of deltas from 1 to 1e-12, the attacker is close to the true one, with a dozen it is
+        not. Deltas include what integers cost (``accounting.gaussian.failure_probability``).
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
@@ -695,9 +697,11 @@ class SamplingScheme(Participation):
 
         Checked are the population, the number of rounds, that each cohort has every client once
         and as many as the scheme draws, and what the scheme itself says of its rounds. Random
-        draws can give almost anything, some of it with next to no probability: a client, a round
-        or a whole run with more participations than draws give, but for a probability of 1e-12,
-        is a deviation as well. Draws by the scheme deviate with a probability of at most 3e-12.
+        draws can give almost anything, some of it with next to no probability: with a scheme of
+        this library, a client, a round or a whole run with more participations than draws give,
+        but for a probability of 1e-12, is a deviation as well, and draws by the scheme deviate
+        with a probability of at most 3e-12. Of another package's scheme, only the schema and what
+        its ``_deviation_of_rounds`` adds are checked.
 
         Args:
           num_clients: The clients of the population, drawn or not.
@@ -726,7 +730,14 @@ class SamplingScheme(Participation):
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         """Why cohorts of different clients of the population cannot come from the scheme.
 
-        By default, all that is asked is that the rounds of each client keep the schema.
+        By default, all that is asked is that the rounds of each client keep the schema. An
+        override asks ``super()`` for that first.
+
+        Args:
+          cohorts: As :meth:`deviation` takes them, each of different clients of the population.
+
+        Returns:
+          As :meth:`deviation`; None where nothing is wrong.
         """
         if not cohorts:
             return None
@@ -748,7 +759,7 @@ class SamplingScheme(Participation):
         return f"{self.name} sampling"
 
     def condition(self, sampler: str | None = None) -> str:
-        """Returns who has to do what for the guarantee to hold, after "only if"."""
+        """Returns who has to do what for the guarantee to hold: sentences, after "only if"."""
         drawn = (
             f"a data centre draws every batch itself, round i by draw(i) of the sampler {sampler}"
         )

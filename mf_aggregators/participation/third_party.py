@@ -179,10 +179,13 @@ def of_first(scheme: "SamplingScheme", num_rounds: int) -> "SamplingScheme | Non
     return found
 
 
-def inverse(epsilon_at: Callable[[float], float], target: float, start: float) -> float:
+def inverse(
+    scheme: "SamplingScheme", epsilon_at: Callable[[float], float], target: float, start: float
+) -> float:
     """Returns a noise multiplier whose epsilon was found to be at most a target.
 
     Args:
+      scheme: The scheme.
       epsilon_at: The epsilon of a noise multiplier, which falls with noise; it may raise TailError.
       target: The epsilon that is to hold.
       start: Where the search begins, above 0.
@@ -191,7 +194,7 @@ def inverse(epsilon_at: Callable[[float], float], target: float, start: float) -
       The least one, to one part in a million on the side of more noise.
 
     Raises:
-      ValueError: If no noise multiplier gives the target.
+      SchemeError: If no noise multiplier gives the target.
     """
 
     def is_met(sigma: float) -> bool:
@@ -204,7 +207,10 @@ def inverse(epsilon_at: Callable[[float], float], target: float, start: float) -
     while not is_met(high):
         high, step = high * (1.0 + step), min(10.0 * step, 1.0)
         if high > _MOST_NOISE:
-            raise ValueError(f"no noise multiplier up to {_MOST_NOISE:g} gives epsilon {target:g}.")
+            raise SchemeError(
+                f"{described(scheme)}: by amplified, no noise multiplier up to {_MOST_NOISE:g} "
+                f"gives epsilon {target:g}."
+            )
     low = 0.5 * high
     while low > _LEAST_NOISE and is_met(low):
         high, low = low, 0.5 * low

@@ -23,6 +23,7 @@ from mf_aggregators import catalogue, lower_bounds, memory, validation, workload
 from mf_aggregators import participation as participations
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.catalogue import ErrorName, MechanismError
+from mf_aggregators.catalogue.third_party import CheckedEntry
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
@@ -38,6 +39,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
+from mf_aggregators.participation.third_party import SchemeError
 from mf_aggregators.planning import proposals, side_processes
 from mf_aggregators.planning.proposals import PlannedError, Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
@@ -514,6 +516,11 @@ def _evaluated(
     except MechanismError as error:
         # What another package cannot make does not keep anybody from the other mechanisms.
         return Infeasible(proposal.name, f"cannot be made: {error}".rstrip("."))
+    except SchemeError as error:
+        # Nor does a scheme, where others are weighed beside it.
+        if setting.sampling != ANY_SAMPLING:
+            raise
+        return Infeasible(proposal.name, str(error).rstrip("."))
     if isinstance(candidate, Infeasible):
         return candidate
     reason = _why_infeasible(setting, candidate)
@@ -582,14 +589,27 @@ def _proposals(
     if mechanisms is None:
         return proposed
     offered = {proposal.kind for proposal in proposed}
+    others = {name: _why_nothing(name) for name in mechanisms if name not in offered}
+    if others and offered.isdisjoint(mechanisms):
+        why = "; ".join(f"{name} {reason}" for name, reason in others.items())
+        raise ValueError(f"none of the mechanisms is planned for such clients: {why}.")
     return [
         *(proposal for proposal in proposed if proposal.kind in mechanisms),
         *(
-            Proposal(name, (), SingleParticipation(), reason="offers nothing for such clients")
-            for name in mechanisms
-            if name not in offered
+            Proposal(name, (), SingleParticipation(), reason=reason)
+            for name, reason in others.items()
         ),
     ]
+
+
+def _why_nothing(mechanism: str) -> str:
+    """Why a mechanism is not among what is proposed."""
+    if not isinstance(catalogue.entry(mechanism), CheckedEntry):
+        return "offers nothing for such clients"
+    return (
+        "offers nothing for such clients, for a plan does not believe its bands: mf-factorize "
+        "makes its matrix, and what trains counts the bands of a --checkpoint"
+    )
 
 
 def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:

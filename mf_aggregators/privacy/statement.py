@@ -525,7 +525,8 @@ class PrivacyStatement:
             text += texts[self.plan.sampling.is_amplified].format(package=package)
         if "sensitivity_of_other_mechanism_by" in others:
             text += statement_texts.OTHER_MECHANISMS[others["sensitivity_of_other_mechanism_by"]]
-        return text
+        # What follows begins a line.
+        return f"{text}\n  " if text else ""
 
     def _summary(self) -> str:
         guarantee = self.stated

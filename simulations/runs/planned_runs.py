@@ -213,6 +213,10 @@ def plan(
     else:
         known_noise = (begun or {}).get("noise_multiplier")
         mechanism = _of_sampling(config, data, own, workload, known_noise)
+        # By any seed: what another package's scheme cannot draw is refused before anything is
+        # written.
+        assert mechanism.sampling is not None
+        participations.sampler_of(mechanism.sampling, 0).draw(0)
     if begun is None and config.saved is not None:
         assert config.checkpoint is not None
         # Few clients that stand for more have less noise than was asked for.

@@ -505,8 +505,52 @@ def test_a_plan_says_which_mechanism_offers_nothing_that_it_can_evaluate(
     drawn = planning.Setting(participation=None, sampling="poisson", **sizes)
     plan = planning.make(drawn, mechanisms=("discounted", "identity"))
     assert [each.mechanism for each in plan.infeasible] == ["discounted"]
-    with refuses("discounted", "nothing"):
+    with refuses("discounted", "nothing", "mf-factorize", "--checkpoint") as refused:
         planning.make(drawn, mechanisms=("discounted",))
+    # More memory would be of no use.
+    assert "memory" not in str(refused.value)
+    with refuses("blt", "nothing") as refused:
+        planning.make(drawn, mechanisms=("blt",))
+    assert "--checkpoint" not in str(refused.value)
+
+
+@pytest.mark.parametrize("has_bands", [False, True])
+def test_a_matrix_without_an_inverse_in_floats_is_a_row_of_a_plan(
+    monkeypatch: pytest.MonkeyPatch, has_bands: bool
+) -> None:
+    class Tiny(Discounted):
+        def build(self, request: Request) -> Any:
+            matrix = 1e-300 * np.eye(request.num_rounds) + np.eye(request.num_rounds, k=-1)
+            bands = np.stack([np.diag(matrix), np.append(0.0, np.diag(matrix, -1))], axis=1)
+            return mfa.factorizations.BandedFactorization(bands) if has_bands else matrix
+
+    _install(monkeypatch, _EntryPoint(Tiny))
+    with refuses("discounted", "inverse", error=catalogue.MechanismError):
+        catalogue.entry("discounted").build(_request(6))
+    sizes: dict[str, Any] = {
+        **{"num_rounds": 6, "population": 60, "clients_per_round": 5, "model_size": 10},
+        **{"epsilon": 4.0, "delta": 1e-4},
+    }
+    setting = planning.Setting(participation=MinSeparation(3), sampling=None, **sizes)
+    plan = planning.make(setting, mechanisms=("discounted", "identity"))
+    assert [each.mechanism for each in plan.infeasible] == ["discounted"]
+    assert plan.recommended.kind == "identity"
+
+
+def test_a_checkpoint_of_a_package_that_is_gone_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    _install(monkeypatch, _EntryPoint(OwnClass))
+    factorization = catalogue.entry("discounted").build(_request(4))
+    assert isinstance(factorization, Factorization)
+    checkpoints.save(factorization, tmp_path / "theirs")
+    _install(monkeypatch)
+    with refuses(
+        *("the mechanism 'discounted'", "install", catalogue.GROUP),
+        error=checkpoints.CheckpointError,
+    ) as refused:
+        checkpoints.load(tmp_path / "theirs")
+    assert "broken" not in str(refused.value)
 
 
 @pytest.mark.parametrize("for_runs", [False, True])
@@ -519,6 +563,12 @@ def test_an_option_with_the_name_of_another_flag_is_named(
     flags.DEFINE_float("delta", 1e-6, "Another.", flag_values=values)
     with refuses("--delta", "discounted", error=CommandError):
         mechanism_flags.define_options(values, for_runs=for_runs)
+
+
+def test_a_default_in_words_ends_as_help_ends_it() -> None:
+    for text in ("the separation", "the separation."):
+        option = Option("block", "integer", "Rounds.", default_text=text)
+        assert option.described_default() == "the separation"
 
 
 def test_every_mechanism_says_what_it_is() -> None:

@@ -5,6 +5,7 @@ Schemes here are of the package ``tests``, which is another one than the library
 
 import dataclasses
 import math
+import pathlib
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
+from mf_aggregators.commands import plan_text
 from mf_aggregators.participation import (
     Amplified,
     FixedEpochOrder,
@@ -19,10 +21,11 @@ from mf_aggregators.participation import (
     Sampler,
     SamplingScheme,
     SingleParticipation,
+    registry,
     samplers,
 )
 from mf_aggregators.participation.third_party import SchemeError
-from mf_aggregators.planning import proposals
+from mf_aggregators.planning import planner, proposals
 from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
 
@@ -167,6 +170,41 @@ def test_what_is_no_epsilon_is_refused(answer: Any, words: tuple[str, ...]) -> N
     ):
         with refuses("enrolled", "_Other", "amplified", *words[1:], error=SchemeError):
             refused()
+
+
+def test_a_plan_names_it_and_weighs_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = type(_scheme(calibrated=lambda *_: 0.3))
+    known = {"poisson": PoissonSampling, "enrolled": scheme}
+    for module in (registry, planner, proposals):
+        monkeypatch.setattr(module, "sampling_schemes", lambda: known)
+    setting = planner.Setting(8, 80, 10, None, "enrolled", 3.0, _DELTA, 100)
+    with refuses("enrolled", "contradicts itself", error=SchemeError):
+        planner.make(setting, mechanisms=("identity",))
+    setting = dataclasses.replace(setting, sampling=planner.ANY_SAMPLING)
+    plan = planner.make(setting, mechanisms=("identity",))
+    assert ["contradicts" in each.reason for each in plan.infeasible] == [True]
+    assert len(plan.candidates) == 2
+
+
+def test_a_saved_mechanism_of_a_package_that_is_gone_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    mechanism = mfa.Mechanism(mfa.factorizations.identity(8), _ENROLLED, 1.0)
+    mechanism.save(tmp_path / "theirs")
+    monkeypatch.setattr(registry, "sampling_schemes", lambda: {"poisson": PoissonSampling})
+    with refuses(
+        *("the sampling scheme 'enrolled'", "install", registry.GROUP),
+        error=mfa.checkpoints.CheckpointError,
+    ) as refused:
+        mfa.load(tmp_path / "theirs")
+    assert "broken" not in str(refused.value)
+
+
+@pytest.mark.parametrize("condition", ["a coin is thrown", "a coin is thrown."])
+def test_a_condition_ends_once(condition: str) -> None:
+    scheme = _scheme(condition=lambda *_: condition)
+    mechanism = mfa.Mechanism(mfa.factorizations.identity(8), scheme, 1.0)
+    assert plan_text.condition_of(mechanism) == "a coin is thrown."
 
 
 @pytest.mark.parametrize("noise", [math.nan, -1.0, 0.0, math.inf, None])
