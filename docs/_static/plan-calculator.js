@@ -115,8 +115,8 @@
       guarantee:
         `Noise multiplier ${digits(plan.noiseMultiplier)} makes (${epsilon}, ` +
         `${exponential(plan.delta)})-differential privacy for each client: an attacker finds at ` +
-        `most ${digits(100 * plan.truePositiveRate)} % of them at ` +
-        `${100 * grid.false_positive_rate} % false positives.`,
+        `most ${digits(100 * plan.truePositiveRate)}\u00a0% of them at ` +
+        `${100 * grid.false_positive_rate}\u00a0% false positives.`,
       command:
         `mf-plan --num_rounds=${rounds} --population=${population} \\\n` +
         `  --clients_per_round=${clients} --target_epsilon=${epsilon} \\\n` +
