@@ -584,10 +584,6 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     saved = mechanism_flags.saved_mechanism(given["checkpoint"])
     if saved is not None:
         given |= _flags_of(saved, values)
-    check_choice(
-        saved is not None or given["checkpoint"] is None or not values["mechanism"].present,
-        "--mechanism and --checkpoint exclude each other: the checkpoint has its own.",
-    )
     defaults = command.defaults(values)
     needed = NEED_DEFAULTS | {"target_epsilon", "max_bands"}
     if missing := needed - set(defaults):

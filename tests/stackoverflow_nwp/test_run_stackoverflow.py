@@ -582,7 +582,6 @@ def test_noise_is_kept_where_the_flags_say(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--checkpoint=nowhere", "--mechanism=blt"], "--mechanism and --checkpoint exclude"),
         (["--num_buffers=2"], "belongs to --mechanism=blt"),
         (["--mechanism=blt", "--num_buffers=9"], "at most 8"),
         (["--mechanism=magic"], "--mechanism=magic"),
