@@ -464,18 +464,27 @@ def inverse_bands(workload: Workload | FloatArray) -> FloatArray | None:
         if not len(needed) or needed[-1] >= _MOST_INVERSE_BANDS:
             return None
         width = int(needed[-1]) + 1
-        product, scale = np.zeros_like(workload), np.zeros_like(workload)
-        for t in range(width):
-            term = workload[:, t:] * by_column[t, : num_rounds - t]
-            product[:, : num_rounds - t] += term
-            scale[:, : num_rounds - t] += np.abs(term)
-        product[np.diag_indices(num_rounds)] -= 1.0
-        if not np.all(np.abs(product) <= _NEGLIGIBLE * scale):
-            return None
+        if not _are_inverse(by_column[:width], workload):
+            # The last bands may be as small as that, and needed all the same.
+            width = min(_MOST_INVERSE_BANDS, num_rounds)
+            if not _are_inverse(by_column[:width], workload):
+                return None
     bands = np.zeros((num_rounds, width))
     for t in range(width):
         bands[t:, t] = by_column[t, : num_rounds - t]
     return bands
+
+
+def _are_inverse(by_column: FloatArray, workload: FloatArray) -> bool:
+    """Whether A times the matrix of these bands, column by column, is the identity."""
+    num_rounds = len(workload)
+    product, scale = np.zeros_like(workload), np.zeros_like(workload)
+    for t, column in enumerate(by_column):
+        term = workload[:, t:] * column[: num_rounds - t]
+        product[:, : num_rounds - t] += term
+        scale[:, : num_rounds - t] += np.abs(term)
+    product[np.diag_indices(num_rounds)] -= 1.0
+    return bool(np.all(np.abs(product) <= _NEGLIGIBLE * scale))
 
 
 def fingerprint(workload: Workload | FloatArray) -> str:
