@@ -51,7 +51,8 @@ class Observed:
     def num_beyond(self) -> int | None:
         """Returns how many clients took part in rounds that the mechanism's schema forbids.
 
-        The planned guarantee is lost for these alone: neighbouring data sets differ in one client.
+        The planned guarantee may be lost for these alone: neighbouring data sets differ in one
+        client.
 
         Returns:
           The number; None without a ledger, and for clients that a sampling scheme draws.

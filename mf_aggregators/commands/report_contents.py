@@ -490,7 +490,7 @@ class LedgerReport:
                 "the times of the rounds allow more than the schema that is declared, whose "
                 "guarantee is not shown."
                 if self.times is not None
-                else "the ledger breaks the schema that is declared, whose guarantee does not hold "
+                else "the ledger breaks the schema that is declared, whose guarantee need not hold "
                 f"for {beyond} that broke it."
                 if self.plan.sampling is None
                 else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "

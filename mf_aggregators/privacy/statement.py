@@ -361,7 +361,7 @@ class PrivacyStatement:
         if self.keeps_plan is False and self.plan.sampling is None:
             found.append(
                 "The observed participations break the planned schema. For clients that broke it "
-                "the planned guarantee does not hold; for a client that kept it, it does."
+                "the planned guarantee need not hold; for a client that kept it, it does."
             )
         elif self.keeps_plan is False:
             found.append(
