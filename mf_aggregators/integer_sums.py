@@ -162,9 +162,10 @@ def clip_to_grid(
     if _sum_of_squares(steps) > most:
         # Less than the limit by more than all roundings of floats on the way here.
         steps = [(array * (1.0 - MARGIN)).astype(np.int64) for array in scaled]
-    # Nothing is left to the sizes of roundings: what exceeds the norm all the same is zero.
-    kept = int(_sum_of_squares(steps) <= most)
-    return [array * kept for array in steps]
+        # Nothing is left to the sizes of roundings: what exceeds the norm all the same is zero.
+        kept = int(_sum_of_squares(steps) <= most)
+        steps = [array * kept for array in steps]
+    return steps
 
 
 def clip_with_indicator(
@@ -190,16 +191,16 @@ def _clipped(
 ) -> tuple[list[FloatArray], bool, bool]:
     """Float64 arrays with clip norms as ``unit_norm``; was it within the norm, and finite?"""
     wide = [np.asarray(array, np.float64) for array in update]
-    largest = max((float(np.max(np.abs(array))) for array in wide if array.size), default=0.0)
-    # Unlike ``max``, it keeps NaN.
-    is_finite = all(bool(np.all(np.isfinite(array))) for array in wide)
-    if not is_finite:
+    # The extremes of each array: they are NaN if an entry is.
+    ends = [float(end) for array in wide if array.size for end in (array.max(), -array.min())]
+    if not all(map(math.isfinite, ends)):
         return [np.zeros_like(array) for array in wide], True, False
+    largest = max(ends, default=0.0)
     unit = largest if largest > LEAST_UNIT else 1.0
     in_units = [array / unit for array in wide]
     units = units_of_squares(sum(array.size for array in wide))
     squares = sum(
-        int(np.sum(np.ceil(np.square(array) * units).astype(np.int64))) for array in in_units
+        int(np.ceil(np.square(array) * units).astype(np.int64).sum()) for array in in_units
     )
     norm_in_units = math.sqrt(float(squares) / units)
     # An update that is not above the clip norm keeps its length.
@@ -209,4 +210,4 @@ def _clipped(
 
 
 def _sum_of_squares(arrays: Sequence[IntArray]) -> int:
-    return sum(int(np.sum(np.square(array))) for array in arrays)
+    return sum(int(np.square(array).sum()) for array in arrays)

@@ -41,7 +41,7 @@ def tensor_of(leaf: Any) -> tuple[tuple[int, ...], str]:
     """
     # Arrays of other frameworks and plain specifications have these two as well.
     array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
-    name = getattr(array.dtype, "name", str(array.dtype)).removeprefix("torch.")
+    name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
     if name not in NOISE_DTYPES:
         raise TypeError(
             f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
