@@ -66,6 +66,20 @@ PYTEST = (
     *(f"--numprocesses={PROCESSES}", "--dist=loadscope", "--no-loadscope-reorder"),
 )
 
+# The long test has new processes for each of these: TensorFlow keeps the graphs of what a process
+# ran, and with those of all tests the processes would not fit into the memory of a small machine.
+PARTS_OF_LONG_TEST = (
+    ("tests/simulations", "tests/stackoverflow_nwp"),
+    ("tests/mf_aggregators/tff",),
+    (
+        "tests",
+        "--ignore=tests/mf_aggregators",
+        "--ignore=tests/simulations",
+        "--ignore=tests/stackoverflow_nwp",
+    ),
+    ("tests/mf_aggregators", "--ignore=tests/mf_aggregators/tff"),
+)
+
 
 class SetupError(Exception):
     """What stops the set-up, in one line for the user."""
@@ -335,8 +349,12 @@ def run_tests(arguments: Sequence[str]) -> int:
         if statuses[-1]:
             break
     else:
-        type_check, tests = start(TYPE_CHECK), start((*PYTEST, *arguments))
-        statuses += [tests.wait(), type_check.wait()]
+        type_check = start(TYPE_CHECK)
+        for part in PARTS_OF_LONG_TEST if list(arguments) == ["--all"] else ((),):
+            statuses.append(start((*PYTEST, *arguments, *part)).wait())
+            if statuses[-1] not in (0, 1):  # not the tests, but something ended it
+                break
+        statuses.append(type_check.wait())
         if statuses[-1]:
             say(f"error: {TYPE_CHECK[0]} found what is printed above")
     _end_workers(mark)

@@ -14,8 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.simulations.command_processes import CommandServer
 
-# Which tests/examples.py reads.
+# Which tests/examples.py reads as well.
 _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
+_EVERY_CASE = "MF_AGGREGATORS_EVERY_CASE"
 _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
 # One of TFF that has more is not left to the tests of the next module.
 _MOST_BYTES_OF_WORKER = 400 << 20
@@ -65,8 +66,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.path,
         )
     )
-    _mark_further_cases(items)
-    if config.option.all or config.option.markexpr or any("::" in arg for arg in config.args):
+    for item in _further_cases(items, "short_cases", are_long=False):
+        item.add_marker("long")
+    is_named = any("::" in arg for arg in config.args)
+    if _EVERY_CASE not in os.environ and not is_named:
+        left_out = set(_further_cases(items, "long_cases", are_long=True))
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+    if config.option.all or config.option.markexpr or is_named:
         return
     long = [item for item in items if item.get_closest_marker("long")]
     if long:
@@ -74,21 +81,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
-def _mark_further_cases(items: list[pytest.Item]) -> None:
-    """Marks as long what ``short_cases`` leaves out of a test's cases: those between, evenly."""
+def _further_cases(items: list[pytest.Item], name: str, are_long: bool) -> Iterator[pytest.Item]:
+    """Yields the cases that a marker leaves out of a test's: those between, evenly.
+
+    Args:
+      items: All tests.
+      name: Of the marker, whose argument is how many cases stay.
+      are_long: Whether it is about the cases that are marked as long, or about the others.
+    """
     of_tests: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("short_cases") and not item.get_closest_marker("long"):
+        is_long = item.get_closest_marker("long") is not None
+        if item.get_closest_marker(name) and is_long == are_long:
             of_tests[item.nodeid.partition("[")[0]].append(item)
     for cases in of_tests.values():
-        marker = cases[0].get_closest_marker("short_cases")
+        marker = cases[0].get_closest_marker(name)
         assert marker is not None
         (number,) = marker.args
         last = len(cases) - 1
-        short = {round(index * last / max(1, number - 1)) for index in range(number)}
-        for index, item in enumerate(cases):
-            if index not in short:
-                item.add_marker("long")
+        kept = {round(index * last / max(1, number - 1)) for index in range(number)}
+        yield from (item for index, item in enumerate(cases) if index not in kept)
 
 
 @pytest.fixture(scope="session")

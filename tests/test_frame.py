@@ -267,6 +267,42 @@ def test_some_cases_of_a_test_are_short(
     assert (10 in ran) == ("--all" in arguments)
 
 
+@pytest.mark.parametrize("every", [None, "1"])
+def test_some_cases_are_left_out_of_the_long_test(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, every: str | None
+) -> None:
+    """Of the long cases, all but the first, the last and one between; of the others, none."""
+    monkeypatch.delenv("MF_AGGREGATORS_EVERY_CASE", raising=False)
+    if every is not None:
+        monkeypatch.setenv("MF_AGGREGATORS_EVERY_CASE", every)
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / file, tmp_path)
+    (tmp_path / "test_x.py").write_text(
+        "import pathlib\nimport pytest\n"
+        "@pytest.mark.short_cases(2)\n"
+        "@pytest.mark.long_cases(3)\n"
+        "@pytest.mark.parametrize('n', range(11))\n"
+        "def test_some(n):\n    pathlib.Path(f'ran-{n}').touch()\n"
+    )
+    ended = _pytest(tmp_path, ["--all"])
+    assert ended.returncode == 0, ended.stdout
+    ran = {int(path.name.removeprefix("ran-")) for path in tmp_path.glob("ran-*")}
+    assert ran == ({0, 10, 1, 5, 9} if every is None else {*range(11)})
+
+
+def test_the_parts_of_the_long_test_have_each_test_once() -> None:
+    parts = _load_quickstart().PARTS_OF_LONG_TEST
+    files = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("tests/**/test_*.py")}
+    tested: list[str] = []
+    for part in parts:
+        ignored = tuple(f"{each.partition('=')[2]}/" for each in part if each.startswith("--"))
+        folders = tuple(f"{each}/" for each in part if not each.startswith("--"))
+        tested += [
+            each for each in files if each.startswith(folders) and not each.startswith(ignored)
+        ]
+    assert sorted(tested) == sorted(files)
+
+
 # README.md and .ci/run
 
 

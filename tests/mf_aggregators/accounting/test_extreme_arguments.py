@@ -28,7 +28,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certification
-from tests.examples import examples
+from tests.examples import examples, of_many
 
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
@@ -119,7 +119,11 @@ def _half_of_the_rounds() -> MinSeparationSampling:
 
 
 # Smaller examples of a search without an end would take as long.
-_ENDS = settings(max_examples=examples(32), deadline=None, phases=[Phase.explicit, Phase.generate])
+_ENDS = settings(
+    max_examples=examples(of_many(32, 16), one_in=2),
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 _cases = st.tuples(st.sampled_from(_NAMES), st.sampled_from(_SIZES)).map(
     lambda drawn: _scheme(*drawn)
 )

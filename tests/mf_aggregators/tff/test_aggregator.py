@@ -332,6 +332,7 @@ def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: in
     np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
 
 
+@pytest.mark.long_cases(6)
 @pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize(
@@ -404,6 +405,7 @@ _KINDS = ("identity", "banded", "optimal", "tree_online", "blt", "banded_inverse
 
 
 # Several blocks of rounds, for noise on disk, in each.
+@pytest.mark.long_cases(6)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mechanism", "storage", "num_rounds"),

@@ -214,6 +214,7 @@ def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(tensor, other)
 
 
+@pytest.mark.long_cases(12)
 @pytest.mark.short_cases(2)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
@@ -386,6 +387,7 @@ def _contents(state: NoiseState) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in tf.nest.flatten(state)]
 
 
+@pytest.mark.long_cases(12)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
     """Twice in a row, and from every earlier round: TFF may repeat or resume any of them."""
@@ -439,6 +441,7 @@ def _happen(event: Any, directory: pathlib.Path) -> None:
             file.write_bytes(contents)
 
 
+@pytest.mark.long_cases(6)
 @_EVERY_MECHANISM_ON_DISK
 @given(events=st.lists(_EVENTS, min_size=1, max_size=2 * _NUM_ROUNDS))
 @example(events=["delete all"] * _NUM_ROUNDS)
@@ -739,6 +742,7 @@ def _check_drift(integers: np.ndarray, name: str, num_rounds: int) -> None:
     assert np.max(difference) < 1e-5 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
+@pytest.mark.long_cases(4)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
@@ -772,6 +776,7 @@ def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
     _check_drift(rows, name, num_rounds)
 
 
+@pytest.mark.long_cases(4)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", _KINDS)
 @_DRIFT_ROUNDS
