@@ -39,6 +39,9 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("sentences", 50, "Sentences of a client.", flag_values=values)
     flags.DEFINE_integer("rounds", 8, "Rounds of each process.", flag_values=values)
     flags.DEFINE_integer("num_rounds", 2052, "Rounds that there is noise for.", flag_values=values)
+    flags.DEFINE_integer("vocab_size", 10_000, "Words that are predicted.", flag_values=values)
+    flags.DEFINE_integer("embedding_size", 96, "Of the model.", flag_values=values)
+    flags.DEFINE_integer("lstm_size", 670, "Of the model.", flag_values=values)
     flags.DEFINE_list(
         "mechanisms", ["identity", "blt"], "identity, blt, banded or tree.", flag_values=values
     )
@@ -56,10 +59,12 @@ def main(values: flags.FlagValues) -> None:
 
     processes.end_workers_at_exit()
     paper = run_stackoverflow.PAPER
-    task = NextWordTask(paper.vocab_size, 20, paper.embedding_size, paper.lstm_size, False)
+    task = NextWordTask(
+        values.vocab_size, 20, values.embedding_size, values.lstm_size, shared_embedding=False
+    )
     generator = np.random.default_rng(0)
     sentences = [
-        generator.integers(1, paper.vocab_size, (values.sentences, 21)).astype(np.int32)
+        generator.integers(1, values.vocab_size, (values.sentences, 21)).astype(np.int32)
         for _ in range(values.clients)
     ]
 
