@@ -360,6 +360,42 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
     return figure
 
 
+def _accuracies_by_epsilon(data: Data) -> matplotlib.figure.Figure:
+    figure, axes = _one_panel((7.4, 4.4))
+    mechanisms = data["mechanisms"]
+    chosen = figures.styles([each["label"] for each in mechanisms])
+    every = sorted({epsilon for each in mechanisms for epsilon in each["epsilons"]})
+    figures.lines(
+        axes,
+        {
+            each["label"]: (_beside(each["epsilons"], place, len(mechanisms)), each["means"])
+            for place, each in enumerate(mechanisms)
+        },
+        title=data["data_set"],
+        x="epsilon",
+        y="test accuracy, %, with 95 % intervals",
+        logarithmic="x",
+        places=every,
+        levels={"without noise": data["without_noise"]},
+        own_styles=chosen,
+    )
+    for place, each in enumerate(mechanisms):
+        axes.errorbar(
+            _beside(each["epsilons"], place, len(mechanisms)),
+            each["means"],
+            yerr=[width or 0.0 for width in each["half_widths"]],
+            color=chosen[each["label"]].colour,
+            linestyle="",
+            capsize=3,
+        )
+    return figure
+
+
+def _beside(epsilons: Sequence[float], place: int, number: int) -> list[float]:
+    """Where a curve's points are, so that intervals of several do not hide each other."""
+    return [epsilon * 1.03 ** (place - (number - 1) / 2) for epsilon in epsilons]
+
+
 def _styles_of_configurations(labels: Sequence[str]) -> dict[str, figures.Style]:
     """Styles by label: many configurations look alike if their schedules alone differ.
 
@@ -472,5 +508,6 @@ _KINDS: Mapping[str, Callable[[Data], matplotlib.figure.Figure]] = types.Mapping
         "mechanisms": _mechanisms,
         "trained configurations": _trained,
         "learning rates": _learning_rates,
+        "accuracies by epsilon": _accuracies_by_epsilon,
     }
 )

@@ -41,6 +41,7 @@ from reproduction import (
     library_comparison,
     prefix_sums,
     results,
+    shakespeare,
     training,
 )
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
@@ -64,6 +65,7 @@ def experiments() -> Mapping[str, Experiment]:
         *training.EXPERIMENTS,
         *best_learning_rates.EXPERIMENTS,
         *fashion_mnist.EXPERIMENTS,
+        *shakespeare.EXPERIMENTS,
     )
     return types.MappingProxyType({experiment.name: experiment for experiment in every})
 
@@ -114,9 +116,10 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.choice(
         "dataset",
-        (*configurations.DATASETS, fashion_mnist.DATASET),
+        (*configurations.DATASETS, fashion_mnist.DATASET, shakespeare.DATASET),
         "What experiments train on: scaled down, on text that is here, or at the papers' size (a "
-        "download, and days of many machines).",
+        "download, and days of many machines); fashion-mnist and shakespeare are of the "
+        "experiments of these names, in minutes.",
         configurations.DOCSTRINGS,
     )
     group.integer("repetitions", "The number of runs of each configuration that trains.", 3)
@@ -285,6 +288,7 @@ def _name(experiment: Experiment, dataset: str) -> str:
     is_usual = not experiment.targets or dataset in (
         configurations.DOCSTRINGS,
         fashion_mnist.DATASET,
+        shakespeare.DATASET,
     )
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 

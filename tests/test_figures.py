@@ -150,6 +150,34 @@ def test_figures_of_learning_rates(epsilons: list[float]) -> None:
     assert figure_checks.faults(figure) == []
 
 
+@pytest.mark.parametrize("epsilons", [[8.0], [1.0, 2.0, 4.0, 8.0]])
+def test_figures_of_accuracies_by_epsilon(epsilons: list[float]) -> None:
+    mechanisms: list[dict[str, Any]] = [
+        {
+            "label": label,
+            "epsilons": epsilons,
+            "means": [80.0 + place + math.log2(epsilon) for epsilon in epsilons],
+            "half_widths": [None if len(epsilons) == 1 else 0.5 for _ in epsilons],
+        }
+        for place, label in enumerate(("DP-SGD", "BLT", "BandMF", "BandMF, amplified"))
+    ]
+    data = {"data_set": "images", "without_noise": 87.5, "mechanisms": mechanisms}
+    figure = drawings.draw(Drawing("accuracies by epsilon", data))
+    assert figure_checks.faults(figure) == []
+    (axes,) = figure.axes
+    # Beside the epsilon, by less than a tenth of it; intervals are where the points are.
+    curves = {line.get_label(): line for line in axes.get_lines()}
+    bars = iter(axes.containers)
+    for each in mechanisms:
+        line = curves[each["label"]]
+        np.testing.assert_allclose(line.get_xdata(), epsilons, rtol=0.1)
+        np.testing.assert_allclose(line.get_ydata(), each["means"])
+        (segments,) = next(bars)[2]
+        for end, (place, mean) in zip(segments.get_segments(), line.get_xydata(), strict=True):
+            width = each["half_widths"][0] or 0.0
+            np.testing.assert_allclose(end, [[place, mean - width], [place, mean + width]])
+
+
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1), st.floats(1e-30, 1e30))
 @settings(deadline=None, max_examples=40)
 def test_matrices_are_kept_to_a_level(rows: int, columns: int, seed: int, scale: float) -> None:

@@ -1,15 +1,11 @@
-"""The comparison on Fashion-MNIST: features, gradients, cohorts, and a small whole one."""
+"""Fashion-MNIST for a small model: features, gradients, and which images are for what."""
 
-import dataclasses
-import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from mf_aggregators.participation import MinSeparation
 from reproduction import fashion_mnist
-from reproduction.experiment import TrainingPlace, Workspace
 from tests.refusals import refuses
 from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
 
@@ -53,84 +49,30 @@ def test_gradients_are_those_of_the_cross_entropy() -> None:
             assert found[example][place] == pytest.approx(slope, abs=1e-8)
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(6, marks=pytest.mark.long)])
-def test_a_small_comparison(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int
+def test_accuracies_are_of_images_that_train_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """60 images, 6 rounds of 20, each image twice: every file, and what ledgers show.
-
-    The first four mechanisms are not amplified, and need no search.
-    """
-    for name, value in (
-        ("_MECHANISMS", fashion_mnist._MECHANISMS[:number]),
-        *(("_NUM_ROUNDS", 6), ("_COHORT", 20), ("_POPULATION", 60), ("_DELTA", 1e-3)),
-        *(("_SCHEMA", MinSeparation(3, 2)), ("_NUM_HELDOUT", 8), ("_EVALUATE_EVERY", 2)),
-        ("_BUFFERS", 1),
-    ):
-        monkeypatch.setattr(fashion_mnist, name, value)
+    """Of 20 test images, the first eight choose learning rates, and the others are the test."""
     directory = fashion_mnist_files.write(tmp_path / "files", 60, 20)
     monkeypatch.setattr(fashion_mnist.data, "find_directory", lambda given: directory)
-    place = TrainingPlace(tmp_path / "runs", fashion_mnist.DATASET, 2, targets=(8.0,))
-    (experiment,) = fashion_mnist.EXPERIMENTS
-    workspace = Workspace(tmp_path / "cache", training=place)
-    outcome = experiment.run(workspace)
-    assert [row.row for row in outcome.rows] == [
-        f"epsilon 8, {label}" for label in fashion_mnist._MECHANISMS
-    ]
-    results = sorted((tmp_path / "runs").rglob("result.json"))
-    assert len(results) == 2 * len(outcome.rows)
-    for path in results:
-        result = json.loads(path.read_text())
-        assert result["epsilon"] <= 8.0
-        # A search for the noise of a sampling scheme ends a little below.
-        assert result["epsilon"] == pytest.approx(8.0, rel=1e-3)
-        privacy = json.loads(path.with_name("privacy.json").read_text())
-        assert privacy["status"] == "finished"
-        assert privacy["keeps_plan"] is True
-        is_sampled = "amplified" in path.parent.parent.name
-        assert (privacy["planned"]["sampling"] is not None) == is_sampled
-        if not is_sampled:
-            kept = privacy["realised_participation"]
-            assert (kept["separation"], kept["max_participations"]) == (3, 2)
-    accuracies = [
-        json.loads(path.read_text())["test_accuracy"] for path in results if "blt" in str(path)
-    ]
-    (row,) = [row for row in outcome.rows if row.row.endswith("BLT")]
-    assert row.ours == pytest.approx(100 * np.mean(accuracies))
-    # Nothing is trained again.
-    before = {path: path.read_bytes() for path in results}
-    again = experiment.run(workspace)
-    assert again.rows == outcome.rows
-    assert {path: path.read_bytes() for path in results} == before
-    # What was asked for otherwise is trained anew.
-    first = results[0]
-    first.write_text(first.read_text().replace('"noise": ', '"noise": 1'))
-    experiment.run(workspace)
-    assert json.loads(first.read_text())["asked"] == json.loads(before[first])["asked"]
-    monkeypatch.setattr(fashion_mnist, "_POPULATION", 80)
-    with refuses("80", "60"):
-        experiment.run(
-            dataclasses.replace(
-                workspace, training=dataclasses.replace(place, directory=tmp_path / "new")
-            )
-        )
-
-
-def test_a_learning_rate_falls_with_the_error_and_is_at_most_the_tuned_one() -> None:
-    tuned = fashion_mnist._TUNED_RATE
-    assert fashion_mnist._learning_rate(2.0, 1.0) == pytest.approx(tuned * 2.0**-0.95)
-    assert fashion_mnist._learning_rate(0.5, 1.0) == tuned
-
-
-def test_what_intervals_support() -> None:
-    def runs(label: str, *accuracies: float) -> fashion_mnist._Runs:
-        configuration = fashion_mnist._Configuration(label, 8.0, None, 1.0)  # type: ignore[arg-type]
-        return fashion_mnist._Runs(configuration, np.array(accuracies), np.zeros(1), (1.0,), (8.0,))
-
-    one, other, third = runs("one", 80, 81), runs("other", 40, 41), runs("third", 39, 43)
-    # Student's t of one degree of freedom: 12.7 standard errors, of which one is 0.5.
-    assert one.half_width == pytest.approx(12.7062 * 0.5, rel=1e-5)
-    assert runs("single", 80).half_width is None
-    said = fashion_mnist._order(8.0, [third, other, one])
-    assert said.endswith("one is above third, other.") or said.endswith("one is above other.")
-    assert "no order" in fashion_mnist._order(8.0, [third, other])
+    monkeypatch.setattr(fashion_mnist, "_NUM_HELDOUT", 8)
+    with refuses("60000", "60"):
+        fashion_mnist._clients()
+    monkeypatch.setattr(fashion_mnist, "_POPULATION", 60)
+    clients = fashion_mnist._clients()
+    train, test = fashion_mnist.data.load(directory)
+    assert clients.shape == (145, 10)
+    cohort = np.array([5, 41])
+    weights = np.random.default_rng(0).normal(size=clients.shape).astype(np.float32)
+    np.testing.assert_allclose(
+        clients.updates(weights, cohort),
+        fashion_mnist.gradients(
+            weights, fashion_mnist.features(train.pixels[cohort]), train.labels[cohort]
+        ),
+        atol=1e-5,
+    )
+    said = np.argmax(fashion_mnist.features(test.pixels) @ weights, axis=1) == test.labels
+    assert clients.heldout_accuracy(weights) == pytest.approx(np.mean(said[:8]))
+    assert clients.test_accuracy(weights) == pytest.approx(np.mean(said[8:]))
+    most = np.argmax(np.bincount(train.labels))
+    assert clients.share_of_most_frequent == np.mean(test.labels[8:] == most)

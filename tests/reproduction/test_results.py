@@ -48,9 +48,12 @@ def test_only_what_an_experiment_needs_makes_it_void(
     assert {name: results.fingerprint(each) for name, each in every.items()} == here
     of_prefix_sums = {"prefix-sums-table-1", "prefix-sums-figure-1", "denisov-table-2"}
     assert void_after_a_change_of("prefix_sums") == of_prefix_sums
-    # That on Fashion-MNIST trains by a program of its own.
-    trained = {name for name, each in every.items() if each.targets} - {"fashion-mnist"}
+    # Small models are trained by a program of their own.
+    small = {"fashion-mnist", "shakespeare"}
+    trained = {name for name, each in every.items() if each.targets} - small
     assert void_after_a_change_of("training_tables") == trained
+    assert void_after_a_change_of("small_models") == small
+    assert void_after_a_change_of("shakespeare") == {"shakespeare"}
     assert void_after_a_change_of("experiment") == set(every)
     assert void_after_a_change_of("results") == set()
     # How numbers are drawn changes none of them.

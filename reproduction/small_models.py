@@ -1,0 +1,549 @@
+"""Test accuracy by mechanism and epsilon, of models that are small enough for a hundred runs.
+
+The papers train on data that has to be downloaded, for days. A linear model on fixed features is
+trained by ``mfa.Aggregator`` in seconds, so that there are runs enough for narrow intervals.
+``fashion_mnist`` and ``shakespeare`` are what is trained on.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.stats
+
+import mf_aggregators as mfa
+from mf_aggregators import accounting, atomic_files, participation, planning, validation
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.participation import (
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    Sampler,
+)
+from mf_aggregators.planning import band_choice
+from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.statement import RunFacts
+from reproduction import matrices
+from reproduction.banded_errors import PAPER
+from reproduction.experiment import Drawing, Experiment, Outcome, Row, Workspace, for_drawing
+
+_CLIP_NORM = 1.0
+_MOMENTUM = 0.9
+# The share of rounds at the end over which the learning rate falls to zero.
+_COOLDOWN = 0.4
+# What learning rates are tuned for: BandMF at this epsilon.
+_TUNED_EPSILON = 8.0
+# BandMF App. I: the logarithm of the best rate falls by this times that of the effective RMSE.
+_RATE_SLOPE = -0.95
+_EPSILONS = (1.0, 2.0, 4.0, 8.0)
+_BUFFERS = 5
+_CONFIDENCE = 0.95
+
+_IDENTITY, _TREE, _BLT, _BANDED = "DP-SGD", "Optimal TreeAgg", "BLT", "BandMF"
+_SAMPLED_IDENTITY, _SAMPLED_BANDED = "DP-SGD, amplified", "BandMF, amplified"
+_MECHANISMS = (_IDENTITY, _TREE, _BLT, _BANDED, _SAMPLED_IDENTITY, _SAMPLED_BANDED)
+_NO_NOISE = "without noise"
+# Which mechanism the papers have above which other: BandMF Fig. 5 (a) and Denisov et al. Fig. 2
+# without amplification, BandMF Fig. 1 with it.
+_PAPERS_ORDER = (
+    (_TREE, _IDENTITY),
+    (_BANDED, _IDENTITY),
+    (_BANDED, _TREE),
+    (_SAMPLED_BANDED, _SAMPLED_IDENTITY),
+    (_SAMPLED_BANDED, _BANDED),
+)
+
+
+class Clients(Protocol):
+    """The data of clients, and a linear model of it.
+
+    Attributes:
+      shape: Of the model's weights, (inputs, classes).
+      share_of_most_frequent: The accuracy on test data of always saying the class that is most
+        frequent in training data.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]: ...  # noqa: D102
+
+    @property
+    def share_of_most_frequent(self) -> float: ...  # noqa: D102
+
+    def updates(self, weights: np.ndarray, cohort: np.ndarray) -> np.ndarray:
+        """Returns the clients' gradients.
+
+        Args:
+          weights: (inputs, classes) float32.
+          cohort: (m,) integers, the clients' places.
+
+        Returns:
+          (m, inputs, classes) float32.
+        """
+
+    def heldout_accuracy(self, weights: np.ndarray) -> float:
+        """Returns the accuracy on the data that learning rates are chosen by."""
+
+    def test_accuracy(self, weights: np.ndarray) -> float:
+        """Returns the accuracy on the data that nothing is chosen by."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained on, and how.
+
+    Attributes:
+      name: As ``--dataset`` spells it.
+      client: What a client is, a word.
+      population: How many there are, a multiple of the cohort.
+      cohort: Clients of a round.
+      epochs: How often each takes part; always as many rounds apart.
+      delta: Of the guarantee.
+      tuned_rate: The server's learning rate for BandMF at epsilon 8, the best of a grid on held-out
+        data.
+      model: What is trained, for readers: a noun phrase.
+      public_data: For statements: what was not protected.
+      load: Reads the clients; a ValueError says what to do without them.
+    """
+
+    name: str
+    client: str
+    population: int
+    cohort: int
+    epochs: int
+    delta: float
+    tuned_rate: float
+    model: str
+    public_data: str
+    load: Callable[[], Clients]
+
+    @property
+    def schema(self) -> MinSeparation:
+        """Who takes part in which rounds."""
+        return MinSeparation(self.population // self.cohort, self.epochs)
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds of a run."""
+        return self.schema.separation * self.epochs
+
+
+def experiment(task: Task, title: str, run: Callable[[Workspace], Outcome]) -> Experiment:
+    """Returns the experiment that compares mechanisms on a task.
+
+    Args:
+      task: The task, whose name is the experiment's too.
+      title: What it shows, one line.
+      run: Compares them, a function of the task's own module: what a change there makes void.
+    """
+    return Experiment(
+        task.name,
+        f"{PAPER}, Figs. 1 and 5 (a); Denisov et al., Fig. 2",
+        title,
+        run,
+        {task.name: _EPSILONS},
+    )
+
+
+def residuals(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns the gradients of examples' cross-entropies by the scores of classes.
+
+    Args:
+      scores: (..., c) floats.
+      labels: (...) integers below c.
+
+    Returns:
+      (..., c), of the dtype of the scores: the softmax, less one at the label.
+    """
+    found = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+    found /= np.sum(found, axis=-1, keepdims=True)
+    places = labels[..., np.newaxis]
+    np.put_along_axis(found, places, np.take_along_axis(found, places, axis=-1) - 1, axis=-1)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Configuration:
+    """A mechanism at a privacy target.
+
+    Attributes:
+      label: One of ``_MECHANISMS``, or ``_NO_NOISE``.
+      epsilon: The target at the task's delta; infinite without noise.
+      mechanism: What the guarantee of its runs is about.
+      effective_rmse: BandMF Eq. 11: RMSE times noise multiplier over clients per round.
+    """
+
+    label: str
+    epsilon: float
+    mechanism: mfa.Mechanism
+    effective_rmse: float
+
+    @property
+    def is_private(self) -> bool:
+        """Whether there is any noise."""
+        return self.mechanism.noise_multiplier > 0.0
+
+    def directory(self, parent: pathlib.Path) -> pathlib.Path:
+        """Where its runs are."""
+        words = "".join(letter if letter.isalnum() else " " for letter in self.label.lower())
+        epsilon = f"_epsilon_{self.epsilon:g}" if self.is_private else ""
+        return parent / f"{'_'.join(words.split())}{epsilon}"
+
+
+def _configuration(task: Task, label: str, epsilon: float, workspace: Workspace) -> _Configuration:
+    schema: Participation = task.schema
+    matrix: Factorization
+    if label in (_SAMPLED_IDENTITY, _SAMPLED_BANDED):
+        is_banded = label == _SAMPLED_BANDED
+        choice = band_choice.best(
+            band_choice.compare(
+                epsilon,
+                task.delta,
+                num_rounds=task.num_rounds,
+                population=task.population,
+                clients_per_round=task.cohort,
+                candidates=planning.powers_of_two(task.schema.separation) if is_banded else [1],
+                cache_directory=workspace.cache_directory,
+            )
+        )
+        schema = PoissonSampling(task.num_rounds, choice.num_bands, task.population, task.cohort)
+        # Of one band, the identity.
+        matrix = band_choice.banded_matrix(
+            task.num_rounds, choice.num_bands, workspace.cache_directory
+        )
+        error = choice.effective_rmse
+    else:
+        matrix = _matrix(task, label, workspace)
+        multiplier = accounting.noise_multiplier(epsilon, task.delta)
+        error = matrix.rmse(task.num_rounds, task.schema) * multiplier / task.cohort
+    mechanism = mfa.calibrate(matrix, schema, epsilon=epsilon, delta=task.delta)
+    return _Configuration(label, epsilon, mechanism, error)
+
+
+def _matrix(task: Task, label: str, workspace: Workspace) -> Factorization:
+    if label == _IDENTITY:
+        return mfa.factorizations.identity(task.num_rounds)
+    if label == _TREE:
+        return mfa.factorizations.tree_aggregation(task.num_rounds, "full")
+    if label == _BLT:
+        return mfa.factorizations.blt(task.num_rounds, _BUFFERS, task.schema)
+    return matrices.banded(workspace, task.num_rounds, task.schema.separation, task.schema)
+
+
+def _without_noise(task: Task) -> _Configuration:
+    """What any noise is compared with; it protects nobody."""
+    matrix = mfa.factorizations.identity(task.num_rounds)
+    return _Configuration(_NO_NOISE, math.inf, mfa.Mechanism(matrix, task.schema, 0.0), 0.0)
+
+
+def _learning_rate(task: Task, error: float, tuned_error: float) -> float:
+    """The tuned rate by the power law, at most the tuned one: the rule of all comparisons here."""
+    if error <= tuned_error:
+        return task.tuned_rate
+    return task.tuned_rate * min(1.0, (error / tuned_error) ** _RATE_SLOPE)
+
+
+def _in_order(task: Task, repetition: int) -> Callable[[int], np.ndarray]:
+    """The clients of a round, of an order that comes again after an epoch."""
+    order = np.random.default_rng(repetition).permutation(task.population)
+
+    def cohort(i: int) -> np.ndarray:
+        first = i % task.schema.separation * task.cohort
+        return order[first : first + task.cohort]
+
+    return cohort
+
+
+def _train(
+    task: Task, configuration: _Configuration, rate: float, repetition: int, clients: Clients
+) -> dict[str, Any]:
+    """Trains once; returns accuracies, and the statement of what was observed."""
+    start = time.process_time()
+    mechanism = configuration.mechanism
+    weights = np.zeros(clients.shape, np.float32)
+    momentum = np.zeros_like(weights)
+    aggregator = mfa.Aggregator(
+        mechanism,
+        _CLIP_NORM,
+        task.cohort,
+        template=weights,
+        allow_no_noise=not configuration.is_private,
+    )
+    state = aggregator.initialize()
+    rounds_of: list[list[int]] = [[] for _ in range(task.population)]
+    sampler = None
+    if mechanism.sampling is not None:
+        sampler = mechanism.sampling.sampler(participation.secret_seed())
+    cohort_of = _in_order(task, repetition) if sampler is None else sampler.draw
+    for i in range(task.num_rounds):
+        cohort = cohort_of(i)
+        for client in cohort:
+            rounds_of[client].append(i)
+        state, released = aggregator.next(state, clients.updates(weights, cohort))
+        momentum = _MOMENTUM * momentum + released
+        left = (task.num_rounds - i) / (_COOLDOWN * task.num_rounds)
+        weights = weights - np.float32(rate * min(1.0, left)) * momentum
+    result = {
+        "heldout_accuracy": clients.heldout_accuracy(weights),
+        "test_accuracy": clients.test_accuracy(weights),
+        "share_of_most_frequent": clients.share_of_most_frequent,
+        "processor_seconds": time.process_time() - start,
+    }
+    if configuration.is_private:
+        result["privacy"] = _statement(task, configuration, rounds_of, sampler)
+    return result
+
+
+def _statement(
+    task: Task,
+    configuration: _Configuration,
+    rounds_of: Sequence[Sequence[int]],
+    sampler: Sampler | None,
+) -> Any:
+    mechanism = configuration.mechanism
+    digits = len(str(task.population))
+    ledger = Ledger(
+        tuple(f"{task.client}-{place:0{digits}}" for place in range(task.population)),
+        tuple(np.asarray(rounds, np.int64) for rounds in rounds_of),
+        task.num_rounds,
+        mechanism.sampling,
+    )
+    facts = RunFacts(
+        mechanism=f"{configuration.label}, {task.num_rounds} rounds",
+        num_clients=task.population,
+        clients_per_round=task.cohort,
+        clip_norm=_CLIP_NORM,
+        noise_seed_is_fixed=False,
+        public_data=task.public_data,
+        enforcement=f"The program that trains chooses the {task.client}s of each round.",
+    )
+    return mechanism.observed(ledger, sampler=sampler).statement(facts, task.delta).to_dict()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Runs:
+    """The runs of a configuration.
+
+    Attributes:
+      configuration: The configuration.
+      accuracies: (repetitions,) float64: test accuracies in percent.
+      processor_seconds: What training took, of each run.
+      epsilons: What each run's statement says of what was observed; none without noise.
+    """
+
+    configuration: _Configuration
+    accuracies: np.ndarray
+    processor_seconds: tuple[float, ...]
+    epsilons: tuple[float, ...]
+
+    @property
+    def label(self) -> str:
+        """The mechanism, as one says it."""
+        return " ".join(reversed(self.configuration.label.split(", ")))
+
+    @property
+    def mean(self) -> float:
+        """The mean test accuracy."""
+        return float(np.mean(self.accuracies))
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the 95 % interval of Student's t around it; None for one run."""
+        number = len(self.accuracies)
+        if number < 2:
+            return None
+        quantile = scipy.stats.t.ppf(0.5 + _CONFIDENCE / 2, number - 1)
+        return float(quantile * np.std(self.accuracies, ddof=1) / math.sqrt(number))
+
+    def said(self) -> str:
+        """Both, with the probability of the interval."""
+        half = self.half_width
+        return f"{self.mean:.2f}" + ("" if half is None else f" ± {half:.2f} (95 %)")
+
+    def is_above(self, other: "_Runs") -> bool:
+        """Whether its interval is above the other's, without overlap."""
+        half, others = self.half_width, other.half_width
+        return half is not None and others is not None and self.mean - half > other.mean + others
+
+
+def _result(
+    task: Task,
+    configuration: _Configuration,
+    rate: float,
+    repetition: int,
+    parent: pathlib.Path,
+    clients: Callable[[], Clients],
+) -> Mapping[str, Any]:
+    """The result of a run, which is trained unless its file is there."""
+    directory = configuration.directory(parent) / f"run_{repetition}"
+    path = directory / "result.json"
+    asked = {"learning_rate": rate, "noise": configuration.mechanism.noise_multiplier}
+    if path.is_file():
+        found: Mapping[str, Any] = validation.parsed_json(path.read_text(encoding="utf-8"))
+        if found["asked"] == asked:
+            return found
+    result = {**_train(task, configuration, rate, repetition, clients()), "asked": asked}
+    directory.mkdir(parents=True, exist_ok=True)
+    privacy = result.pop("privacy", None)
+    if privacy is not None:
+        result["epsilon"] = privacy["earned"]["epsilon"]
+        atomic_files.write_text(directory / "privacy.json", json.dumps(privacy, indent=1))
+    atomic_files.write_text(path, json.dumps(result))
+    return result
+
+
+def compare(task: Task, workspace: Workspace) -> Outcome:
+    """Trains all mechanisms at the chosen targets, and compares their test accuracies.
+
+    Args:
+      task: What is trained on.
+      workspace: Where matrices and runs are stored.
+
+    Returns:
+      A row for each mechanism and target and two to compare with, the order that intervals support,
+      and accuracies over epsilon.
+
+    Raises:
+      ValueError: If there is no directory for runs, or the data cannot be read.
+    """
+    place = workspace.training
+    if place is None:
+        raise ValueError("a training comparison needs a directory for its runs.")
+    clients = functools.cache(task.load)
+    tuned = _configuration(task, _BANDED, _TUNED_EPSILON, workspace).effective_rmse
+
+    def results_of(configurations: Sequence[_Configuration]) -> list[list[Mapping[str, Any]]]:
+        found: list[list[Mapping[str, Any]]] = [[] for _ in configurations]
+        for repetition in range(1, place.repetitions + 1):
+            for configuration, results in zip(configurations, found, strict=True):
+                rate = _learning_rate(task, configuration.effective_rmse, tuned)
+                results.append(
+                    _result(task, configuration, rate, repetition, place.directory, clients)
+                )
+        return found
+
+    by_target: dict[float, list[_Runs]] = {}
+    for epsilon in _EPSILONS if place.targets is None else place.targets:
+        private = [_configuration(task, label, epsilon, workspace) for label in _MECHANISMS]
+        by_target[epsilon] = list(map(_runs, private, results_of(private)))
+    without = _without_noise(task)
+    (of_noiseless,) = results_of([without])
+    noiseless = _runs(without, of_noiseless)
+    every = [runs for of_target in by_target.values() for runs in of_target]
+    return Outcome(
+        (
+            *map(_row, every),
+            _row(noiseless),
+            Row(
+                "the most frequent class of training data, always",
+                "test accuracy, %",
+                None,
+                100.0 * of_noiseless[0]["share_of_most_frequent"],
+            ),
+        ),
+        _drawing(task, every, noiseless),
+        (
+            *(_order(epsilon, of_target) for epsilon, of_target in by_target.items()),
+            _about(task, every),
+        ),
+    )
+
+
+def _runs(configuration: _Configuration, results: Sequence[Mapping[str, Any]]) -> _Runs:
+    return _Runs(
+        configuration,
+        np.array([100.0 * each["test_accuracy"] for each in results]),
+        tuple(each["processor_seconds"] for each in results),
+        tuple(each["epsilon"] for each in results if configuration.is_private),
+    )
+
+
+def _row(runs: _Runs) -> Row:
+    epsilon = f"epsilon {runs.configuration.epsilon:g}, " if runs.epsilons else ""
+    return Row(
+        f"{epsilon}{runs.configuration.label}",
+        f"test accuracy, %, {len(runs.accuracies)} runs",
+        None,
+        runs.mean,
+        runs.said(),
+    )
+
+
+def _order(epsilon: float, runs: Sequence[_Runs]) -> str:
+    """What intervals support at a target: of all mechanisms, and of the papers' pairs."""
+    in_order = sorted(runs, key=lambda each: -each.mean)
+    said = []
+    for each in in_order:
+        lower = [other.label for other in in_order if each.is_above(other)]
+        if lower:
+            said.append(f"{each.label} is above {', '.join(lower)}")
+    if not said:
+        return f"Epsilon {epsilon:g}. Intervals of all mechanisms overlap, and no order is claimed."
+    return (
+        f"Epsilon {epsilon:g}. By intervals that do not overlap: {'; '.join(said)}. "
+        f"{_papers_order(runs)}"
+    )
+
+
+def _papers_order(runs: Sequence[_Runs]) -> str:
+    """Of the papers' pairs, which agree, which do not, and which cannot be told apart."""
+    of_label = {each.configuration.label: each for each in runs}
+    agree: list[str] = []
+    disagree: list[str] = []
+    unknown: list[str] = []
+    for higher, lower in _PAPERS_ORDER:
+        if higher in of_label and lower in of_label:
+            one, other = of_label[higher], of_label[lower]
+            verdict = agree if one.is_above(other) else disagree if other.is_above(one) else unknown
+            verdict.append(f"{one.label} above {other.label}")
+    words = (("agree", agree), ("disagree", disagree), ("cannot be told apart", unknown))
+    return (
+        "Of the papers' order, "
+        + "; ".join(f"{verdict}: {', '.join(pairs) or 'none'}" for verdict, pairs in words)
+        + "."
+    )
+
+
+def _about(task: Task, every: Sequence[_Runs]) -> str:
+    seconds = [each for runs in every for each in runs.processor_seconds]
+    epsilons = [each / runs.configuration.epsilon for runs in every for each in runs.epsilons]
+    return (
+        f"{task.num_rounds} rounds of {task.cohort} of {task.population} {task.client}s at delta "
+        f"{task.delta:g}: {task.epochs} epochs, or {task.client}s drawn at random where amplified. "
+        f"{task.model}, weights that start at zero, clip norm 1, momentum {_MOMENTUM:g}. The "
+        f"server's learning rate was tuned for BandMF at epsilon {_TUNED_EPSILON:g} "
+        f"({task.tuned_rate:g}, by held-out data); others have that rate times the power "
+        "of the ratio of effective RMSEs that BandMF App. I fits on StackOverflow, at most that "
+        f"rate. Runs of number r have the order of {task.client}s that NumPy's generator of seed "
+        "r gives; noise and sampled cohorts come from secret seeds. Each run's privacy.json is "
+        f"beside its result; its epsilon is at most {max(epsilons):.6g} times what was asked for. "
+        f"{len(seconds)} private runs, of {min(seconds):.1f} to {max(seconds):.1f} seconds of one "
+        "processor."
+    )
+
+
+def _drawing(task: Task, every: Sequence[_Runs], noiseless: _Runs) -> Drawing:
+    of_label: dict[str, list[_Runs]] = {}
+    for runs in every:
+        of_label.setdefault(runs.configuration.label, []).append(runs)
+    return Drawing(
+        "accuracies by epsilon",
+        {
+            "data_set": task.name,
+            "without_noise": noiseless.mean,
+            "mechanisms": [
+                {
+                    "label": label,
+                    "epsilons": [each.configuration.epsilon for each in own],
+                    "means": for_drawing([each.mean for each in own]),
+                    "half_widths": [each.half_width for each in own],
+                }
+                for label, own in of_label.items()
+            ],
+        },
+    )
