@@ -157,7 +157,7 @@ def clip_to_grid(
       all zeros if any entry is NaN or infinite.
     """
     scaled, _, _ = _clipped(update, clip_norm, float(steps_per_clip_norm))
-    steps = [np.rint(array).astype(np.int64) for array in scaled]
+    steps: list[IntArray] = [np.rint(array).astype(np.int64) for array in scaled]
     most = steps_per_clip_norm**2
     if _sum_of_squares(steps) > most:
         # Less than the limit by more than all roundings of floats on the way here.
