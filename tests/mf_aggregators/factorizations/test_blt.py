@@ -233,6 +233,7 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
     assert error_of(factorization, "mean", SINGLE) == 1.0
 
 
+@pytest.mark.long_cases(5)
 @pytest.mark.long
 @pytest.mark.parametrize("error", ["mean", pytest.param("max", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
