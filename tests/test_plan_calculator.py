@@ -1,9 +1,11 @@
 """The plan calculator of the site: its grid, and what a browser makes of it."""
 
+import html
 import itertools
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 from typing import Any
@@ -112,32 +114,86 @@ def test_the_grid_is_small() -> None:
     assert plan_grid.FILE.stat().st_size < 300_000
 
 
-@pytest.mark.long
-def test_a_browser_shows_the_values_of_mf_plan(tmp_path: pathlib.Path) -> None:
+def test_the_page_says_which_plans_it_has() -> None:
+    rounds, populations = plan_grid.ROUNDS, plan_grid.POPULATIONS
+    few, many = plan_grid.CLIENTS_PER_ROUND
+    said = (
+        f"for {rounds[0]:,} to {rounds[-1]:,} rounds, {populations[0]:,} to {populations[-1]:,} "
+        f"clients, {few:,} or {many:,} a round, and epsilon {plan_grid.EPSILONS[0]:g} to "
+        f"{plan_grid.EPSILONS[-1]:g}"
+    )
+    assert said in " ".join(_PAGE.read_text().split())
+
+
+def _opened(tmp_path: pathlib.Path, script: str) -> str:
+    """What a browser makes of the page after a script."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     assert browser is not None, "install Chromium (apt-get install chromium): nothing is skipped"
     (part,) = re.findall(r'^<div id="plan-calculator">.*?^<script', _PAGE.read_text(), re.M | re.S)
-    shutil.copytree(_STATIC, tmp_path / "_static")
-    setting = _SETTINGS[0]
-    # A reader chooses the setting, one field after another.
-    choose = "".join(
-        f'{{const field = document.querySelector("select[name={name}]"); field.value = "{value:g}";'
-        'field.dispatchEvent(new Event("change"));}'
-        for name, value in zip(("rounds", "population", "clients", "epsilon"), setting, strict=True)
-    )
+    shutil.copytree(_STATIC, tmp_path / "_static", dirs_exist_ok=True)
     scripts = "".join(
         f'<script src="_static/{name}.js"></script>' for name in ("plan-grid", "plan-calculator")
     )
-    page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}<script>{choose}</script>"
+    page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}<script>{script}</script>"
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}")
-    dom = subprocess.run(
+    return subprocess.run(
         [browser, *flags, "--dump-dom", (tmp_path / "page.html").as_uri()],
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     ).stdout
+
+
+def _filled(name: str, value: float | str, kind: str = "select", event: str = "change") -> str:
+    """A script by which a reader fills in a field."""
+    return (
+        f'{{const field = document.querySelector("{kind}[name={name}]"); field.value = "{value}";'
+        f'field.dispatchEvent(new Event("{event}"));}}'
+    )
+
+
+def _text(dom: str) -> str:
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", dom)))
+
+
+@pytest.mark.long
+def test_a_number_that_the_page_does_not_have_gets_a_command(tmp_path: pathlib.Path) -> None:
+    typed = {"rounds": "13", "epsilon": "7.5"}
+    script = "".join(
+        _filled(name, "") + _filled(name, value, "input", "input") for name, value in typed.items()
+    )
+    dom = _opened(tmp_path, script)
+    text = _text(dom)
+    assert "no plan for it, only for 100, 200, 500 and 1,000 rounds; epsilon 0.5, 1, 2, 3" in text
+    assert re.search(r'<div id="plan-inside" hidden', dom)
+    assert not re.search(r'id="plan-run" hidden', dom)
+    (command,) = re.findall(r'id="plan-command">(.*?)</pre>', dom, re.DOTALL)
+    name, *flags = shlex.split(command.replace("\\\n", ""))
+    ended = console_commands.call(name, *flags, "--format=json")
+    assert ended.status == 0, ended.errors
+    planned = json.loads(ended.printed)
+    assert (planned["target_epsilon"], planned["delta"]) == (7.5, plan_grid.delta_of(100_000))
+    assert flags[:2] == ["--num_rounds=13", "--population=100000"]
+
+    # A number that is there shows its plan again, and one that cannot be, neither.
+    back = _filled("rounds", "500", "input", "input") + _filled("epsilon", "8", "input", "input")
+    assert '<div id="plan-inside">' in _opened(tmp_path, script + back)
+    wrong = _opened(tmp_path, script + _filled("rounds", "1.5", "input", "input"))
+    assert "Type whole numbers above 0" in _text(wrong)
+    assert re.search(r'id="plan-run" hidden', wrong)
+
+
+@pytest.mark.long
+def test_a_browser_shows_the_values_of_mf_plan(tmp_path: pathlib.Path) -> None:
+    setting = _SETTINGS[0]
+    # A reader chooses the setting, one field after another.
+    names = ("rounds", "population", "clients", "epsilon")
+    dom = _opened(
+        tmp_path,
+        "".join(_filled(name, f"{value:g}") for name, value in zip(names, setting, strict=True)),
+    )
 
     planned = _of_mf_plan(*setting)
     (body,) = re.findall(r'<tbody id="plan-candidates">(.*?)</tbody>', dom, re.DOTALL)
@@ -147,7 +203,7 @@ def test_a_browser_shows_the_values_of_mf_plan(tmp_path: pathlib.Path) -> None:
         assert row[0].split()[0] == candidate["mechanism"]
         assert float(row[1]) == pytest.approx(candidate["effective_rmse"], rel=1e-3)
         assert float(row[3]) == pytest.approx(candidate["memory_gb"], rel=1e-3)
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", dom))
+    text = _text(dom)
     assert f"Use {rows[0][0]}. Each client takes part at most 10 times, at least 10 rounds" in text
     multiplier = planned["candidates"][0]["noise_multiplier"]
     assert f"Noise multiplier {multiplier:.4g} makes (8, 1e-05)-differential privacy" in text

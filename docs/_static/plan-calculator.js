@@ -23,7 +23,59 @@
       option.selected = value === first[name];
       select.add(option);
     }
-    select.addEventListener("change", show);
+    // What the grid does not have is typed.
+    select.add(new Option("another", ""));
+    const input = document.createElement("input");
+    Object.assign(input, { type: "number", name, min: 0, step: "any", hidden: true });
+    const label = select.parentElement.firstChild.textContent.trim();
+    input.setAttribute("aria-label", `${label}, another number`);
+    select.after(input);
+    select.addEventListener("change", () => {
+      input.hidden = select.value !== "";
+      show();
+    });
+    input.addEventListener("input", show);
+  }
+
+  // What was chosen or typed; 0 for nothing.
+  function valueOf(name) {
+    const select = page.querySelector(`select[name=${name}]`);
+    return Number(select.value || page.querySelector(`input[name=${name}]`).value);
+  }
+
+  // The power of ten below one over a population, as plan_grid.delta_of has it.
+  function deltaOf(population) {
+    return `1e-${String(population).length.toString().padStart(2, "0")}`;
+  }
+
+  function commandOf(rounds, population, clients, epsilon) {
+    return (
+      `mf-plan --num_rounds=${rounds} --population=${population} \\\n` +
+      `  --clients_per_round=${clients} --target_epsilon=${epsilon} \\\n` +
+      `  --delta=${deltaOf(population)} --model_size=${grid.model_size}`
+    );
+  }
+
+  // Why there is no plan of a setting on the page; nothing if there is one.
+  function whyOutside(rounds, population, clients, epsilon) {
+    const isWhole = [rounds, population, clients].every((each) => Number.isSafeInteger(each));
+    if (!isWhole || Math.min(rounds, clients, epsilon) <= 0 || clients > population) {
+      return (
+        "Type whole numbers above 0, and no more clients per round than the population has; " +
+        "epsilon may be any number above 0."
+      );
+    }
+    const chosen = { rounds, population, clients, epsilon };
+    const missing = fields.filter((name) => !options[name].includes(chosen[name]));
+    const known = (name) => {
+      const unit = { rounds: "rounds", population: "clients", clients: "clients per round" }[name];
+      const numbers = options[name].map(number);
+      const listed = `${numbers.slice(0, -1).join(", ")} and ${numbers[numbers.length - 1]}`;
+      return unit ? `${listed} ${unit}` : `${name} ${listed}`;
+    };
+    return missing.length
+      ? `This page has no plan for it, only for ${missing.map(known).join("; ")}. Run:`
+      : "";
   }
 
   // Exponential numbers as Python writes them, which the keys of the grid have.
@@ -102,8 +154,14 @@
   }
 
   function show() {
-    const chosen = fields.map((name) => Number(page.querySelector(`select[name=${name}]`).value));
+    const chosen = fields.map(valueOf);
     const [rounds, population, clients, epsilon] = chosen;
+    const why = whyOutside(...chosen);
+    document.getElementById("plan-outside").textContent = why;
+    document.getElementById("plan-inside").hidden = why !== "";
+    document.getElementById("plan-run").hidden = why.startsWith("Type");
+    document.getElementById("plan-command").textContent = commandOf(...chosen);
+    if (why) return;
     const plan = planOf(...chosen);
     const best = plan.candidates.find((each) => each.name === plan.recommended);
     const times = plan.participations === 1 ? "once" : `${plan.participations} times`;
@@ -117,11 +175,7 @@
         `${exponential(plan.delta)})-differential privacy for each client: an attacker finds at ` +
         `most ${digits(100 * plan.truePositiveRate)}\u00a0% of them at ` +
         `${100 * grid.false_positive_rate}\u00a0% false positives.`,
-      command:
-        `mf-plan --num_rounds=${rounds} --population=${population} \\\n` +
-        `  --clients_per_round=${clients} --target_epsilon=${epsilon} \\\n` +
-        `  --delta=${exponential(plan.delta)} --model_size=${grid.model_size} \\\n` +
-        `  --mechanisms=${grid.mechanisms.join(",")}`,
+      command: `${commandOf(...chosen)} \\\n  --mechanisms=${grid.mechanisms.join(",")}`,
     };
     for (const [name, value] of Object.entries(words)) {
       document.getElementById(`plan-${name}`).textContent = value;

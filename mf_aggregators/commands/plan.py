@@ -1,5 +1,7 @@
 r"""mf-plan: compares the mechanisms that fit a population and a privacy target.
 
+In place of a target, --noise_multiplier asks which epsilon a noise has.
+
 The participation of clients is enforced by timers on their devices, or decided by a data centre
 that draws every batch itself, for which sampling amplifies.
 
@@ -13,6 +15,7 @@ Examples:
 """
 
 import contextlib
+import math
 import os
 import pathlib
 import sys
@@ -23,7 +26,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import caches, catalogue, checkpoints, memory, planning, validation
+from mf_aggregators import accounting, caches, catalogue, checkpoints, memory, planning, validation
 from mf_aggregators.catalogue.built_in import MEANING_OF_WEIGHTS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
@@ -43,13 +46,18 @@ from mf_aggregators.planning import (
     Plan,
     Setting,
     Skipped,
-    planner,
     proposals,
     robustness,
 )
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
+# What cannot be asked with --sampling, and what can.
+_FOR_TIMERS = {
+    "target_rho": "sampling does not amplify rho. Give --target_epsilon with --sampling.",
+    "noise_multiplier": "with sampling, every mechanism has an epsilon of its own. Give "
+    "--target_epsilon and --output, and ask mf-report --checkpoint --noise_multiplier.",
+}
 _REQUIRED = ("num_rounds", "population", "clients_per_round", "model_size")
 
 
@@ -63,11 +71,20 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.integer("model_size", "The number d of parameters of the model. Required.")
     group = FlagGroup(values, "Privacy")
-    group.number("target_epsilon", "The epsilon of the guarantee. Required, or --target_rho.")
+    group.number(
+        "target_epsilon",
+        "The epsilon of the guarantee. Required, or --target_rho, or --noise_multiplier.",
+    )
     group.number(
         "target_rho",
         "For devices with timers, in place of --target_epsilon: the rho of approximate "
         "zero-concentrated differential privacy. Sampling does not amplify it.",
+    )
+    group.number(
+        "noise_multiplier",
+        "For devices with timers, in place of a target: the standard deviation of Z over (clip "
+        "norm times the sensitivity of C under the participation). All mechanisms have the same "
+        "epsilon of it, which is printed, and differ in error.",
     )
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group = FlagGroup(values, "Participation")
@@ -147,7 +164,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     for name in _REQUIRED:
         flag_groups.require(values, name)
-    flag_groups.require(values, "target_epsilon", "target_rho")
+    flag_groups.require(values, "target_epsilon", "target_rho", "noise_multiplier")
 
 
 @memory.limited()
@@ -223,6 +240,7 @@ def main(values: flags.FlagValues) -> int:
         "reason": plan.reason,
         "target_epsilon": setting.epsilon,
         "target_rho": setting.rho,
+        "noise_multiplier": setting.noise_multiplier,
         "delta": setting.delta,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
@@ -320,21 +338,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         f"--clients_per_round={values.clients_per_round} is more than "
         f"--population={values.population}.",
     )
-    mechanism_flags.check_one_noise(
-        target_epsilon=values.target_epsilon, target_rho=values.target_rho
-    )
-    if values.target_rho is None:
-        epsilon = validation.positive_number(values.target_epsilon, "--target_epsilon")
-        if values.sampling is None:
-            mechanism_flags.noise_multiplier_of_epsilon(epsilon, values.delta)
-    else:
-        command_line.check_choice(
-            values.sampling is None,
-            "--target_rho is for devices with timers: sampling does not amplify rho. Give "
-            "--target_epsilon with --sampling.",
-        )
-        mechanism_flags.noise_multiplier_of_rho(values.target_rho, values.delta)
-        epsilon = planner.epsilon_of_rho(values.target_rho, values.delta)
+    epsilon = _epsilon(values)
     participation = None
     if values.sampling is None:
         separation = values.separation
@@ -367,6 +371,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         sampling=values.sampling,
         epsilon=epsilon,
         rho=values.target_rho,
+        noise_multiplier=values.noise_multiplier,
         delta=values.delta,
         model_size=values.model_size,
         noise_memory=_bytes(values, "noise_memory_gb"),
@@ -374,6 +379,29 @@ def _setting(values: flags.FlagValues) -> Setting:
         error=error,
         weights_file=values.error,
     )
+
+
+def _epsilon(values: flags.FlagValues) -> float:
+    """The target, or what a target of rho or a noise multiplier is as one."""
+    if values.sampling is not None:
+        for name, advice in _FOR_TIMERS.items():
+            command_line.check_choice(
+                values[name].value is None, f"--{name} is for devices with timers: {advice}"
+            )
+        return validation.positive_number(values.target_epsilon, "--target_epsilon")
+    multiplier = mechanism_flags.noise_multiplier(values)
+    if values.target_epsilon is not None:
+        return float(values.target_epsilon)
+    assert multiplier is not None
+    epsilon = accounting.epsilon(multiplier, values.delta)
+    flag = "target_rho" if values.noise_multiplier is None else "noise_multiplier"
+    command_line.check_choice(
+        0.0 < epsilon < math.inf,
+        f"--{flag}={values[flag].value:g} has an epsilon of {epsilon:g} at --delta="
+        f"{values.delta:g}, which is none to plan for: use {'less' if multiplier else 'some'} "
+        "noise.",
+    )
+    return epsilon
 
 
 def _bytes(values: flags.FlagValues, flag: str) -> float | None:

@@ -274,10 +274,13 @@ def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
 
 
 def _target(setting: Setting) -> str:
-    """The target as flags."""
-    if setting.rho is None:
-        return f"--target_epsilon={setting.epsilon!r} --delta={setting.delta!r}"
-    return f"--target_rho={setting.rho!r} --delta={setting.delta!r}"
+    """The target, or the noise in its place, as flags."""
+    flag = f"--target_epsilon={setting.epsilon!r}"
+    if setting.rho is not None:
+        flag = f"--target_rho={setting.rho!r}"
+    if setting.noise_multiplier is not None:
+        flag = f"--noise_multiplier={setting.noise_multiplier!r}"
+    return f"{flag} --delta={setting.delta!r}"
 
 
 def _error_flag(setting: Setting) -> str:
@@ -435,15 +438,20 @@ def setting_lines(setting: Setting) -> list[str]:
     return [
         f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
         f"{who}",
-        f"target {_rho_of(setting)}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
+        f"{_asked(setting)}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
         f"client (zero-out); model of {setting.model_size} parameters",
         _budget(setting),
         *compared[error_name(setting.error)],
     ]
 
 
-def _rho_of(setting: Setting) -> str:
-    return "" if setting.rho is None else f"rho = {setting.rho:g} (approximate zCDP), which is "
+def _asked(setting: Setting) -> str:
+    """What a guarantee is said to be: the target, or what follows from the noise."""
+    if setting.noise_multiplier is not None:
+        return f"noise multiplier {setting.noise_multiplier!r} of every mechanism, which is "
+    if setting.rho is not None:
+        return f"target rho = {setting.rho:g} (approximate zCDP), which is "
+    return "target "
 
 
 def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:

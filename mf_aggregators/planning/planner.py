@@ -81,19 +81,6 @@ _RATE_OFFSET = -4.64
 _RATE_BASE = 1.7
 
 
-def epsilon_of_rho(rho: float, delta: float) -> float:
-    """Returns what a target of rho is as a target of epsilon: that of the least sufficient noise.
-
-    Args:
-      rho: Of approximate zero-concentrated differential privacy, above 0.
-      delta: Above 0 and below 1.
-
-    Raises:
-      ValueError: If an argument is out of its range, or no epsilon can be stated.
-    """
-    return gaussian.epsilon(gaussian.noise_multiplier_of_zcdp(rho), delta)
-
-
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """What a run is given.
@@ -106,7 +93,8 @@ class Setting:
         drawn.
       sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone and all
         schemes that are not dominated, those of other packages too; None for timers alone.
-      epsilon: The privacy target; with ``rho``, what that target is at ``delta``.
+      epsilon: The privacy target; with ``rho`` or ``noise_multiplier``, the one that
+        ``accounting.epsilon`` has for the least sufficient noise, or for that noise, at ``delta``.
       delta: Of the target.
       model_size: The parameters d of the model.
       noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
@@ -117,11 +105,14 @@ class Setting:
       weights_file: The file that the weights are from, for commands that are printed.
       rho: The target of approximate zero-concentrated differential privacy, for timers alone:
         sampling does not amplify it. None where epsilon is the target.
+      noise_multiplier: In the place of a target, for timers alone: the standard deviation of Z over
+        (clip norm times the sensitivity of C under the schema), of every mechanism; above 0. None
+        where there is a target.
 
     Raises:
       ValueError: If a value is out of its range, both or none of participation and
-        sampling are given, the population cannot fill the rounds, or rho is given with sampling
-        or another epsilon than its own.
+        sampling are given, the population cannot fill the rounds, or rho or a noise multiplier is
+        given with sampling, with the other one, or with another epsilon than its own.
     """
 
     num_rounds: int
@@ -137,6 +128,7 @@ class Setting:
     error: PlannedError = "mean"
     weights_file: str = "WEIGHTS"
     rho: float | None = None
+    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
@@ -161,8 +153,20 @@ class Setting:
                 raise ValueError(
                     "sampling does not amplify rho: plan for timers, or for a target of epsilon."
                 )
-            if self.epsilon != epsilon_of_rho(self.rho, self.delta):
+            least = gaussian.noise_multiplier_of_zcdp(self.rho)
+            if self.epsilon != gaussian.epsilon(least, self.delta):
                 raise ValueError(f"epsilon {self.epsilon:g} is not that of rho {self.rho:g}.")
+        if self.noise_multiplier is not None:
+            if self.participation is None or self.rho is not None:
+                raise ValueError(
+                    "a plan takes a noise multiplier for timers alone, in the place of a target: "
+                    "each way of sampling has another epsilon of it."
+                )
+            if self.epsilon != gaussian.epsilon(self.noise_multiplier, self.delta):
+                raise ValueError(
+                    f"epsilon {self.epsilon:g} is not that of noise multiplier "
+                    f"{self.noise_multiplier:g}."
+                )
         if self.participation is None:
             proposals.most_bands(self.num_rounds, self.population, self.clients_per_round)
         else:
@@ -747,6 +751,7 @@ def _candidate(
         cache_directory,
         is_estimate=is_estimate,
         rho=setting.rho,
+        noise_multiplier=setting.noise_multiplier,
     )
     workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
     errors = mechanism.factorization.errors(workload, schema)

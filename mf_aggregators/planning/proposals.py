@@ -366,6 +366,7 @@ def calibrated(
     is_estimate: bool = False,
     budget: MechanismBudget | None = None,
     rho: float | None = None,
+    noise_multiplier: float | None = None,
 ) -> Mechanism:
     """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
 
@@ -382,6 +383,7 @@ def calibrated(
         certificate of one result pays for, which all count as tested; None where this is the
         result.
       rho: In the place of epsilon and delta, for schemas: the target of approximate zCDP.
+      noise_multiplier: In the place of all of them, for schemas: the noise as it is.
 
     Returns:
       The mechanism.
@@ -391,6 +393,8 @@ def calibrated(
     """
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
+    if noise_multiplier is not None:
+        return dataclasses.replace(unknown, noise_multiplier=noise_multiplier)
     if rho is not None:
         return calibrate(factorization, participation, rho=rho)
     if scheme is None:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -12,14 +13,17 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from absl import flags
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 import mf_aggregators as mfa
 from mf_aggregators import checkpoints, planning
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.commands import command_line, factorize, plan, plan_separations, plan_text
 from mf_aggregators.participation import MinSeparation, Sampler, sampling_from_dict
+from mf_aggregators.printed_guarantees import pair
 from simulations.runs import planned_runs, run_config
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
@@ -459,6 +463,7 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--target_epsilon=inf"], "--target_epsilon must be finite"),
         (["--target_epsilon=1e9"], "--target_epsilon: no noise multiplier between"),
         (["--target_rho=1"], "--target_epsilon and --target_rho exclude each other"),
+        (["--noise_multiplier=1"], "--noise_multiplier and --target_epsilon exclude each other"),
         (["--delta=1"], "--delta must be above 0 and below 1"),
         (["--delta=1e-13"], "--target_epsilon: the noise of"),
         (["--delta=0.1"], "not below 1 / 40 clients"),
@@ -569,7 +574,8 @@ def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name
     status, out, err = _call(capsys, *given)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
-    asked = "--target_epsilon or --target_rho" if name == "--target_epsilon" else name
+    one_of_three = "--target_epsilon or --target_rho or --noise_multiplier"
+    asked = one_of_three if name == "--target_epsilon" else name
     assert err.startswith(f"mf-plan: {asked} is required. Usage: mf-plan --num_rounds=INTEGER ")
 
 
@@ -605,6 +611,70 @@ def test_a_target_of_rho(
         planning.Setting(12, 40, 10, None, "poisson", 1.0, 1e-6, 1000, rho=0.02)
     with pytest.raises(ValueError, match="is not that of rho"):
         planning.Setting(12, 40, 10, MinSeparation(4), None, 1.0, 1e-6, 1000, rho=0.02)
+
+
+_WITHOUT_TARGET = tuple(each for each in _SETTING if not each.startswith("--target_epsilon"))
+
+
+def test_the_epsilon_of_a_noise_multiplier(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = (*_WITHOUT_TARGET, "--noise_multiplier=0.7", "--mechanisms=banded,identity", cache)
+    status, out, err = _call(capsys, *given, "--format=json", "--output=mine")
+    assert status == 0, err
+    fields = json.loads(out)
+    assert (fields["noise_multiplier"], fields["target_rho"]) == (0.7, None)
+    assert {each["noise_multiplier"] for each in fields["candidates"]} == {0.7}
+    assert {each["mechanism"] for each in fields["candidates"]} == {"banded", "identity"}
+    # What dp-accounting has for the rows of noise that a run adds, and for the most that a device
+    # of participations 4 rounds apart can change.
+    c = np.linalg.inv(mfa.load("mine").noise_recursion().noising_matrix())
+    patterns = [each for k in (1, 2, 3) for each in itertools.combinations(range(12), k)]
+    apart = [list(each) for each in patterns if min(np.diff(each), default=4) >= 4]
+    sensitivity = max(np.linalg.norm(c[:, each].sum(axis=1)) for each in apart)
+    epsilon = fields["target_epsilon"]
+    delta = GaussianPrivacyLoss(0.7, sensitivity=sensitivity).get_delta_for_epsilon(epsilon)
+    assert 0.999999 * 1.5e-6 < delta <= 1.5e-6
+    status, out, _ = _call(capsys, *given)
+    assert status == 0
+    printed = pair(epsilon, 1.5e-6, ".6g")
+    assert f"noise multiplier 0.7 of every mechanism, which is {printed}-DP" in out
+    # The command that is printed makes the same.
+    (make,) = (line.strip() for line in out.splitlines() if "mf-factorize" in line)
+    words = shlex.split(make)
+    _factorize(capsys, words)
+    (directory,) = (each.split("=")[1] for each in words if each.startswith("--output="))
+    assert mfa.load(directory) == mfa.load("mine")
+
+    with pytest.raises(ValueError, match="for timers alone"):
+        planning.Setting(12, 40, 10, None, "poisson", 1.0, 1e-6, 1000, noise_multiplier=1.0)
+    timers = MinSeparation(4)
+    with pytest.raises(ValueError, match="is not that of noise multiplier"):
+        planning.Setting(12, 40, 10, timers, None, 1.0, 1e-6, 1000, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--noise_multiplier=0", "has an epsilon of inf"),
+        ("--noise_multiplier=-1", "--noise_multiplier must not be negative"),
+        ("--noise_multiplier=nan", "--noise_multiplier must be finite"),
+        ("--noise_multiplier=0.01", "--noise_multiplier: so little noise"),
+        ("--noise_multiplier=1e9", "has an epsilon of 0 "),
+        ("--target_rho=1e-30", "has an epsilon of 0 "),
+        ("--sampling=poisson --noise_multiplier=1", "every mechanism has an epsilon of its own"),
+    ],
+)
+def test_a_noise_multiplier_without_an_epsilon_is_refused(
+    capsys: pytest.CaptureFixture[str], cache: str, argument: str, message: str
+) -> None:
+    status, out, err = _call(capsys, *_WITHOUT_TARGET, cache, *argument.split())
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
 
 
 def test_an_output_that_cannot_be_written_is_one_line(
