@@ -62,24 +62,12 @@ class Observed:
             return None
         if self.keeps_participation:
             return 0
-        # At once, as there may be millions: the distances of those who returned.
         returned = [rounds for rounds in self.ledger.rounds_of_clients if len(rounds) > 1]
         if not returned:
             return 0
         sizes = np.array([len(rounds) for rounds in returned])
-        ends = np.cumsum(sizes)
-        gaps = np.delete(np.diff(np.concatenate(returned)), ends[:-1] - 1)
-        starts = ends - sizes - np.arange(len(sizes))
-        patterns, clients = np.unique(
-            [sizes, np.minimum.reduceat(gaps, starts), np.maximum.reduceat(gaps, starts)],
-            axis=1,
-            return_counts=True,
-        )
-        return sum(
-            int(number)
-            for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
-            if not schema.allows_separations(*pattern)
-        )
+        gaps = np.delete(np.diff(np.concatenate(returned)), np.cumsum(sizes)[:-1] - 1)
+        return guarantees.num_beyond(schema, sizes, gaps)
 
     def guarantee(self, delta: float) -> Guarantee:
         """Returns what holds of the rounds that were released.

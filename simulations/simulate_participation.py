@@ -66,6 +66,7 @@ class ParticipationSummary:
       separation_median: Their median; None in the same case.
       participations_mean: The mean number of participations over the devices that took part.
       participations_max: The most of one device.
+      num_beyond: How many devices took part in rounds that the schema forbids; None without one.
     """
 
     observed: ObservedParticipation
@@ -73,15 +74,19 @@ class ParticipationSummary:
     separation_median: float | None
     participations_mean: float
     participations_max: int
+    num_beyond: int | None = None
 
 
-def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
+def summarise(
+    cohorts: list[np.ndarray], schema: Participation | None = None
+) -> ParticipationSummary:
     """Summarises who took part in which round.
 
     Time and memory depend on the participations, not on the population.
 
     Args:
       cohorts: For each round the (clients,) int64 devices that took part, each once.
+      schema: What was planned; None for nothing.
     """
     clients = np.concatenate([np.empty(0, np.int64), *cohorts])
     rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
@@ -94,6 +99,10 @@ def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
     participations_of = np.diff(np.append(first, len(clients)))
     most = int(np.max(participations_of, initial=0))
     twice = len(separations) > 0
+    num_beyond = None
+    if schema is not None:
+        returned = participations_of[participations_of > 1]
+        num_beyond = guarantees.num_beyond(schema, returned, separations)
     return ParticipationSummary(
         observed=ObservedParticipation(
             num_rounds=len(cohorts),
@@ -106,6 +115,7 @@ def summarise(cohorts: list[np.ndarray]) -> ParticipationSummary:
         separation_median=float(np.median(separations)) if twice else None,
         participations_mean=len(clients) / max(1, len(first)),
         participations_max=most,
+        num_beyond=num_beyond,
     )
 
 
@@ -189,7 +199,7 @@ def main(values: flags.FlagValues) -> int | None:
     population = _population(values, schema, values.seed)
     device_rounds, stopped = _run(population, num_rounds)
     cohorts = [device_round.cohort for device_round in device_rounds]
-    summary = summarise(cohorts)
+    summary = summarise(cohorts, schema)
     fields = {
         "population": values.population,
         "clients_per_round": values.clients_per_round,
@@ -198,7 +208,9 @@ def main(values: flags.FlagValues) -> int | None:
         "participation": None if schema is None else str(schema),
         **_participation_fields(summary),
         **_device_fields(device_rounds, population.seconds),
+        "broken_timers": len(population.broken),
         "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.observed),
+        "clients_beyond_plan": summary.num_beyond,
         **_privacy_fields(factorization, schema, summary.observed, multiplier, values.delta),
     }
     if schema is None:
@@ -522,7 +534,8 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     if not fields["keeps_plan"]:
         found = (
             f"WARNING: the schema of the plan ({fields['participation']}) is broken, and its "
-            f"guarantee does not hold. {found}"
+            f"guarantee need not hold for the {fields['clients_beyond_plan']} of "
+            f"{fields['num_clients']} devices that broke it. {found}"
         )
     if "noise_multiplier" not in fields:
         return (

@@ -162,6 +162,16 @@ def public_data(flags: Mapping[str, Any]) -> str:
     return "none" if words is None else words.strip().rstrip(".")
 
 
+def forgets(flags: Mapping[str, Any]) -> bool:
+    """Returns whether clients may join as if they had never taken part.
+
+    Args:
+      flags: Of a run, by name: those of earlier versions say nothing of broken timers.
+    """
+    loses = flags["history_loss_probability"] > 0.0 and flags["after_history_loss"] == REJOIN
+    return loses or flags.get("broken_timers", 0.0) > 0.0
+
+
 def enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, forgets: bool) -> str:
     """Returns what makes the clients of a run keep its schema, as sentences.
 

@@ -334,8 +334,7 @@ def _differing_facts(
     flags, stated = config["flags"], dataclasses.asdict(facts)
     behaviour = {
         "timer_hours": flags["timer_hours"],
-        "forgets": flags["history_loss_probability"] > 0.0
-        and flags["after_history_loss"] == facts_of_runs.REJOIN,
+        "forgets": facts_of_runs.forgets(flags),
     }
     found = facts_of_runs.of_configuration(flags, of_run)
     again = dataclasses.asdict(dataclasses.replace(facts, **found))

@@ -629,6 +629,28 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     )
 
 
+def num_beyond(plan: Participation, participations: IntArray, separations: IntArray) -> int:
+    """Returns how many clients took part in rounds that a schema forbids.
+
+    Args:
+      plan: The schema.
+      participations: (r,): of each client that took part at least twice, how often it did.
+      separations: (sum of participations - r,): the rounds from each of its participations
+        to the next, of one client after the other.
+    """
+    if not len(participations):
+        return 0
+    # At once, as there may be millions.
+    starts = np.cumsum(participations - 1) - (participations - 1)
+    ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
+    patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
+    return sum(
+        int(number)
+        for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
+        if not plan.allows_separations(*pattern)
+    )
+
+
 def _largest_rounding(factorization: Factorization) -> float:
     """By how many steps of Z roundings that depend on one client move a number of a row, at most.
 

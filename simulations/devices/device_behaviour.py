@@ -88,6 +88,9 @@ class DeviceBehaviour:
         timer would have allowed, which is that it has only just taken part, and as often as
         was possible, and so never breaks its schema. ``"rejoin"``: it joins as if it were
         new, and breaks it.
+      broken_timers: The share of the devices whose timers are broken, at most 1: such a device
+        forgets every participation at once, and joins as if it had never taken part. Of a
+        population it is rounded to whole devices, and to one at least.
       round_seconds: Time from the start of a round to its end, when devices upload and the next
         round starts.
       retry_seconds: How long the server waits, after a start that found too few devices or
@@ -108,6 +111,7 @@ class DeviceBehaviour:
     abandonment_probability: float = 0.0
     history_loss_probability: float = 0.0
     after_history_loss: str = WAIT
+    broken_timers: float = 0.0
     round_seconds: float = 300.0
     retry_seconds: float = 600.0
     max_attempts: int = 1000
@@ -120,9 +124,9 @@ class DeviceBehaviour:
                 raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
         if self.minimum_uploads is not None:
             validation.positive_integer(self.minimum_uploads, "minimum_uploads")
-        name = "history_loss_probability"
-        if validation.non_negative_number(self.history_loss_probability, name) > 1.0:
-            raise ValueError(f"{name} must be at most 1, found {self.history_loss_probability}.")
+        for name in ("history_loss_probability", "broken_timers"):
+            if validation.non_negative_number(getattr(self, name), name) > 1.0:
+                raise ValueError(f"{name} must be at most 1, found {getattr(self, name)}.")
         if self.after_history_loss not in (WAIT, REJOIN):
             raise ValueError(
                 f"after_history_loss must be {WAIT!r} or {REJOIN!r}, found "
@@ -142,7 +146,13 @@ class DeviceBehaviour:
             and self.minimum_uploads is None
             and all(getattr(self, name) == 0.0 for name in _BELOW_ONE)
             and self.history_loss_probability == 0.0
+            and self.broken_timers == 0.0
         )
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a device may join as if it had never taken part, whatever its timer counts."""
+        return facts_of_runs.forgets(vars(self))
 
     def fewest_uploads(self, clients_per_round: int) -> int:
         """Returns with how many uploads a round becomes one.
@@ -222,6 +232,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "Whether a device that forgot its participations assumes the worst, or joins as if it "
         "were new.",
         WAIT,
+    )
+    group.number(
+        "broken_timers",
+        "The share of devices whose timers are broken: they check in as if they had never taken "
+        "part.",
+        0.0,
     )
     group.number("round_minutes", "The minutes that a round takes.", 5.0)
     group.number(
@@ -304,6 +320,7 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
         abandonment_probability=values.abandonment_probability,
         history_loss_probability=values.history_loss_probability,
         after_history_loss=values.after_history_loss,
+        broken_timers=values.broken_timers,
         round_seconds=_seconds(values, "round_minutes", _MINUTE),
         retry_seconds=_seconds(values, "retry_minutes", _MINUTE),
         max_attempts=values.max_attempts,

@@ -31,6 +31,7 @@ _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
 # The second coordinate of all generators here.
 _SELECTION = 0
 _HISTORY = 1
+_BROKEN = 2
 
 # Clients that are counted at once: a part of a smaller cache.
 _COHORT_BLOCK = 2**14
@@ -276,6 +277,17 @@ class DevicePopulation:
         else:
             self._timers = DeviceTimers(num_devices, behaviour.timer.seconds, participation.limit)
         behaviour.availability.check_population(num_devices)
+        self._broken = np.empty(0, np.int64)
+        if behaviour.broken_timers > 0.0:
+            number = max(1, round(behaviour.broken_timers * self._num_devices))
+            generator = random_streams.generator_of(self._seed, Stream.DEVICES, _BROKEN)
+            self._broken = generator.choice(self._num_devices, size=number, replace=False)
+            self._broken.sort()
+
+    @property
+    def broken(self) -> np.ndarray:
+        """The (r,) int64 devices whose timers are broken, increasing."""
+        return self._broken
 
     @property
     def num_rounds(self) -> int:
@@ -335,7 +347,9 @@ class DevicePopulation:
             selected += len(selection.devices)
             uploading = _kept(selection.devices, behaviour.dropout_probability, generator)
             dropped_out += len(selection.devices) - len(uploading)
-            self._timers.record(uploading, self._now(seconds + behaviour.round_seconds))
+            self._timers.record(
+                self._working(uploading), self._now(seconds + behaviour.round_seconds)
+            )
             received = _kept(uploading, behaviour.upload_loss_probability, generator)
             lost += len(uploading) - len(received)
             in_time = _kept(received, behaviour.late_upload_probability, generator)
@@ -423,7 +437,14 @@ class DevicePopulation:
             # The first upload came at the end of the first round. More is safe, for rounding.
             since_first = self._seconds - behaviour.round_seconds
             most = math.floor(since_first / behaviour.timer.seconds + 1e-9) + 1
-        self._timers.lose_history(devices, latest, most)
+        self._timers.lose_history(self._working(devices), latest, most)
+
+    def _working(self, devices: np.ndarray) -> np.ndarray:
+        """Those of some devices whose timers run: no other ever has a history."""
+        if not len(self._broken):
+            return devices
+        places = np.searchsorted(self._broken, devices)
+        return devices[self._broken.take(places, mode="clip") != devices]
 
     def _select(self, generator: np.random.Generator, seconds: float) -> _Selection:
         """Selects uniformly among the available devices whose timers allow it."""

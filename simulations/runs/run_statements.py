@@ -32,7 +32,6 @@ from mf_aggregators.privacy.statement import (
     Represented,
     RunFacts,
 )
-from simulations.devices import device_behaviour
 from simulations.runs import run_directory
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
@@ -60,10 +59,7 @@ class RunStatements:
         self._run = run
         self._planned = planned(run)
         behaviour = run.behaviour
-        self._can_break = behaviour.timer is not None or (
-            behaviour.history_loss_probability > 0.0
-            and behaviour.after_history_loss == device_behaviour.REJOIN
-        )
+        self._can_break = behaviour.timer is not None or behaviour.forgets
         self._broken: PrivacyStatement | None = None
         self._has_begun = False
 
@@ -278,10 +274,7 @@ def _enforcement(run: Run) -> str:
     return facts_of_runs.enforcement(
         run.mechanism.sampling,
         None if behaviour.timer is None else behaviour.timer.seconds / 3600.0,
-        forgets=(
-            behaviour.history_loss_probability > 0.0
-            and behaviour.after_history_loss == device_behaviour.REJOIN
-        ),
+        forgets=behaviour.forgets,
     )
 
 

@@ -172,6 +172,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
         ((), True),
         (("--history_loss_probability=0.05",), True),
         (("--history_loss_probability=0.05", "--after_history_loss=rejoin"), False),
+        (("--broken_timers=0", "--history_loss_probability=0.05"), True),
+        (("--broken_timers=0.03",), False),
+        (("--broken_timers=1", "--timer=wall_clock", "--timer_hours=0.9"), False),
         (("--timer=wall_clock", "--timer_hours=0.9"), True),
         (("--timer=wall_clock", "--timer_hours=0.2"), False),
     ],
@@ -201,6 +204,18 @@ def test_the_guarantee_is_that_of_what_was_observed(
     assert fields["planned_epsilon"] == plan.epsilon
     assert fields["realised_epsilon"] == guarantee.epsilon
     assert fields["realised_sensitivity"] == guarantee.sensitivity
+    broke = [
+        client
+        for client, rounds in zip(record.client_ids, record.rounds_of_clients, strict=True)
+        if len(rounds) > 4 or np.min(np.diff(rounds), initial=8) < 8
+    ]
+    assert fields["clients_beyond_plan"] == len(broke)
+    behaviour = DeviceBehaviour(broken_timers={9: 0.03, 300: 1.0}.get(fields["broken_timers"], 0.0))
+    broken = DevicePopulation(300, MinSeparation(8, 4), 10, behaviour, 2).broken
+    assert fields["broken_timers"] == len(broken)
+    if len(broken):
+        assert broke
+        assert {int(client) for client in broke} <= set(broken.tolist())
     status, text, _ = _call(capsys, *setting, *privacy, *arguments)
     if keeps_plan:
         assert fields["widened_epsilon"] is None
@@ -209,6 +224,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
         worst_case = mfa.privacy.guarantees.worst_case(plan, factorization, observed).epsilon
         assert fields["widened_epsilon"] == worst_case > plan.epsilon
         assert f"\n\nWARNING: the schema of the plan ({MinSeparation(8, 4)}) is broken" in text
+        assert f"need not hold for the {len(broke)} of {fields['num_clients']} devices" in text
         assert "The plan was kept" not in text
         assert f"({rounded_up(worst_case)}, 1e-05)-DP" in text
     assert ("enforce no separation" in text) == ("--timer=wall_clock" in arguments)
@@ -338,6 +354,9 @@ def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathl
             ("--separation=2", "--availability=diurnal", "--utc_offsets=1,x"),
             "take numbers with commas, found 1,x",
         ),
+        (("--separation=2", "--broken_timers=1.5"), "--broken_timers must be at most 1, found 1.5"),
+        (("--separation=2", "--broken_timers=-1"), "--broken_timers must not be negative"),
+        (("--separation=2", "--broken_timers=few"), "broken_timers"),
         (("--separation=2", "--over_selection=0.5"), "--over_selection must be at least 1"),
         (("--separation=2", "--population=2000000", "--output=x.npz"), "2000000 are too many"),
         (("--separation=2", "--checkpoint=missing"), "--checkpoint: missing/factorization.json"),

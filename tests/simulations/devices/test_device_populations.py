@@ -1,4 +1,4 @@
-"""Device populations: no timer is ever broken, whatever devices and their server go through.
+"""Device populations: timers hold that are not broken, whatever devices and servers go through.
 
 Statistical tests use fixed seeds. Each refuses a correct population with a probability of at
 most 1e-4 over the choice of its seed.
@@ -6,6 +6,7 @@ most 1e-4 over the choice of its seed.
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
@@ -25,7 +26,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.privacy import guarantees
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour, WallClockTimer
+from simulations.devices.device_behaviour import REJOIN, WAIT, DeviceBehaviour, WallClockTimer
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
@@ -79,6 +80,7 @@ def _behaviours(**fixed: Any) -> st.SearchStrategy[DeviceBehaviour]:
         "minimum_uploads": st.none() | st.just(1),
         "abandonment_probability": _PROBABILITIES,
         "history_loss_probability": _PROBABILITIES,
+        "broken_timers": st.sampled_from([0.0, 0.0, 0.1]),
         "round_seconds": st.sampled_from([600.0, _HOUR, 5 * _HOUR]),
         "retry_seconds": st.sampled_from([600.0, _HOUR]),
         "max_attempts": st.integers(1, 30),
@@ -107,17 +109,28 @@ def _rounds_of(device_rounds: list[DeviceRound], num_devices: int) -> list[tuple
     return of_device
 
 
+def _working(
+    rounds_of: list[tuple[int, ...]], population: DevicePopulation
+) -> list[tuple[int, ...]]:
+    """The rounds of the devices whose timers are not broken."""
+    broken = set(population.broken.tolist())
+    return [rounds for device, rounds in enumerate(rounds_of) if device not in broken]
+
+
 @given(_SCHEMAS, _behaviours(), _SIZES, _SEEDS)
 @settings(deadline=None, max_examples=examples(300))
 def test_no_device_takes_part_too_soon_or_too_often(
     schema: Participation, behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
 ) -> None:
-    """It holds for every model, with dropouts, lost uploads and devices that lost their history."""
+    """It holds for every model, with dropouts, lost uploads and devices that lost their history.
+
+    Where some timers are broken, it holds for all other devices.
+    """
     num_devices, clients_per_round = sizes
     population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
     device_rounds = _rounds(population, 14)
     separation = schema.separation_in(14)
-    for rounds in _rounds_of(device_rounds, num_devices):
+    for rounds in _working(_rounds_of(device_rounds, num_devices), population):
         assert len(rounds) <= schema.most_participations(14)
         assert all(later - earlier >= separation for earlier, later in itertools.pairwise(rounds))
         if isinstance(schema, FixedEpochOrder):
@@ -137,7 +150,7 @@ def test_no_device_takes_part_before_its_wall_clock_timer_allows_it(
     population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
     device_rounds = _rounds(population, 14)
     assert behaviour.timer is not None
-    for rounds in _rounds_of(device_rounds, num_devices):
+    for rounds in _working(_rounds_of(device_rounds, num_devices), population):
         assert len(rounds) <= 3
         for earlier, later in itertools.pairwise(rounds):
             upload = device_rounds[earlier].start_seconds + behaviour.round_seconds
@@ -485,6 +498,79 @@ def test_devices_that_rejoin_break_the_schema_and_the_report_notices(
             assert observed.separation < 10
 
 
+# Of 300 devices: so many whole ones, and one at least where there is a share.
+@pytest.mark.parametrize(
+    ("share", "number"),
+    [(0.0, 0), (1e-9, 1), (0.005, 2), (0.01, 3), (0.0118, 4), (0.07, 21), (1.0, 300)],
+)
+def test_so_many_timers_are_broken(share: float, number: int) -> None:
+    behaviour = DeviceBehaviour(broken_timers=share)
+    broken = DevicePopulation(300, MinSeparation(9, 4), 10, behaviour, 7).broken
+    assert len(set(broken.tolist())) == len(broken) == number
+    assert set(broken.tolist()) <= set(range(300))
+    again = DevicePopulation(300, MinSeparation(1), 5, behaviour, 7).broken
+    np.testing.assert_array_equal(broken, again)
+    if 1 < number < 300:
+        other = DevicePopulation(300, MinSeparation(9, 4), 10, behaviour, 8).broken
+        assert set(other.tolist()) != set(broken.tolist())
+
+
+def test_broken_timers_are_of_any_devices() -> None:
+    """Of 20 devices 5, for each of 400 seeds: each device in a quarter of them."""
+    behaviour = DeviceBehaviour(broken_timers=0.25)
+    counts = np.zeros(20, int)
+    for seed in range(400):
+        counts[DevicePopulation(20, MinSeparation(2), 2, behaviour, seed).broken] += 1
+    # Without replacement, their variance is 19 / 20 of that of as many independent draws.
+    statistic = np.sum((counts - 100.0) ** 2 / (100.0 * 0.75)) * 19 / 20
+    assert scipy.stats.chi2(19).sf(statistic) > _FALSE_ALARM
+    assert scipy.stats.chi2(19).cdf(statistic) > _FALSE_ALARM
+
+
+def test_without_broken_timers_devices_are_drawn_as_ever() -> None:
+    """What version 2.0.0 drew."""
+    behaviour = DeviceBehaviour(
+        Diurnal(), over_selection=1.3, dropout_probability=0.1, history_loss_probability=0.01
+    )
+    population = DevicePopulation(300, MinSeparation(9, 4), 10, behaviour, 7)
+    cohorts = np.concatenate([population.next_round().cohort for _ in range(20)])
+    digest = hashlib.sha256(cohorts.astype("<i8").tobytes()).hexdigest()
+    assert digest == "77e83043d5037423f27efdd0981f892426f36a5ddd59af5ec397f6b0cfd6dd57"
+
+
+@pytest.mark.parametrize("timer", [None, WallClockTimer(1000 * 300.0)])
+@pytest.mark.parametrize("after", [WAIT, REJOIN])
+def test_devices_with_broken_timers_join_as_if_they_never_took_part(
+    timer: WallClockTimer | None, after: str
+) -> None:
+    """Every device could join every round; with working timers there would be 5 rounds."""
+    behaviour = DeviceBehaviour(
+        timer=timer, broken_timers=1.0, history_loss_probability=0.1, after_history_loss=after
+    )
+    population = DevicePopulation(50, MinSeparation(1000, 1), 10, behaviour, 1)
+    device_rounds = _rounds(population, 40)
+    assert [found.num_eligible for found in device_rounds] == [50] * 40
+    counts = np.bincount(np.concatenate([found.cohort for found in device_rounds]), minlength=50)
+    assert np.min(counts) > 1
+    # Also where nothing else goes wrong.
+    alone = DevicePopulation(50, MinSeparation(1000, 1), 10, DeviceBehaviour(broken_timers=1.0), 1)
+    assert [found.num_eligible for found in _rounds(alone, 9)] == [50] * 9
+    # Beside working ones, they are all that is left once these have taken part.
+    some = dataclasses.replace(behaviour, broken_timers=0.2, after_history_loss=WAIT)
+    population = DevicePopulation(50, MinSeparation(1000, 1), 10, some, 1)
+    device_rounds = _rounds(population, 40)
+    assert len(device_rounds) == 40
+    rounds_of = _rounds_of(device_rounds, 50)
+    assert all(len(rounds) <= 1 for rounds in _working(rounds_of, population))
+    assert all(len(rounds_of[device]) > 30 for device in population.broken)
+    np.testing.assert_array_equal(device_rounds[-1].cohort, population.broken)
+    # The rounds that are simulated break the schema for these devices alone.
+    returned = [np.array(rounds) for rounds in rounds_of if len(rounds) > 1]
+    gaps = np.concatenate([np.diff(rounds) for rounds in returned])
+    sizes = np.array([len(rounds) for rounds in returned])
+    assert guarantees.num_beyond(MinSeparation(1000, 1), sizes, gaps) == len(population.broken)
+
+
 def test_a_timer_of_the_wall_clock_realises_a_separation() -> None:
     """Rounds of five minutes and an hour from upload to start: 13 rounds, if none is late."""
     behaviour = DeviceBehaviour(timer=WallClockTimer(_HOUR))
@@ -544,6 +630,9 @@ def test_a_server_waits_for_the_night() -> None:
         {"upload_loss_probability": -0.1},
         {"history_loss_probability": 1.5},
         {"after_history_loss": "forget"},
+        {"broken_timers": 1.001},
+        {"broken_timers": -0.1},
+        {"broken_timers": float("nan")},
         {"round_seconds": 0.0},
         {"retry_seconds": float("nan")},
         {"max_attempts": 0},

@@ -253,8 +253,9 @@ def test_the_statement_says_what_timers_by_the_wall_clock_leave_open() -> None:
     [
         DeviceBehaviour(timer=WallClockTimer(3600.0)),
         DeviceBehaviour(history_loss_probability=0.5, after_history_loss="rejoin"),
+        DeviceBehaviour(broken_timers=0.1),
     ],
-    ids=["wall clock", "rejoin"],
+    ids=["wall clock", "rejoin", "broken timers"],
 )
 def test_a_run_that_is_killed_leaves_no_plan_on_disk_that_it_broke(
     tmp_path: pathlib.Path, behaviour: DeviceBehaviour
@@ -409,6 +410,11 @@ def test_clients_that_join_again_are_said_to_break_the_schema(hours: float | Non
     for forgets in (False, True):
         said = facts_of_runs.enforcement(None, hours, forgets=forgets)
         assert ("joined again" in said and "breaks the schema" in said) is forgets
+    loses = {"history_loss_probability": 0.1, "after_history_loss": "wait"}
+    assert not facts_of_runs.forgets(loses)
+    assert not facts_of_runs.forgets(loses | {"broken_timers": 0.0})
+    assert facts_of_runs.forgets(loses | {"broken_timers": 0.01})
+    assert facts_of_runs.forgets(loses | {"after_history_loss": "rejoin"})
 
 
 def test_timers_by_rounds_break_no_plan(tmp_path: pathlib.Path) -> None:
