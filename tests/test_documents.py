@@ -521,7 +521,9 @@ def _run_commands(block: _Block, is_long_test: bool, workers: _Workers) -> list[
             # It has its own.
             named.add("--num_rounds")
         small = [flag for flag in _SMALL.get(command.name, ()) if flag.split("=")[0] not in named]
-        given = tuple(map(workers.named_in, (*command.arguments, *small, *appended)))
+        replaced = {flag.partition("=")[0] for flag in appended}
+        kept = [each for each in command.arguments if each.partition("=")[0] not in replaced]
+        given = tuple(map(workers.named_in, (*kept, *small, *appended)))
         with last_word_model.in_place_of_the_lstm():
             printed = _call(command, given)
         ran.append(_Ran(command, printed, given == command.arguments))

@@ -90,6 +90,20 @@ class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
         return "path"
 
 
+class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
+    """A flag of words or of text, of which a second one would drop the first without a word."""
+
+    def parse(self, argument: Any) -> None:
+        if self.present:
+            advice = "give one"
+            if isinstance(self.parser, flags.ListParser):
+                advice = f"write --{self.name}={','.join([*self.value, argument])}"
+            raise flags.IllegalFlagValueError(
+                f"--{self.name} is given twice, and the first one would be lost: {advice}."
+            )
+        super().parse(argument)
+
+
 class FlagGroup:
     """Defines the flags of one subject.
 
@@ -116,8 +130,8 @@ class FlagGroup:
         self._default_texts = default_texts or {}
 
     def string(self, name: str, meaning: str, default: str | None = None) -> None:
-        """Defines a flag that takes any text."""
-        self._define(flags.DEFINE_string, name, meaning, default)
+        """Defines a flag that takes any text, once."""
+        self._define(_define_once, name, meaning, default, parser=flags.ArgumentParser())
 
     def path(self, name: str, meaning: str, default: str | None = None) -> None:
         """Defines a flag that takes the path of a file or directory; see ``resolved_path``."""
@@ -133,6 +147,10 @@ class FlagGroup:
         """Defines a flag that takes a real number."""
         self._define(flags.DEFINE_float, name, meaning, default)
 
+    def number_or_word(self, name: str, meaning: str, default: str | None = None) -> None:
+        """Defines a flag that takes a number, or a word in its place; the last one given counts."""
+        self._define(flags.DEFINE_string, name, meaning, default)
+
     def boolean(self, name: str, meaning: str, default: bool | None = None) -> None:
         """Defines a flag that is set by ``--name`` and unset by ``--noname``."""
         self._define(flags.DEFINE_bool, name, meaning, default)
@@ -144,9 +162,9 @@ class FlagGroup:
         self._define(flags.DEFINE_enum, name, meaning, default, enum_values=list(choices))
 
     def words(self, name: str, meaning: str, default: Sequence[str] | None = None) -> None:
-        """Defines a flag that takes words with commas between them."""
+        """Defines a flag that takes words with commas between them, once."""
         words = None if default is None else list(default)
-        self._define(flags.DEFINE_list, name, meaning, words)
+        self._define(_define_once, name, meaning, words, parser=flags.ListParser())
 
     def repeated_paths(self, name: str, meaning: str) -> None:
         """Defines a flag for a path that may be given several times; its value is a list."""
@@ -163,6 +181,18 @@ class FlagGroup:
             module_name=self._title,
             **options,
         )
+
+
+def _define_once(
+    name: str,
+    default: Any,
+    help: str,
+    parser: flags.ArgumentParser,  # type: ignore[type-arg, unused-ignore]
+    **others: Any,
+) -> None:
+    is_list = isinstance(parser, flags.ListParser)
+    serializer = flags.CsvListSerializer(",") if is_list else flags.ArgumentSerializer()
+    flags.DEFINE_flag(_OnceFlag(parser, serializer, name, default, help), **others)
 
 
 def _define_path(name: str, default: str | None, help: str, **others: Any) -> None:

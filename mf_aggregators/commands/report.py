@@ -301,8 +301,8 @@ def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
     command_line.check_choice(
         not empty,
         f"{values.ledger} has no client in {len(empty)} of {ledger.num_rounds} released rounds, "
-        f"such as round {empty[0] if empty else 0}: lines are missing, which would make the "
-        "statement too good, or fewer rounds were released (--released_rounds).",
+        f"such as round {empty[0] if empty else 0}, counted from 0: lines are missing, which would "
+        "make the statement too good, or fewer rounds were released (--released_rounds).",
     )
 
 

@@ -46,7 +46,7 @@ from mf_aggregators.participation.samplers import (
     counted,
     probability_of,
 )
-from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
@@ -322,7 +322,7 @@ class CyclicGroups(SamplingScheme):
             group = index % self.num_bands
             if np.any((groups[cohort] != -1) & (groups[cohort] != group)):
                 return (
-                    f"a client of round {index + 1} also took part in a round of another group of "
+                    f"a client of {nth_round(index)} also took part in a round of another group of "
                     "the population"
                 )
             found = self._deviation_of_round(index, last[cohort])

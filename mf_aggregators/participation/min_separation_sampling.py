@@ -17,6 +17,7 @@ from mf_aggregators.participation.samplers import (
     probability_of,
     too_large,
 )
+from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
@@ -93,7 +94,7 @@ class MinSeparationSampling(SeparatedScheme):
         for index, cohort in enumerate(cohorts):
             if np.any(index - last[cohort] < self.separation):
                 return (
-                    f"a client of round {index + 1} took part less than {self.separation} rounds "
+                    f"a client of {nth_round(index)} took part less than {self.separation} rounds "
                     "before"
                 )
             last[cohort] = index

@@ -52,6 +52,7 @@ from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, DenseLosses, of_dp_accounting
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import too_large
+from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 # The step of the grid, relative to the standard deviation of log L, and what bounds it.
@@ -115,7 +116,7 @@ class RandomAllocation(CyclicGroups):
     def _deviation_of_round(self, index: int, last: IntArray) -> str | None:
         before = last[last >= 0] // self.num_bands // self.rounds_of_cycle
         if np.any(before == self._cycle_of(index)):
-            return f"a client of round {index + 1} took part twice in one cycle of its group"
+            return f"a client of {nth_round(index)} took part twice in one cycle of its group"
         return None
 
     def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:

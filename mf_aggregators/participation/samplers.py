@@ -11,7 +11,7 @@ from scipy import special
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation import third_party
-from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 from mf_aggregators.participation.third_party import SchemeError
 
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
@@ -107,10 +107,10 @@ class Sampler(abc.ABC):
             if may_be_absent:
                 if not np.all(np.isin(cohort, drawn)):
                     return (
-                        f"a client of round {index + 1} is not one of those that the sampler draws"
+                        f"a client of {nth_round(index)} is not one of those that the sampler draws"
                     )
             elif not np.array_equal(cohort, drawn):
-                return f"the clients of round {index + 1} are not those that the sampler draws"
+                return f"the clients of {nth_round(index)} are not those that the sampler draws"
         return None
 
     def num_absent(self, cohorts: Sequence[IntArray]) -> int:
@@ -200,7 +200,7 @@ def too_large(
         return None
     worst = int(np.argmin(too_many))
     return (
-        f"round {worst + 1} had {sizes[worst]} clients, more than chance gives where "
+        f"{nth_round(worst)} had {sizes[worst]} clients, more than chance gives where "
         f"{expected} are expected"
     )
 

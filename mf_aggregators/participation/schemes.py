@@ -718,9 +718,9 @@ class SamplingScheme(Participation):
         size = self._batch_size()
         for index, cohort in enumerate(cohorts):
             if np.any((cohort < 0) | (cohort >= self.population)) or np.any(np.diff(cohort) <= 0):
-                return f"the clients of round {index + 1} are not different ones of the population"
+                return f"the clients of {nth_round(index)} are not different ones of the population"
             if size is not None and len(cohort) != size:
-                return f"round {index + 1} had {len(cohort)} clients, not {size}"
+                return f"{nth_round(index)} had {len(cohort)} clients, not {size}"
         return self._deviation_of_rounds(cohorts)
 
     def _batch_size(self) -> int | None:
@@ -795,3 +795,12 @@ class SamplingScheme(Participation):
 
     def __str__(self) -> str:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+
+
+def nth_round(index: int) -> str:
+    """Returns a round as messages about a ledger name it.
+
+    Args:
+      index: The round, from 0, as in the ledger.
+    """
+    return f"round {index + 1} (counted from 1)"

@@ -53,7 +53,7 @@ from mf_aggregators.participation.sampled_runs import (
     is_accounted,
 )
 from mf_aggregators.participation.samplers import too_large
-from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 
 # For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
 _EPSILONS = tuple(0.25 * step for step in range(41))
@@ -356,7 +356,7 @@ class SeparatedScheme(SamplingScheme):
         for index, cohort in enumerate(cohorts):
             number = index % self.separation
             if np.any((bins[cohort] != -1) & (bins[cohort] != number)):
-                return f"a client of round {index + 1} also took part in a round of another bin"
+                return f"a client of {nth_round(index)} also took part in a round of another bin"
             bins[cohort] = number
         if not cohorts:
             return None

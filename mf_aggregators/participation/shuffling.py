@@ -20,6 +20,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, interval_for
+from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 # Points of the grid of local deltas over which the bound is minimised.
@@ -79,7 +80,7 @@ class Shuffling(CyclicGroups):
     def _deviation_of_round(self, index: int, last: IntArray) -> str | None:
         before = last[last >= 0] // self.num_bands // self.batches_per_pass
         if np.any(before == index // self.num_bands // self.batches_per_pass):
-            return f"a client of round {index + 1} took part twice in one pass over its group"
+            return f"a client of {nth_round(index)} took part twice in one pass over its group"
         return None
 
     def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> None:

@@ -52,7 +52,7 @@ from mf_aggregators.participation import fixed_size
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import probability_of
-from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
@@ -140,7 +140,7 @@ class TruncatedPoissonSampling(PoissonSampling):
         for index, cohort in enumerate(cohorts):
             if len(cohort) > self.largest_batch:
                 return (
-                    f"round {index + 1} had {len(cohort)} clients, more than the largest batch of "
+                    f"{nth_round(index)} had {len(cohort)} clients, more than the largest batch of "
                     f"{self.largest_batch}"
                 )
         # Whoever stays came: there are no more of them than without a largest batch.

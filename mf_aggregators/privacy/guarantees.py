@@ -307,8 +307,8 @@ def observed_participation(
     if np.any(is_out):
         rounds = of_clients[clients[np.argmax(is_out)]]
         raise ValueError(
-            f"a client took part in rounds {rounds[0]} to {rounds[-1]}, and {num_rounds} "
-            "rounds were released: the ledger is broken."
+            f"a client took part in rounds {rounds[0]} to {rounds[-1]}, counted from 0, and "
+            f"{num_rounds} rounds were released: the ledger is broken."
         )
     is_of_one = clients[1:] == clients[:-1]
     separations = np.diff(together)[is_of_one]
@@ -316,7 +316,7 @@ def observed_participation(
         earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
         raise ValueError(
             f"a client took part in round {together[earlier]} and then in round "
-            f"{together[earlier + 1]}: the ledger is broken."
+            f"{together[earlier + 1]}, counted from 0: the ledger is broken."
         )
     return ObservedParticipation(
         num_rounds,

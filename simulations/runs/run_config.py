@@ -525,6 +525,8 @@ def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[st
             group.number(field.name, meaning, default)
         elif flag.is_path:
             group.path(field.name, meaning, default)
+        elif field.type == float | str:
+            group.number_or_word(field.name, meaning, default)
         else:
             group.string(field.name, meaning, default)
 

@@ -79,11 +79,12 @@ def workplace(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
 
 
 def _call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    only = () if any(each.startswith("--only=") for each in arguments) else ("bandmf-figure-5a",)
     status = command_line.run(
         "",
         reproduce_paper.define_flags,
         reproduce_paper.main,
-        ["reproduce-paper", "--only=bandmf-figure-5a", "--output_dir=out", *arguments],
+        ["reproduce-paper", *(f"--only={each}" for each in only), "--output_dir=out", *arguments],
     )
     return status, *capfd.readouterr()
 

@@ -378,6 +378,7 @@ def test_bad_input_is_one_clear_line_and_status_2(
         (["--target_epsilon=0"], "--target_epsilon must be above zero"),
         (["--target_epsilon=1e30"], "--target_epsilon: no noise multiplier"),
         (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
+        (["--model=a", "--model=b"], "--model is given twice, and the first one would be lost"),
         (["--target_epsilon=1", "--target_rho=1"], "exclude each other"),
         (["--target_rho=0"], "--target_rho must be above zero"),
         (["--target_rho=nan"], "--target_rho must be finite"),

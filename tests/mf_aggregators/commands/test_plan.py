@@ -489,6 +489,10 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--sampling=poisson", "--delta=1e-13"], "at least 1e-12"),
         (["--separations=2,many"], "--separations takes whole numbers with commas between them"),
         (["--separations="], "--separations names no separation"),
+        (
+            ["--mechanisms=blt", "--mechanisms=banded,tree"],
+            "lost: write --mechanisms=blt,banded,tree",
+        ),
         (["--separations=0"], "a number of --separations must be at least 1"),
         (["--separations=13"], "--separations=13 is more than --num_rounds=12"),
         (["--separations=5"], "--separations=5: "),

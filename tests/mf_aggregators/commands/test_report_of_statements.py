@@ -242,13 +242,25 @@ def test_facts_of_a_run_assert_nothing_by_default() -> None:
         (("--statement=PRIVACY.md", *_FACTS, "--other_runs=nowhere"), "--other_runs"),
         (("--statement=PRIVACY.md", *_FACTS, "--other_runs=banded,banded"), "twice"),
         (("--statement=PRIVACY.md", *_FACTS, "--other_runs="), "--other_runs"),
+        # The last one alone would be composed with.
+        (
+            ("--statement=PRIVACY.md", *_FACTS, "--other_runs=a", "--other_runs=b"),
+            "--other_runs is given twice, and the first one would be lost",
+        ),
         (("--other_runs=banded",), "--other_runs needs --statement"),
         (("--public_data=none",), "--public_data needs --statement"),
         (("--secure_aggregation=yes",), "--secure_aggregation needs --statement"),
         (("--verify=PRIVACY.md",), "leave out"),
         # Words that would begin lines of their own, that nobody sees, or that are none.
         *(
-            (("--statement=PRIVACY.md", *_FACTS, f"--{flag}={text}"), f"--{flag} takes words")
+            (
+                (
+                    "--statement=PRIVACY.md",
+                    *(fact for fact in _FACTS if not fact.startswith(f"--{flag}=")),
+                    f"--{flag}={text}",
+                ),
+                f"--{flag} takes words",
+            )
             for flag in ("public_data", "enforcement", "responsible", "model", "period", "custody")
             for text in ("none.\n\n# Verified", " ", "\u202eabc")
         ),

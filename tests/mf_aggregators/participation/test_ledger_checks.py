@@ -148,7 +148,10 @@ def test_more_participations_than_chance_gives_deviate() -> None:
     # One part of 100 clients, of whom each joins with probability 1/10.
     scheme = PoissonSampling(40, 1, 100, 10)
     everyone = scheme.deviation(100, _cohorts(range(100)))
-    assert everyone == "round 1 had 100 clients, more than chance gives where 10 are expected"
+    assert (
+        everyone
+        == "round 1 (counted from 1) had 100 clients, more than chance gives where 10 are expected"
+    )
     twice_as_many = _cohorts(*[range(i % 5 * 20, i % 5 * 20 + 20) for i in range(40)])
     found = scheme.deviation(100, twice_as_many)
     assert found == (
@@ -221,7 +224,10 @@ def test_more_participations_than_coins_give_deviate() -> None:
     scheme = MinSeparationSampling(40, 2, 1010, 10, 2)
     assert scheme.joining_probability == pytest.approx(0.01)
     everyone = scheme.deviation(1010, _cohorts(range(1010)))
-    assert everyone == "round 1 had 1010 clients, more than chance gives where 10 are expected"
+    assert (
+        everyone
+        == "round 1 (counted from 1) had 1010 clients, more than chance gives where 10 are expected"
+    )
     twice_as_many = _cohorts(*[range(i % 10 * 20, i % 10 * 20 + 20) for i in range(40)])
     found = scheme.deviation(1010, twice_as_many)
     assert found == (
@@ -241,17 +247,17 @@ def test_tampered_ledgers_of_bins_and_timers_are_found() -> None:
     drawn = [sampler.draw(index) for index in range(8)]
     moved = [*drawn[:5], np.union1d(drawn[5][1:], drawn[2][:1]), *drawn[6:]]
     found = sampler.scheme.deviation(40, moved)
-    assert found == "a client of round 6 also took part in a round of another bin"
+    assert found == "a client of round 6 (counted from 1) also took part in a round of another bin"
     coins = MinSeparationSampling(8, 3, 400, 10, 4).sampler(1)
     drawn = [coins.draw(index) for index in range(8)]
     again = [*drawn[:5], np.union1d(drawn[5], drawn[2][:1]), *drawn[6:]]
     found = coins.scheme.deviation(400, again)
-    assert found == "a client of round 6 took part less than 4 rounds before"
+    assert found == "a client of round 6 (counted from 1) took part less than 4 rounds before"
     # What coins can give, and those of the seed did not.
     fewer = [*drawn[:5], drawn[5][1:], *drawn[6:]]
     assert coins.scheme.deviation(400, fewer) is None
     assert coins.deviation(400, fewer) == (
-        "the clients of round 6 are not those that the sampler draws"
+        "the clients of round 6 (counted from 1) are not those that the sampler draws"
     )
     assert coins.num_absent(drawn) == 0
     assert coins.num_absent(fewer) == 1
@@ -260,6 +266,6 @@ def test_tampered_ledgers_of_bins_and_timers_are_found() -> None:
     free = np.setdiff1d(np.arange(400), np.concatenate(drawn[2:]))[:1]
     more = [*drawn[:5], np.union1d(drawn[5], free), *drawn[6:]]
     assert coins.deviation(400, more, may_be_absent=True) == (
-        "a client of round 6 is not one of those that the sampler draws"
+        "a client of round 6 (counted from 1) is not one of those that the sampler draws"
     )
     assert coins.deviation(401, drawn) == ("the ledger has 401 clients, not 400")

@@ -66,7 +66,7 @@ def test_ledgers_with_absences_are_those_of_the_scheme(scheme: SeparatedScheme) 
     cohorts = [available.draw(index) for index in range(40)]
     assert available.deviation(6500, cohorts) is None
     found = sampler.deviation(6500, cohorts)
-    assert found == "the clients of round 1 are not those that the sampler draws"
+    assert found == "the clients of round 1 (counted from 1) are not those that the sampler draws"
     assert sampler.deviation(6500, cohorts, may_be_absent=True) is None
     everybody = among(sampler, Always(), 9, 300.0)
     np.testing.assert_array_equal(everybody.draw(5), sampler.draw(5))

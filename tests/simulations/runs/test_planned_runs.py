@@ -114,9 +114,12 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path: pathlib.Pat
     )
     assert said.endswith("what they were trained on is as whoever ran it says, and was not checked")
     _plan(*command, path=path)
-    for other in (("--public_data=letters",), ("--trainable_layers=dense/kernel",)):
+    for other in (
+        (*command[:2], "--public_data=letters"),
+        (*command, "--trainable_layers=dense/kernel"),
+    ):
         with refuses("other flags"):
-            _plan(*command, *other, path=path)
+            _plan(*other, path=path)
     weights_files.save(weights, ["dense/kernel"], [np.zeros((2, 3))])
     with refuses("is not what the run in", "began with"):
         _plan(*command, path=path)

@@ -96,7 +96,7 @@ def test_cohorts_that_are_no_sets_of_clients_are_found(name: str, clients: list[
     sampler = _sampler(name)
     changed = _with_cohort(_ledger(sampler, 13), 0, clients)
     found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
-    assert "round 1 are not different ones" in str(found)
+    assert "round 1 (counted from 1) are not different ones" in str(found)
 
 
 @pytest.mark.parametrize("name", ["fixed_size", "shuffling"])
@@ -112,7 +112,7 @@ def test_a_batch_of_another_size_is_found(name: str, change: int) -> None:
     else:
         changed = _with_cohort(ledger, 4, batch[1:])
     found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
-    assert f"round 5 had {4 + change} clients, not 4" in str(found)
+    assert f"round 5 (counted from 1) had {4 + change} clients, not 4" in str(found)
 
 
 def test_a_client_twice_in_a_pass_is_found() -> None:
@@ -120,7 +120,7 @@ def test_a_client_twice_in_a_pass_is_found() -> None:
     ledger = _ledger(sampler, 13)
     # Two batches a pass: rounds 1 and 4 are the first pass over a part, 7 and 10 the second.
     again = _with_cohort(ledger, 9, ledger.cohorts[6])
-    assert "round 10 took part twice" in str(
+    assert "round 10 (counted from 1) took part twice" in str(
         sampler.scheme.deviation(len(again.client_ids), again.cohorts)
     )
     # In another pass anybody may come first.
@@ -147,7 +147,7 @@ def test_draws_of_another_seed_deviate_only_from_those_of_the_sampler(name: str)
     ledger = _ledger(other, 13)
     assert sampler.scheme.deviation(len(ledger.client_ids), ledger.cohorts) is None
     found = sampler.deviation(len(ledger.client_ids), ledger.cohorts)
-    assert found == "the clients of round 1 are not those that the sampler draws"
+    assert found == "the clients of round 1 (counted from 1) are not those that the sampler draws"
 
 
 def test_a_client_that_was_left_out_is_found_by_the_holder_of_the_seed() -> None:
@@ -156,4 +156,4 @@ def test_a_client_that_was_left_out_is_found_by_the_holder_of_the_seed() -> None
     changed = _with_cohort(ledger, 12, ledger.cohorts[12][1:])
     assert sampler.scheme.deviation(len(changed.client_ids), changed.cohorts) is None
     found = sampler.deviation(len(changed.client_ids), changed.cohorts)
-    assert found == "the clients of round 13 are not those that the sampler draws"
+    assert found == "the clients of round 13 (counted from 1) are not those that the sampler draws"
