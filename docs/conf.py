@@ -94,6 +94,8 @@ html_theme = "furo"
 html_title = f"mf_aggregators {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+# Where the site is published, the first one lists its versions.
+html_js_files = ["versions.js", "version-switch.js"]
 # What a command prints is not copied.
 copybutton_selector = "div:not(.highlight-none, .highlight-text, .output) > div.highlight pre"
 html_search_scorer = str(_HERE / "_static" / "search_scorer.js")

@@ -7,7 +7,6 @@ import pathlib
 import re
 import shlex
 import shutil
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 
 import mf_aggregators as mfa
 from docs.extensions import plan_grid
-from tests import console_commands
+from tests import console_commands, headless_browser
 
 _STATIC = plan_grid.FILE.parent
 _PAGE = console_commands.ROOT / "docs" / "plan-calculator.md"
@@ -127,8 +126,6 @@ def test_the_page_says_which_plans_it_has() -> None:
 
 def _opened(tmp_path: pathlib.Path, script: str) -> str:
     """What a browser makes of the page after a script."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    assert browser is not None, "install Chromium (apt-get install chromium): nothing is skipped"
     (part,) = re.findall(r'^<div id="plan-calculator">.*?^<script', _PAGE.read_text(), re.M | re.S)
     shutil.copytree(_STATIC, tmp_path / "_static", dirs_exist_ok=True)
     scripts = "".join(
@@ -136,14 +133,7 @@ def _opened(tmp_path: pathlib.Path, script: str) -> str:
     )
     page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}<script>{script}</script>"
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}")
-    return subprocess.run(
-        [browser, *flags, "--dump-dom", (tmp_path / "page.html").as_uri()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
+    return headless_browser.dom(tmp_path / "page.html", tmp_path / "user")
 
 
 def _filled(name: str, value: float | str, kind: str = "select", event: str = "change") -> str:

@@ -4,8 +4,10 @@
 they are tested without Sphinx, which only the site needs.
 """
 
+import io
 import pathlib
 import re
+import tarfile
 import zlib
 from collections.abc import Mapping
 
@@ -25,10 +27,11 @@ from docs.extensions import (
     reference_pages,
     site_checks,
     site_figures,
+    site_versions,
     source_pages,
 )
 from mf_aggregators import catalogue
-from tests import console_commands, figure_checks
+from tests import console_commands, figure_checks, headless_browser
 from tests.refusals import refuses
 
 # The reference
@@ -383,3 +386,103 @@ def test_what_is_missing_is_found(tmp_path: pathlib.Path) -> None:
         "a.c is public and not in the inventory",
         "go has no page",
     ]
+
+
+# Its versions
+
+_STATIC = console_commands.ROOT / "docs" / "_static"
+
+
+def _release(released: pathlib.Path, tag: str, files: Mapping[str, str]) -> None:
+    """Packs the site of a release, as its workflow does."""
+    (released / tag).mkdir(parents=True)
+    with tarfile.open(released / tag / site_versions.ARCHIVE, "w:gz") as packed:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            packed.addfile(member, io.BytesIO(text.encode()))
+
+
+def _site(tmp_path: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    site = tmp_path / "html"
+    site.mkdir()
+    (site / "index.html").write_text("latest")
+    return site, tmp_path / "released"
+
+
+def test_released_versions_stand_beside_the_latest(tmp_path: pathlib.Path) -> None:
+    site, released = _site(tmp_path)
+    for tag in ("v2.0.9", "v2.0.10", "v2.10.0", "v2.9.1", "v3.0.0rc1", "nightly"):
+        _release(released, tag, {"html/index.html": tag, "html/_static/versions.js": "of old"})
+
+    assert site_versions.put_beside(site, released) == ["2.10", "2.9", "2.0"]
+    assert {path.name for path in site.iterdir()} == {"index.html", "_static", "2.0", "2.9", "2.10"}
+    texts = [(site / name / "index.html").read_text() for name in ("2.0", "2.9", "2.10", "")]
+    assert texts == ["v2.0.10", "v2.9.1", "v2.10.0", "latest"]
+    lists = {"": ["./", "2.10/", "2.9/", "2.0/"], "2.9": ["../", "../2.10/", "./", "../2.0/"]}
+    for name, paths in lists.items():
+        text = (site / name / "_static" / "versions.js").read_text()
+        assert re.findall(r'"name": "([^"]*)"', text) == ["latest", "2.10", "2.9", "2.0"]
+        assert re.findall(r'"path": "([^"]*)"', text) == paths
+        # Each leads to a site.
+        assert all((site / name / path / "index.html").is_file() for path in paths)
+
+    with refuses("is there already"):
+        site_versions.put_beside(site, released)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("site/index.html", ValueError), ("../index.html", tarfile.TarError)]
+)
+def test_an_archive_without_a_site_is_refused(
+    tmp_path: pathlib.Path, name: str, error: type[Exception]
+) -> None:
+    site, released = _site(tmp_path)
+    _release(released, "v2.0.0", {name: "text"})
+    with pytest.raises(error):
+        site_versions.put_beside(site, released)
+    assert [path.name for path in site.iterdir()] == ["index.html"]
+
+
+@pytest.mark.long
+def test_a_browser_links_the_versions(tmp_path: pathlib.Path) -> None:
+    """On a page of each; and a site that is alone has nothing to link."""
+    scripts = re.findall(r"\w[\w-]*\.js", _line_of_conf("html_js_files"))
+    assert len(scripts) == 2
+
+    def page(root: str) -> str:
+        tags = "".join(f'<script src="{root}_static/{name}"></script>' for name in scripts)
+        return (
+            f'<!doctype html><html data-content_root="{root}"><head>{tags}</head><body>'
+            '<a class="sidebar-brand" href="index.html">site</a></body></html>'
+        )
+
+    files = {"index.html": page("./"), "tutorials/own.html": page("../")}
+    files |= {f"_static/{name}": (_STATIC / name).read_text() for name in scripts}
+    site, released = _site(tmp_path)
+    for name, text in files.items():
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(text)
+    shown = headless_browser.dom(site / "index.html", tmp_path / "user")
+    assert "site-versions" not in shown
+    _release(released, "v2.0.0", {f"html/{name}": text for name, text in files.items()})
+    site_versions.put_beside(site, released)
+    for folder, current in ((site, "latest"), (site / "2.0", "2.0")):
+        for name in ("index.html", "tutorials/own.html"):
+            shown = headless_browser.dom(folder / name, tmp_path / "user")
+            (links,) = re.findall(
+                r'<nav id="site-versions" aria-label="Versions">(.*?)</nav>', shown
+            )
+            found = re.findall(r'<a href="([^"]*)"( aria-current="true")?>([^<]*)</a>', links)
+            assert [each for _, is_current, each in found if is_current] == [current]
+            targets = {each: target for target, _, each in found}
+            assert targets == {
+                "latest": (site / "index.html").as_uri(),
+                "2.0": (site / "2.0" / "index.html").as_uri(),
+            }
+
+
+def _line_of_conf(name: str) -> str:
+    text = (_STATIC.parent / "conf.py").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"^{name} = .*", text, re.MULTILINE)
+    return str(found)
