@@ -131,7 +131,10 @@ def _opened(tmp_path: pathlib.Path, script: str) -> str:
     scripts = "".join(
         f'<script src="_static/{name}.js"></script>' for name in ("plan-grid", "plan-calculator")
     )
-    page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}<script>{script}</script>"
+    # What the site's button for copying does to blocks of code once the page is there.
+    named = "document.querySelectorAll('pre').forEach((each, i) => { each.id = `codecell${i}`; });"
+    script = f"<script>{named}{script}</script>"
+    page = f"<!doctype html><body>{part.removesuffix('<script')}{scripts}{script}"
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     return headless_browser.dom(tmp_path / "page.html", tmp_path / "user")
 
@@ -159,7 +162,7 @@ def test_a_number_that_the_page_does_not_have_gets_a_command(tmp_path: pathlib.P
     assert "no plan for it, only for 100, 200, 500 and 1,000 rounds; epsilon 0.5, 1, 2, 3" in text
     assert re.search(r'<div id="plan-inside" hidden', dom)
     assert not re.search(r'id="plan-run" hidden', dom)
-    (command,) = re.findall(r'id="plan-command">(.*?)</pre>', dom, re.DOTALL)
+    (command,) = re.findall(r'id="plan-command">(.*?)</code>', dom, re.DOTALL)
     name, *flags = shlex.split(command.replace("\\\n", ""))
     ended = console_commands.call(name, *flags, "--format=json")
     assert ended.status == 0, ended.errors
