@@ -245,7 +245,9 @@ def help_text(program: str, description: str, values: flags.FlagValues, columns:
     """
     body, _, examples = description.partition(f"\n{_EXAMPLES}\n")
     paragraphs = [_filled(paragraph, columns) for paragraph in body.strip().split("\n\n")]
-    paragraphs.append(_filled(usage(program, values), columns, 2 * _INDENT))
+    # Long alternatives may be broken behind a bar.
+    how = _filled(usage(program, values).replace("|", "| "), columns, 2 * _INDENT)
+    paragraphs.append(how.replace("| ", "|"))
     paragraphs.append(
         _filled(
             "Flags: each is given as --name=value; one that is true or false, as --name or "
