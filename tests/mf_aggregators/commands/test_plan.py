@@ -1015,16 +1015,12 @@ def test_some_mechanisms_in_some_time(
             time.sleep(0.01)
 
     monkeypatch.setattr(BandedEntry, "build", never)
-    slow = (
-        f"--cache_dir={tmp_path}",
-        "--separation=3",
-        "--mechanisms=banded,identity",
-        "--time_limit=1.5",
-    )
-    fields = _planned(capsys, *slow)
+    slow = (f"--cache_dir={tmp_path}", "--separation=3", "--time_limit=1.5")
+    both = (*slow, "--mechanisms=banded,identity")
+    fields = _planned(capsys, *both)
     assert fields["recommended"] == "identity"
     assert [each["mechanism"] for each in fields["skipped"]] == ["banded 3"]
-    status, out, err = _call(capsys, *_SETTING, *slow)
+    status, out, err = _call(capsys, *_SETTING, *both)
     assert status == 0
     assert "Skipped for lack of time" in out
     assert "mf-plan: skipped banded 3: it was not done when the time had passed" in err
