@@ -68,17 +68,7 @@ PYTEST = (
 
 # The long test has new processes for each of these: TensorFlow keeps the graphs of what a process
 # ran, and with those of all tests the processes would not fit into the memory of a small machine.
-PARTS_OF_LONG_TEST = (
-    ("tests/simulations", "tests/stackoverflow_nwp"),
-    ("tests/mf_aggregators/tff",),
-    (
-        "tests",
-        "--ignore=tests/mf_aggregators",
-        "--ignore=tests/simulations",
-        "--ignore=tests/stackoverflow_nwp",
-    ),
-    ("tests/mf_aggregators", "--ignore=tests/mf_aggregators/tff"),
-)
+PARTS_OF_LONG_TEST = (("tests", "--ignore=tests/mf_aggregators"), ("tests/mf_aggregators",))
 
 
 class SetupError(Exception):

@@ -56,6 +56,16 @@ def rounded_down(value: float, form: str = ".4g") -> str:
     return _rounded(value, form, decimal.ROUND_FLOOR)
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things, as in ``1 round`` and ``3 rounds``.
+
+    Args:
+      number: How many.
+      noun: One of them.
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def pair(epsilon: float, delta: float, form: str = ".4g") -> str:
     """Returns the numbers of a guarantee as ``(8, 1e-06)``, both rounded up.
 

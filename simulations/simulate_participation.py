@@ -27,7 +27,7 @@ from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, 
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, Participation
-from mf_aggregators.printed_guarantees import pair
+from mf_aggregators.printed_guarantees import counted, pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.progress_bars import ProgressBar
@@ -521,8 +521,8 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
         found = "No device took part twice."
     else:
         found = (
-            f"The closest participations of one device were {separation} rounds apart, and none "
-            f"took part more than {most} times."
+            f"The closest participations of one device were {counted(separation, 'round')} apart, "
+            f"and none took part more than {counted(most, 'time')}."
         )
     if fields["keeps_plan"] is None:
         return f"{_without_plan(fields)} {found}"
@@ -574,8 +574,10 @@ def _without_plan(fields: dict[str, Any]) -> str:
         apart = "no device took part twice"
     else:
         least, largest = min(known), max(known)
-        more = f"{least}" if least == largest else f"from {least} to {largest}"
-        apart = f"the closest participations were {more} rounds apart"
+        more = counted(least, "round")
+        if least < largest:
+            more = f"from {least} to {largest} rounds"
+        apart = f"the closest participations were {more} apart"
         if len(known) < len(of_seeds):
             apart += f", or no device took part twice, as in {len(of_seeds) - len(known)} of them"
     seeds = "one seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"

@@ -25,7 +25,7 @@ from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
-from mf_aggregators.printed_guarantees import pair, rounded_up
+from mf_aggregators.printed_guarantees import counted, pair, rounded_up
 
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"
@@ -436,8 +436,8 @@ def setting_lines(setting: Setting) -> list[str]:
         ],
     }
     return [
-        f"{_count(setting.num_rounds, 'round')} of {_count(setting.clients_per_round, 'client')}, "
-        f"{who}",
+        f"{counted(setting.num_rounds, 'round')} of "
+        f"{counted(setting.clients_per_round, 'client')}, {who}",
         f"{_asked(setting)}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
         f"client (zero-out); model of {setting.model_size} parameters",
         _budget(setting),
@@ -559,10 +559,6 @@ def _budget(setting: Setting) -> str:
     assert disk is not None
     kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
     return f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)"
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def _columns(setting: Setting) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, pair, rate_field
-from mf_aggregators.privacy import client_names, guarantees, statement_texts
+from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, counted, pair, rate_field
+from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -485,7 +485,7 @@ class LedgerReport:
         """Returns what a reader must know before anything else, as sentences."""
         found = []
         if self.worst_case is not None:
-            beyond = statement_texts.count(self.observed.num_beyond() or 0, "client")
+            beyond = counted(self.observed.num_beyond() or 0, "client")
             breaks = (
                 "the times of the rounds allow more than the schema that is declared, whose "
                 "guarantee is not shown."

@@ -15,9 +15,10 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     BallsInBinsRounds,
     StrategyColumns,
 )
-from mf_aggregators.participation.samplers import Sampler, counted
+from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
+from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream
 
 # More than what floats err by in the norm of a sum of columns, relative to it.

@@ -43,10 +43,10 @@ from mf_aggregators.participation.sampled_runs import LEAST_NOISE_MULTIPLIER, Sa
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,
-    counted,
     probability_of,
 )
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
+from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding

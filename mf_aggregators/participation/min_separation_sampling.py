@@ -13,13 +13,12 @@ from mf_aggregators.participation.monte_carlo.distributions import MinSeparation
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,
-    counted,
     probability_of,
     too_large,
 )
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 

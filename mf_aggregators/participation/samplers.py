@@ -219,8 +219,3 @@ def probability_of(count: IntArray, trials: IntArray, probability: float) -> Flo
     at_least_one = np.maximum(count, 1)
     tail = special.betainc(at_least_one, np.maximum(trials - at_least_one, 0) + 1, probability)
     return np.where(count > 0, tail, 1.0)
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number of things, in words."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

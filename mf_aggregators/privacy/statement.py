@@ -17,7 +17,7 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, packages, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.privacy import client_names, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
     Guarantee,
@@ -557,7 +557,7 @@ class PrivacyStatement:
         if observed.keeps_sampling:
             return (
                 "By the ledger and the sampler's seed: the batches of all "
-                f"{statement_texts.count(observed.num_rounds, 'released round')} are those "
+                f"{counted(observed.num_rounds, 'released round')} are those "
                 f"that the sampling scheme draws. {self._formal_text(guarantee)}"
             )
         if observed.separation is None:
@@ -565,23 +565,23 @@ class PrivacyStatement:
         elif observed.separation == observed.largest_separation:
             apart = (
                 ", and adjacent participations of one client were exactly "
-                f"{statement_texts.count(observed.separation, 'round')} apart"
+                f"{counted(observed.separation, 'round')} apart"
             )
         else:
             apart = (
                 ", and two participations of one client were at least "
-                f"{statement_texts.count(observed.separation, 'round')} apart"
+                f"{counted(observed.separation, 'round')} apart"
             )
         most = observed.max_participations
         often = "once" if most == 1 else f"{most} times"
         if observed.conditions is not None:
             return (
-                f"By the times of {statement_texts.count(observed.num_rounds, 'released round')}: "
+                f"By the times of {counted(observed.num_rounds, 'released round')}: "
                 f"no client took part more than {often}{apart}. "
                 f"{observed.conditions} {self._formal_text(guarantee)}"
             )
         return (
-            f"By the ledger: in {statement_texts.count(observed.num_rounds, 'released round')}, "
+            f"By the ledger: in {counted(observed.num_rounds, 'released round')}, "
             f"{observed.num_clients} of {self.facts.num_clients} clients took part, none more than "
             f"{often}{apart}. {self._formal_text(guarantee)}{self._worst_text()}"
         )
@@ -608,7 +608,7 @@ class PrivacyStatement:
         if not self.earlier_plans:
             return ""
         plans = "; ".join(
-            f"{statement_texts.count(plan.num_rounds, 'round')}, {plan.participation}, with noise "
+            f"{counted(plan.num_rounds, 'round')}, {plan.participation}, with noise "
             f"multiplier {plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
             for plan in self.earlier_plans
         )
@@ -643,7 +643,7 @@ class PrivacyStatement:
             return ""
         took_part = (
             " The client that was protected least took part in "
-            f"{statement_texts.count(len(worst.rounds), 'round')}"
+            f"{counted(len(worst.rounds), 'round')}"
         )
         if math.isclose(worst.epsilon, guarantee.epsilon, rel_tol=1e-9):
             return f"{took_part}, and has just that guarantee."

@@ -4,19 +4,9 @@ import math
 
 from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.private_metrics import ReleasedMetrics
-
-
-def count(number: int, noun: str) -> str:
-    """Returns a number of things.
-
-    Args:
-      number: How many.
-      noun: One of them.
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def clipping(clip_norm: float, plan: Guarantee) -> str:
@@ -231,7 +221,7 @@ def meaning(guarantee: Guarantee, num_clients: int) -> str:
     return (
         "Epsilon and delta mean this: the probability of whatever the run may release, with one "
         f"client's updates, is at most {factor} times that without them, plus delta, {delta}; "
-        f"and the other way round. Delta times the {count(num_clients, 'client')} of the "
+        f"and the other way round. Delta times the {counted(num_clients, 'client')} of the "
         f"population is {expected}: delta alone would allow the data of that many clients, on "
         "average, to be published."
     )

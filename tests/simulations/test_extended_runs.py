@@ -29,6 +29,9 @@ from tests import console_commands
 from tests.mf_aggregators import brute_force
 from tests.simulations.command_processes import CommandServer
 
+# Of the two storages of whole runs, the one in the state.
+pytestmark = pytest.mark.long_cases(1)
+
 _MODULE = "simulations.examples.digit_classification.run_digits"
 _BEFORE, _WHOLE = 6, 9
 _ARGUMENTS = ("--mechanism=banded", "--num_bands=2", "--separation=2", "--clients_per_round=20")

@@ -305,6 +305,7 @@ def _check_secure_sum(
         states = [output.state for output in outputs]
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.usefixtures("_simulated_secure_sums")
@@ -332,7 +333,7 @@ def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: in
     np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
 
 
-@pytest.mark.long_cases(6)
+@pytest.mark.long_cases(3)
 @pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ _KINDS = ("identity", "banded", "optimal", "tree_online", "blt", "banded_inverse
 
 
 # Several blocks of rounds, for noise on disk, in each.
-@pytest.mark.long_cases(6)
+@pytest.mark.long_cases(3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mechanism", "storage", "num_rounds"),
@@ -459,6 +460,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
     check_standard_normal(whitened.T)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize(
     ("source", "is_nest"),
     [
@@ -532,6 +534,7 @@ def test_the_noise_of_a_round_is_not_added_to_other_data(
     again.next(again.initialize(), other)
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("storage", "source"),

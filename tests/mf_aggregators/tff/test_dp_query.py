@@ -120,6 +120,7 @@ def test_released_numbers_are_multiples_of_a_step_that_no_data_determine(
         np.testing.assert_allclose(moved * step, entries, rtol=0.0, atol=0.51 * abs(step) + 1e-9)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize(
     "mechanism",
     [

@@ -127,7 +127,7 @@ def _saved(state: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: np.asarray(leaf), state)
 
 
-@pytest.mark.long_cases(5)
+@pytest.mark.long_cases(3)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
@@ -175,6 +175,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     assert np.mean(np.square(z)) == pytest.approx(1.0, abs=0.3)
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "name",
@@ -231,6 +232,7 @@ def test_what_is_released_beside_updates_goes_on(name: str, more: dict[str, Any]
     np.testing.assert_array_equal(end.released_metrics, other.released_metrics)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("tree", marks=pytest.mark.long), "banded"])
 def test_rows_of_several_tiles_go_on(name: str, tmp_path: pathlib.Path) -> None:

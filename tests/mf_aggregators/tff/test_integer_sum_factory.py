@@ -63,7 +63,7 @@ def test_a_secure_sum_is_the_sum(bits: int) -> None:
     _check(bits)
 
 
-@pytest.mark.long_cases(12)
+@pytest.mark.long_cases(5)
 @pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize("bits", [bits for bits in range(24, 63) if bits not in _SOME_BITS])

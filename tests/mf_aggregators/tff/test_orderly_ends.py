@@ -28,6 +28,7 @@ if "raise" in sys.argv:
 """
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.long
 @pytest.mark.parametrize(("arguments", "status"), [((), 0), (("again", "raise"), 3)])

@@ -175,6 +175,7 @@ def _whitened(kind: type, clip: AdaptiveClip, runs: int) -> np.ndarray:
     return np.array(samples)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize(
     ("clip", "runs"),
     [

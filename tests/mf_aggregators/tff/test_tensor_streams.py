@@ -214,7 +214,7 @@ def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(tensor, other)
 
 
-@pytest.mark.long_cases(12)
+@pytest.mark.long_cases(5)
 @pytest.mark.short_cases(2)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:

@@ -205,6 +205,7 @@ def _ignore_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("fault", [_use_a_row_twice, _ignore_timers])
 def test_a_real_run_that_is_broken_is_refuted(

@@ -145,6 +145,7 @@ def _assert_same(one: list[Any], other: list[Any], rounding: float) -> None:
         np.testing.assert_array_equal(model, other_model)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "num_clients",
@@ -257,6 +258,7 @@ _BREAKS = [
 ]
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("what", _BREAKS)

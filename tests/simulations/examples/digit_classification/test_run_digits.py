@@ -73,6 +73,7 @@ def test_facts_as_lines() -> None:
     assert list(lines) == [("training images", "1,415"), ("always 3", "10.32 %")]
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
@@ -115,6 +116,7 @@ def test_a_whole_run(
         assert "training images" not in out
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
@@ -169,6 +171,7 @@ def _metrics(output: pathlib.Path) -> list[dict[str, float]]:
         ]
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_a_run_on_two_workers_equals_the_one_without(
     tmp_path: pathlib.Path, commands: CommandServer

@@ -97,6 +97,7 @@ def test_clients_of_the_task_have_the_images_of_their_split(tmp_path: pathlib.Pa
     assert False in orders
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
