@@ -62,6 +62,7 @@ def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close(place: s
 
 
 # The short test breaks the query in ``tff/test_adaptive_query.py``.
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "trials"), [("IndicatorLeftOut", 2000), ("IndicatorWithoutNoise", 300)]

@@ -875,6 +875,7 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
         _arguments(alone)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("error", ["mean", "max"])
 def test_printed_commands_train(

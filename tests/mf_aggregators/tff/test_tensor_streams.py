@@ -776,7 +776,7 @@ def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
     _check_drift(rows, name, num_rounds)
 
 
-@pytest.mark.long_cases(4)
+@pytest.mark.long_cases(1)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("name", _KINDS)
 @_DRIFT_ROUNDS
