@@ -56,13 +56,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves long tests out, unless they are asked for: by --all, by -m, or by a test's name.
 
     The library's modules, which are many and quick, come last, and of them those without
-    TensorFlow: of several processes, none is left with a long module while the others have
-    nothing to do.
+    TensorFlow; modules that take minutes come first. So of several processes, none is left with a
+    long module while the others have nothing to do.
     """
     items.sort(
         key=lambda item: (
             item.path.is_relative_to(_LIBRARY),
             not item.path.is_relative_to(_LIBRARY / "tff"),
+            not (config.option.all and item.get_closest_marker("begun_first")),
             item.path,
         )
     )

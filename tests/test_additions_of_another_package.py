@@ -139,6 +139,7 @@ def test_its_option_belongs_to_it_alone(programs: pathlib.Path, tmp_path: pathli
     assert len(finished.stderr.splitlines()) == 1
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_it_is_audited(programs: pathlib.Path) -> None:
     audit = _result(

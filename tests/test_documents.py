@@ -63,6 +63,8 @@ from tests.simulations.examples.fashion_mnist_classification import fashion_mnis
 from tests.simulations.worker_processes import WorkerProcess, free_port
 from tests.stackoverflow_nwp import last_word_model
 
+pytestmark = pytest.mark.begun_first
+
 _TUTORIALS = "docs/tutorials"
 # The build of the site writes it.
 _GENERATED = "docs/mechanisms/index.md"

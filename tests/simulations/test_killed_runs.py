@@ -28,7 +28,7 @@ from tests.simulations import linear_run
 from tests.simulations.command_processes import CommandServer
 
 # Some fifteen processes, each of which makes its graphs: minutes on a machine that has other work.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.begun_first, pytest.mark.long, pytest.mark.timeout(1800)]
 
 _SECONDS_TO_GET_THERE = 180.0
 

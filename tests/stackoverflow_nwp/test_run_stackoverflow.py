@@ -49,6 +49,8 @@ from tests.refusals import refuses
 from tests.simulations.command_processes import CommandServer
 from tests.stackoverflow_nwp import last_word_model
 
+pytestmark = pytest.mark.begun_first
+
 _WORDS = ("the", "model", "returns", "a", "list", "of", "values", ".")
 _NUM_CLIENTS = 24
 
@@ -221,6 +223,7 @@ def test_a_private_run_from_start_to_statement(
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_trains_a_smaller_model")
 def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(

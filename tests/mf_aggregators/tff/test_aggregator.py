@@ -31,6 +31,8 @@ from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff import secure_sum_table
 from tests.refusals import refuses
 
+pytestmark = pytest.mark.begun_first
+
 _NUM_ROUNDS = 6
 _PARTICIPATION = mfa.participation.MinSeparation(3)
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype

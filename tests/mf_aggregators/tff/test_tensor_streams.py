@@ -43,6 +43,8 @@ from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
 
+pytestmark = pytest.mark.begun_first
+
 _NUM_ROUNDS = 9
 # Graphs of their own for every example take seconds to make.
 _NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)

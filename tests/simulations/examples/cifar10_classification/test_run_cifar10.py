@@ -56,6 +56,7 @@ def test_a_directory_without_the_files_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_whole_run_on_files_of_the_same_format(

@@ -22,6 +22,8 @@ from tests.refusals import refuses
 from tests.simulations.command_processes import CommandProcess, CommandServer
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
+pytestmark = pytest.mark.begun_first
+
 _MODULE = "simulations.examples.digit_classification.run_digits"
 _ROUNDS = 8
 
