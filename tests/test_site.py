@@ -431,15 +431,11 @@ def test_released_versions_stand_beside_the_latest(tmp_path: pathlib.Path) -> No
         site_versions.put_beside(site, released)
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("site/index.html", ValueError), ("../index.html", tarfile.TarError)]
-)
-def test_an_archive_without_a_site_is_refused(
-    tmp_path: pathlib.Path, name: str, error: type[Exception]
-) -> None:
+@pytest.mark.parametrize("name", ["site/index.html", "../index.html", "/tmp/html/index.html"])
+def test_an_archive_without_a_site_is_refused(tmp_path: pathlib.Path, name: str) -> None:
     site, released = _site(tmp_path)
     _release(released, "v2.0.0", {name: "text"})
-    with pytest.raises(error):
+    with refuses("html"):
         site_versions.put_beside(site, released)
     assert [path.name for path in site.iterdir()] == ["index.html"]
 

@@ -36,7 +36,8 @@ def put_beside(site: pathlib.Path, released: pathlib.Path) -> list[str]:
       The names of the folders, the newest first.
 
     Raises:
-      ValueError: If an archive has no site, or the latest site has a folder of such a name.
+      ValueError: If an archive has no site or something else, or the latest site has a folder of
+        such a name.
     """
     newest: dict[tuple[int, int], tuple[int, pathlib.Path]] = {}
     for archive in released.glob(f"*/{ARCHIVE}"):
@@ -50,7 +51,8 @@ def put_beside(site: pathlib.Path, released: pathlib.Path) -> list[str]:
         if (site / name).exists():
             raise ValueError(f"{site / name} is there already.")
         with tempfile.TemporaryDirectory(dir=released) as folder, tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+            _check_members(archive, packed)
+            packed.extractall(folder)
             unpacked = pathlib.Path(folder, _IN_ARCHIVE)
             if not (unpacked / "index.html").is_file():
                 raise ValueError(f"{archive} has no {_IN_ARCHIVE}/index.html.")
@@ -62,6 +64,17 @@ def put_beside(site: pathlib.Path, released: pathlib.Path) -> list[str]:
         paths = {_LATEST: "../", **below, name: "./"}
         _write_list(site / name, {each: paths[each] for each in (_LATEST, *names)})
     return names
+
+
+def _check_members(archive: pathlib.Path, packed: tarfile.TarFile) -> None:
+    """Raises ValueError unless there are files and folders alone, below where it is unpacked.
+
+    Python has a filter for that since 3.10.12 and 3.11.4, and Debian 12 has 3.11.2.
+    """
+    for member in packed.getmembers():
+        path = pathlib.PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+            raise ValueError(f"{archive} has {member.name}, which is no file below {_IN_ARCHIVE}.")
 
 
 def _write_list(site: pathlib.Path, paths: dict[str, str]) -> None:
