@@ -358,7 +358,7 @@ class PrivacyStatement:
                 f"{statement_texts.pair(self.represented.guarantee)}, and "
                 f"needs a population of at least {self.represented.num_clients} clients."
             )
-        if self.keeps_plan is False and self.plan.sampling is None:
+        if self._is_schema_broken:
             found.append(
                 "The observed participations break the planned schema. For clients that broke it "
                 "the planned guarantee need not hold; for a client that kept it, it does."
@@ -380,6 +380,11 @@ class PrivacyStatement:
                 "be better than stated, and is not worse."
             )
         return tuple(found)
+
+    @property
+    def _is_schema_broken(self) -> bool:
+        """Whether clients broke the planned schema: others, who kept it, have the plan's pair."""
+        return self.keeps_plan is False and self.plan.sampling is None
 
     def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns the contents of ``privacy.json``, JSON-able.
@@ -531,7 +536,14 @@ class PrivacyStatement:
     def _summary(self) -> str:
         guarantee = self.stated
         if not math.isfinite(guarantee.epsilon):
-            return "This run has no differential privacy guarantee."
+            if not (self._is_schema_broken and math.isfinite(self.plan.epsilon)):
+                return "This run has no differential privacy guarantee."
+            return (
+                "**No guarantee can be stated for every client**: clients broke the planned "
+                "schema, and of the one that is protected least no epsilon is accounted for. A "
+                "client that kept the schema has "
+                f"{statement_texts.pair(self.plan)}."
+            )
         state = {
             "running": "The run is under way; if it keeps its plan, it will satisfy",
             "interrupted": "The run was stopped before its last round; what it released satisfies",

@@ -201,6 +201,17 @@ def test_a_broken_plan_is_the_first_thing_said() -> None:
     assert statement.stated == statement.observed_guarantee
 
 
+def test_who_kept_a_broken_plan_has_what_was_planned() -> None:
+    """Also where no epsilon is accounted for of who broke it."""
+    statement = _statement([*range(10)], multiplier=0.3)
+    assert statement.stated.epsilon == math.inf
+    assert math.isfinite(statement.plan.epsilon)
+    text = " ".join(statement.to_markdown().split())
+    assert "This run has no differential privacy guarantee" not in text
+    planned = f"({rounded_up(statement.plan.epsilon)}, 0.0001)-DP"
+    assert f"A client that kept the schema has {planned}" in text
+
+
 @pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
 def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> None:
     """Nor for having few participations: the weaker of what was planned and what happened."""
