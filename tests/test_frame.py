@@ -212,6 +212,28 @@ def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.Complet
     )
 
 
+def _write_tests(folder: pathlib.Path, text: str) -> None:
+    """Writes tests that leave a file behind, beside this repository's conftest.py."""
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / file, folder)
+    (folder / "test_x.py").write_text(f"import pathlib\nimport pytest\n{text}")
+
+
+def _cases_that_ran(
+    folder: pathlib.Path, marks: list[str], cases: str, arguments: list[str]
+) -> set[int]:
+    """Runs pytest on a test of numbered cases; returns the numbers of those that ran."""
+    marked = "".join(f"@pytest.mark.{mark}\n" for mark in marks)
+    _write_tests(
+        folder,
+        f"{marked}@pytest.mark.parametrize('n', {cases})\n"
+        "def test_some(n):\n    pathlib.Path(f'ran-{n}').touch()\n",
+    )
+    ended = _pytest(folder, arguments)
+    assert ended.returncode == 0, ended.stdout
+    return {int(path.name.removeprefix("ran-")) for path in folder.glob("ran-*")}
+
+
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("arguments", "run"),
@@ -227,12 +249,10 @@ def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.Complet
 def test_long_tests_run_if_asked_for(
     tmp_path: pathlib.Path, arguments: list[str], run: tuple[str, ...]
 ) -> None:
-    for file in ("pyproject.toml", "tests/conftest.py"):
-        shutil.copy(ROOT / file, tmp_path)
-    (tmp_path / "test_x.py").write_text(
-        "import pathlib\nimport pytest\n"
+    _write_tests(
+        tmp_path,
         "def test_short():\n    pathlib.Path('ran-short').touch()\n"
-        "@pytest.mark.long\ndef test_long():\n    pathlib.Path('ran-long').touch()\n"
+        "@pytest.mark.long\ndef test_long():\n    pathlib.Path('ran-long').touch()\n",
     )
     ended = _pytest(tmp_path, arguments)
 
@@ -252,17 +272,8 @@ def test_some_cases_of_a_test_are_short(
     tmp_path: pathlib.Path, arguments: list[str], run: set[int]
 ) -> None:
     """The first, the last and one between, of those that are not long already."""
-    for file in ("pyproject.toml", "tests/conftest.py"):
-        shutil.copy(ROOT / file, tmp_path)
-    (tmp_path / "test_x.py").write_text(
-        "import pathlib\nimport pytest\n"
-        "@pytest.mark.short_cases(3)\n"
-        "@pytest.mark.parametrize('n', [*range(10), pytest.param(10, marks=pytest.mark.long)])\n"
-        "def test_some(n):\n    pathlib.Path(f'ran-{n}').touch()\n"
-    )
-    ended = _pytest(tmp_path, arguments)
-    assert ended.returncode == 0, ended.stdout
-    ran = {int(path.name.removeprefix("ran-")) for path in tmp_path.glob("ran-*")}
+    cases = "[*range(10), pytest.param(10, marks=pytest.mark.long)]"
+    ran = _cases_that_ran(tmp_path, ["short_cases(3)"], cases, arguments)
     assert ran - {10} == run
     assert (10 in ran) == ("--all" in arguments)
 
@@ -275,18 +286,7 @@ def test_some_cases_are_left_out_of_the_long_test(
     monkeypatch.delenv("MF_AGGREGATORS_EVERY_CASE", raising=False)
     if every is not None:
         monkeypatch.setenv("MF_AGGREGATORS_EVERY_CASE", every)
-    for file in ("pyproject.toml", "tests/conftest.py"):
-        shutil.copy(ROOT / file, tmp_path)
-    (tmp_path / "test_x.py").write_text(
-        "import pathlib\nimport pytest\n"
-        "@pytest.mark.short_cases(2)\n"
-        "@pytest.mark.long_cases(3)\n"
-        "@pytest.mark.parametrize('n', range(11))\n"
-        "def test_some(n):\n    pathlib.Path(f'ran-{n}').touch()\n"
-    )
-    ended = _pytest(tmp_path, ["--all"])
-    assert ended.returncode == 0, ended.stdout
-    ran = {int(path.name.removeprefix("ran-")) for path in tmp_path.glob("ran-*")}
+    ran = _cases_that_ran(tmp_path, ["short_cases(2)", "long_cases(3)"], "range(11)", ["--all"])
     assert ran == ({0, 10, 1, 5, 9} if every is None else {*range(11)})
 
 

@@ -312,7 +312,8 @@ def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float)
     check_choice(
         given <= had * (1.0 + 1e-9),
         f"--noise_multiplier={noise_multiplier!r} is more noise than the Mechanism of the "
-        f"checkpoint has, {saved.noise_multiplier!r} for {saved.schema}: leave it out.",
+        f"checkpoint has, whose {saved.noise_multiplier!r} for {saved.schema} is "
+        f"{mechanism_flags.noise_under(saved, schema):.6g} for {schema}: leave it out.",
     )
 
 
@@ -491,7 +492,7 @@ class LedgerReport:
                 "guarantee is not shown."
                 if self.times is not None
                 else "the ledger breaks the schema that is declared, whose guarantee need not hold "
-                f"for {beyond} that broke it."
+                f"for {beyond} that broke it; all others have it still."
                 if self.plan.sampling is None
                 else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
                 "that nothing is amplified."
