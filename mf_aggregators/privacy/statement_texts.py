@@ -255,7 +255,9 @@ def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) ->
 def formal(guarantee: Guarantee) -> str:
     """Returns the numbers of a guarantee, in whole sentences."""
     if not math.isfinite(guarantee.epsilon):
-        return "With no noise, or hardly any, there is no finite epsilon."
+        if guarantee.noise_multiplier > 0.0:
+            return "There is so little noise that no finite epsilon is accounted for."
+        return "With no noise, there is no finite epsilon."
     kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
     # In full: rounded, it would be the noise of another run.
