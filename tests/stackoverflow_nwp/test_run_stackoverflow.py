@@ -144,7 +144,7 @@ def _interrupted(
     commands: CommandServer, arguments: list[str], output: pathlib.Path
 ) -> tuple[int, str, str]:
     """Presses Ctrl-C in a run after its first round; what it left."""
-    process = commands.start(_MODULE, *arguments)
+    process = commands.start(_WITH_A_SMALLER_MODEL, *arguments)
     while process.is_running() and not (output / "checkpoints" / "round_1").exists():
         time.sleep(0.05)
     process.interrupt()
@@ -289,7 +289,7 @@ def test_ctrl_c_leaves_a_valid_directory_and_the_run_resumes(
     assert privacy["earned"] == privacy["planned"]
     before = _rows(output)
 
-    status, out, err = commands.start(_MODULE, *arguments).wait()
+    status, out, err = commands.start(_WITH_A_SMALLER_MODEL, *arguments).wait()
     assert status == 0, err
     assert json.loads(out)["rounds"] == 6
     assert _check_directory(output, 6)["status"] == "finished"
@@ -312,7 +312,7 @@ def test_a_sampled_run_is_amplified_and_resumes_with_the_draws_of_its_seed(
     assert privacy["earned"] == privacy["planned"]
     before = _rows(output)
 
-    status, out, err = commands.start(_MODULE, *arguments).wait()
+    status, out, err = commands.start(_WITH_A_SMALLER_MODEL, *arguments).wait()
     assert status == 0, err
     assert _rows(output)[:first_rounds] == before
     # Nobody else may look: with the batches there is no amplification.

@@ -65,7 +65,7 @@ def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close(place: s
 @pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "trials"), [("IndicatorLeftOut", 2000), ("IndicatorWithoutNoise", 300)]
+    ("name", "trials"), [("IndicatorWithoutNoise", 300), ("IndicatorLeftOut", 2000)]
 )
 def test_broken_mechanisms_are_found(name: str, trials: int) -> None:
     result = _audit(getattr(broken_adaptive_queries, name), trials)

@@ -112,7 +112,7 @@ class _NumpyAggregator:
 _INTACT: dict[str, Callable[..., Any]] = {"tff": _aggregator, "numpy": _NumpyAggregator}
 
 
-@pytest.mark.long_cases(4)
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(3)
 @pytest.mark.parametrize("schema", _SCHEMAS)
 @pytest.mark.parametrize("mechanism", _MECHANISMS)
@@ -251,6 +251,7 @@ def banded() -> Factorization:
     return _MECHANISMS["banded"](SingleParticipation())
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize(
     ("fault", "place"),
     [

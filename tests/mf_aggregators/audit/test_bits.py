@@ -125,7 +125,7 @@ def test_noise_that_is_added_in_floats_is_told_through_tff(
     assert result.exceeded
 
 
-@pytest.mark.long_cases(4)
+@pytest.mark.long_cases(2)
 @pytest.mark.parametrize(
     ("index", "storage", "place"),
     [

@@ -89,10 +89,10 @@ def test_equal_column_norms_of_the_optimum(best_rmse: float) -> None:
 @pytest.mark.parametrize(
     ("num_bands", "equal_column_norms", "printed"),
     [
-        (128, False, (0.52, 1.04, 1.23, 1.29)),
         (128, True, (0.41, 1.00, 1.27, 1.27)),
+        (128, False, (0.52, 1.04, 1.23, 1.29)),
         (342, False, (0.52, 1.04, 1.04, 1.08)),
-    ][: of_many(3, 2)],
+    ][: of_many(3, 1)],
 )
 def test_banded_matrices(
     num_bands: int, equal_column_norms: bool, printed: tuple[float, ...], best_rmse: float

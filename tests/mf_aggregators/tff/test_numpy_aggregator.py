@@ -25,7 +25,7 @@ from tests.examples import of_many
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 5
-_SHORT, _LONG, _RUNS = 2, of_many(100, 10), 5
+_SHORT, _LONG, _RUNS = 2, of_many(100, 5), 5
 
 
 @dataclasses.dataclass(frozen=True)
