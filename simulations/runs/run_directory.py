@@ -25,7 +25,6 @@ LEDGER_FILE = ledgers.FILE_OF_RUN
 PRIVACY_FILE = "privacy.json"
 STATEMENT_FILE = "PRIVACY.md"
 FIGURE_FILE = "training.png"
-# The model after the last round that was released, one array for each of its weights.
 # The entry of config.json that has the day on which a run began.
 BEGUN = "begun"
 STATES_DIRECTORY = "checkpoints"
