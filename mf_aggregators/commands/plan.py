@@ -35,6 +35,7 @@ from mf_aggregators.commands import (
     mechanism_flags,
     output_paths,
     plan_separations,
+    plan_setting,
     plan_text,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -58,7 +59,10 @@ _FOR_TIMERS = {
     "noise_multiplier": "with sampling, every mechanism has an epsilon of its own. Give "
     "--target_epsilon and --output, and ask mf-report --checkpoint --noise_multiplier.",
 }
-_REQUIRED = ("num_rounds", "population", "clients_per_round", "model_size")
+_REQUIRED = ("num_rounds", "population", "clients_per_round")
+# Parameters of a model whose size nobody said: what its noise takes and costs depends on them, and
+# neither errors nor epsilons do.
+_MODEL_SIZE = 1_000_000
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -69,7 +73,12 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer(
         "clients_per_round", "The number B of clients in a round, the batch size. Required."
     )
-    group.integer("model_size", "The number d of parameters of the model. Required.")
+    group.integer(
+        "model_size",
+        "The number d of parameters of the model, for memory, disk and time. No epsilon depends on "
+        "it.",
+        _MODEL_SIZE,
+    )
     group = FlagGroup(values, "Privacy")
     group.number(
         "target_epsilon",
@@ -84,7 +93,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "noise_multiplier",
         "For devices with timers, in place of a target: the standard deviation of Z over (clip "
         "norm times the sensitivity of C under the participation). All mechanisms have the same "
-        "epsilon of it, which is printed, and differ in error.",
+        "epsilon of it, and differ in error. What timers have to enforce for it stands beside.",
     )
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group = FlagGroup(values, "Participation")
@@ -241,7 +250,9 @@ def main(values: flags.FlagValues) -> int:
         "target_epsilon": setting.epsilon,
         "target_rho": setting.rho,
         "noise_multiplier": setting.noise_multiplier,
+        "epsilon_in_every_round": _epsilon_in_every_round(plan),
         "delta": setting.delta,
+        "model_size": setting.model_size,
         "participation": None if setting.participation is None else str(setting.participation),
         "sampling": setting.sampling,
         "noise_disk_gb": values.noise_disk_gb,
@@ -270,7 +281,7 @@ def main(values: flags.FlagValues) -> int:
             )
             fields |= {"report": values.report, **guarantee.attacker()}
             plan_page.write(plan, guarantee, steps, show_rates, values, cache, comparison)
-    text = plan_text.text(plan, steps, show_rates, comparison)
+    text = plan_text.text(plan, steps, not values["model_size"].present, show_rates, comparison)
     command_line.print_result(values, fields, text)
     return command_line.DONE
 
@@ -291,12 +302,24 @@ def _print_finished(
         "infeasible": _fields_with_reasons(infeasible),
     }
     command_line.print_result(
-        values, fields, plan_text.text_of_finished(setting, candidates, infeasible)
+        values,
+        fields,
+        plan_text.text_of_finished(
+            setting, not values["model_size"].present, candidates, infeasible
+        ),
     )
 
 
 def _fields_with_reasons(found: Sequence[Infeasible | Skipped]) -> list[dict[str, str]]:
     return [{"mechanism": each.mechanism, "reason": each.reason} for each in found]
+
+
+def _epsilon_in_every_round(plan: Plan) -> float | None:
+    """That of what is recommended for a noise multiplier; None for others, or if it is infinite."""
+    if plan.setting.noise_multiplier is None:
+        return None
+    epsilon = plan_setting.epsilon_in_every_round(plan.setting, plan.recommended.mechanism)
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _mechanisms(values: flags.FlagValues) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from absl import flags
 
 from mf_aggregators import accounting, figures, printed_guarantees
 from mf_aggregators.catalogue import ErrorName
-from mf_aggregators.commands import pages, plan_separations, plan_text
+from mf_aggregators.commands import pages, plan_separations, plan_setting, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
@@ -69,7 +69,9 @@ def write(
         "plan.html",
         title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
         plan=plan,
-        setting=plan_text.setting_lines(setting),
+        setting=plan_setting.setting_lines(
+            setting, not values["model_size"].present, plan.recommended
+        ),
         attacker=printed_guarantees.rates_sentence(guarantee.attacker()),
         columns=columns,
         rows=rows,

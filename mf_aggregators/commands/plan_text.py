@@ -14,9 +14,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mf_aggregators import planning
 from mf_aggregators.catalogue import ErrorName
-from mf_aggregators.commands import plan_separations
+from mf_aggregators.commands import plan_separations, plan_setting
 from mf_aggregators.commands.command_line import check_choice
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
@@ -25,7 +24,7 @@ from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
-from mf_aggregators.printed_guarantees import counted, pair, rounded_up
+from mf_aggregators.printed_guarantees import pair, rounded_up
 
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"
@@ -261,7 +260,7 @@ def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
         "" if plan.mechanisms is None else f"--mechanisms={','.join(plan.mechanisms)}",
         "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
         "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
-        "" if setting.error == "mean" else f"--error={_error_flag(setting)}",
+        "" if setting.error == "mean" else f"--error={plan_setting.error_flag(setting)}",
         f"--output={shlex.quote(directory)}",
     )
     # The certificate is for one matrix, and for no other of the same name.
@@ -281,11 +280,6 @@ def _target(setting: Setting) -> str:
     if setting.noise_multiplier is not None:
         flag = f"--noise_multiplier={setting.noise_multiplier!r}"
     return f"{flag} --delta={setting.delta!r}"
-
-
-def _error_flag(setting: Setting) -> str:
-    error = setting.error
-    return error if isinstance(error, str) else shlex.quote(setting.weights_file)
 
 
 def _train(plan: Plan, recipe: TrainingRecipe | None, directory: str, cohort: str) -> Step:
@@ -419,41 +413,6 @@ def _shell(*words: str) -> Step:
     return Step(" ".join(word for word in words if word), "shell")
 
 
-def setting_lines(setting: Setting) -> list[str]:
-    """Returns the setting of a plan: rounds and clients, the target, and limits of noise."""
-    if setting.participation is not None:
-        who = f"{setting.population} clients with timers: {setting.participation}"
-    elif setting.sampling == planning.ANY_SAMPLING:
-        who = f"{setting.population} clients that take part in any way"
-    else:
-        who = f"{setting.sampling} sampling from {setting.population} clients"
-    compared = {
-        "mean": [],
-        "max": ["made for and compared by the error of the worst round (--error=max)"],
-        "weights": [
-            "made for and compared by the mean error with weights on rounds "
-            f"(--error={_error_flag(setting)})"
-        ],
-    }
-    return [
-        f"{counted(setting.num_rounds, 'round')} of "
-        f"{counted(setting.clients_per_round, 'client')}, {who}",
-        f"{_asked(setting)}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
-        f"client (zero-out); model of {setting.model_size} parameters",
-        _budget(setting),
-        *compared[error_name(setting.error)],
-    ]
-
-
-def _asked(setting: Setting) -> str:
-    """What a guarantee is said to be: the target, or what follows from the noise."""
-    if setting.noise_multiplier is not None:
-        return f"noise multiplier {setting.noise_multiplier!r} of every mechanism, which is "
-    if setting.rho is not None:
-        return f"target rho = {setting.rho:g} (approximate zCDP), which is "
-    return "target "
-
-
 def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:
     """Returns the names of the columns, and a row for each candidate.
 
@@ -492,17 +451,23 @@ def remark_on_estimates(plan: Plan) -> list[str]:
 
 
 def text(
-    plan: Plan, steps: list[Step], show_rates: bool, comparison: Comparison | None = None
+    plan: Plan,
+    steps: list[Step],
+    assumes_size: bool,
+    show_rates: bool,
+    comparison: Comparison | None = None,
 ) -> str:
     """Returns what is printed.
 
     Args:
       plan: The plan.
       steps: What a user types to run it.
+      assumes_size: As :func:`plan_setting.setting_lines` takes it.
       show_rates: As :func:`table` takes it.
       comparison: What matrices lose under other separations, if that was asked for.
     """
-    lines = [*setting_lines(plan.setting), "", *_aligned(table(plan, show_rates))]
+    asked = plan_setting.setting_lines(plan.setting, assumes_size, plan.recommended)
+    lines = [*asked, "", *_aligned(table(plan, show_rates))]
     remark = remark_on_estimates(plan)
     if remark:
         lines += ["", *remark]
@@ -527,17 +492,22 @@ def text(
 
 
 def text_of_finished(
-    setting: Setting, candidates: Sequence[Candidate], infeasible: Sequence[Infeasible]
+    setting: Setting,
+    assumes_size: bool,
+    candidates: Sequence[Candidate],
+    infeasible: Sequence[Infeasible],
 ) -> str:
     """Returns what is printed of a plan that was interrupted.
 
     Args:
       setting: The setting.
+      assumes_size: As :func:`plan_setting.setting_lines` takes it.
       candidates: Those that were evaluated by then, in the order of the rows.
       infeasible: Those that do not fit.
     """
     rows = [_columns(setting), *(_row(each, False) for each in candidates)]
-    lines = [*setting_lines(setting), "", *_aligned([row[:-1] for row in rows])]
+    asked = plan_setting.setting_lines(setting, assumes_size)
+    lines = [*asked, "", *_aligned([row[:-1] for row in rows])]
     if infeasible:
         lines += ["", "Infeasible:", *(f"  {each.mechanism} {each.reason}" for each in infeasible)]
     return "\n".join([*lines, "", "Interrupted: the others are not compared."])
@@ -552,13 +522,6 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
         numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
         lines.append("  ".join([name, *numbers]).rstrip())
     return lines
-
-
-def _budget(setting: Setting) -> str:
-    memory, disk = setting.noise_memory, setting.noise_disk
-    assert disk is not None
-    kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
-    return f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)"
 
 
 def _columns(setting: Setting) -> tuple[str, ...]:

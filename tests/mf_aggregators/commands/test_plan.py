@@ -572,7 +572,7 @@ def test_a_separation_without_a_plan_is_left_out() -> None:
     assert said[-1].endswith("is left out: no mechanism that fits was computed")
 
 
-@pytest.mark.parametrize("name", [each.split("=")[0] for each in _SETTING if "delta" not in each])
+@pytest.mark.parametrize("name", [each.split("=")[0] for each in _SETTING[:4]])
 def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name: str) -> None:
     given = [each for each in _SETTING if not each.startswith(name)]
     status, out, err = _call(capsys, *given)

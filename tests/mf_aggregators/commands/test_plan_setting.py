@@ -1,0 +1,111 @@
+"""What mf-plan says of what it was asked: on what an epsilon rests, and what it assumed."""
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+import mf_aggregators as mfa
+from mf_aggregators.commands import command_line, plan
+from mf_aggregators.printed_guarantees import rounded_up
+
+_SETTING = (
+    "--num_rounds=12",
+    "--population=40",
+    "--clients_per_round=10",
+    "--delta=1.5e-6",
+    "--mechanisms=banded,identity",
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"--cache_dir={tmp_path_factory.mktemp('cache')}"
+
+
+def _text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    given = ["mf-plan", *_SETTING, *arguments]
+    status = command_line.run(plan.__doc__ or "", plan.define_flags, plan.main, given)
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    return captured.out
+
+
+def _fields(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(_text(capsys, *arguments, "--format=json"))
+    return fields
+
+
+def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
+    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+) -> None:
+    noise = (cache, "--noise_multiplier=4")
+    path = tmp_path / "mine"
+    fields = _fields(capsys, *noise, f"--output={path}")
+    # Under timers, C changes by its largest sum of columns 0, 4 and 8, 1, 5 and 9 and so on;
+    # without any, by the sum of all.
+    c = np.linalg.inv(mfa.load(path).noise_recursion().noising_matrix())
+    by_timers = max(np.linalg.norm(c[:, first::4].sum(axis=1)) for first in range(4))
+    moved = np.linalg.norm(c.sum(axis=1)) / by_timers
+    epsilon = fields["epsilon_in_every_round"]
+    delta = GaussianPrivacyLoss(4.0, sensitivity=moved).get_delta_for_epsilon(epsilon)
+    assert 0.999999 * 1.5e-6 < delta <= 1.5e-6
+    assert epsilon > fields["target_epsilon"]
+
+    out = _text(capsys, *noise)
+    _, guarantee, timers, without, *_ = out.splitlines()
+    assert f"{rounded_up(fields['target_epsilon'], '.6g')}, 1.5e-06)-DP" in guarantee
+    assert timers == (
+        "this epsilon holds only if a timer on every device enforces --separation=4 (the largest "
+        "that 40 clients can fill), and so at most 3 participations"
+    )
+    name = f"banded {fields['recommended_num_bands']}"
+    assert without == (
+        f"without timers, a client in every round has epsilon {rounded_up(epsilon, '.6g')} ({name})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "--separation=3 --max_participations=3",
+            "enforces --separation=3 and --max_participations=3",
+        ),
+        ("--separation=1", "this epsilon is that of a client in every round: no timer is needed"),
+        ("--noise_multiplier=0.4", "a client in every round has too little noise for any epsilon"),
+    ],
+)
+def test_other_conditions_of_the_epsilon_of_a_noise(
+    capsys: pytest.CaptureFixture[str], cache: str, flags: str, said: str
+) -> None:
+    given = (cache, "--noise_multiplier=4", *flags.split())
+    assert said in _text(capsys, *given)
+    fields = _fields(capsys, *given)
+    assert (fields["epsilon_in_every_round"] is None) == ("0.4" in flags)
+    if "separation=1" in flags:
+        assert fields["epsilon_in_every_round"] == fields["target_epsilon"]
+
+
+def test_the_size_of_a_model_is_assumed_for_its_noise_alone(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    target = (cache, "--target_epsilon=2")
+    assumed, given = _text(capsys, *target), _text(capsys, *target, "--model_size=1000000")
+    note = "GB and s/round are for a model of 1000000 parameters (--model_size)"
+    assert note in assumed.splitlines()
+    assert "model of" not in assumed.replace(note, "")
+    assert "(zero-out); model of 1000000 parameters\n" in given
+    assert note not in given
+    assert assumed.splitlines()[4:] == given.splitlines()[3:]
+
+    of_assumed, of_other = _fields(capsys, *target), _fields(capsys, *target, "--model_size=1000")
+    assert (of_assumed["model_size"], of_other["model_size"]) == (1_000_000, 1000)
+    assert of_assumed["epsilon_in_every_round"] is None
+    for ours, theirs in zip(of_assumed["candidates"], of_other["candidates"], strict=True):
+        for name in ("rmse", "max_error", "noise_multiplier"):
+            assert ours[name] == theirs[name]
+        assert ours["disk_gb"] >= theirs["disk_gb"]
