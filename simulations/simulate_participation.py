@@ -51,6 +51,11 @@ _MARGIN = 0.1
 _MOST_IN_LEDGER = 1_000_000
 # When simulated rounds begin, in a file of dates: availability counts from midnight UTC.
 _FIRST_ROUND = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+# What counts time and no rounds leaves open.
+_ON_WALL_CLOCKS = (
+    "Timers by the wall clock enforce no separation: with other devices, or slower rounds, it may "
+    "be smaller."
+)
 # A lower estimate: the cohorts, and their summary.
 _BYTES_PER_PARTICIPATION = 40
 
@@ -332,13 +337,14 @@ def _suggestion(
     # Where no device took part twice, its participations would be further apart than all rounds.
     separations = [each.separation or each.num_rounds for each in found]
     counts = [each.max_participations for each in found]
-    separation, participations = suggested_schema(separations, counts, num_rounds, values.margin)
+    returned = any(each.separation is not None for each in found)
+    suggested = suggested_schema(separations, counts, num_rounds, values.margin)
     return {
         "separations_of_seeds": [each.separation for each in found],
         "participations_of_seeds": counts,
-        "suggested_separation": separation,
-        "suggested_max_participations": participations,
-        "rule": _rule(separations, counts, separation, participations, values.margin),
+        "suggested_separation": suggested[0],
+        "suggested_max_participations": suggested[1],
+        "rule": _rule(separations, counts, returned, suggested, values.margin),
     }
 
 
@@ -369,18 +375,28 @@ def suggested_schema(
 def _rule(
     separations: Sequence[int],
     counts: Sequence[int],
-    separation: int,
-    participations: int,
+    returned: bool,
+    suggested: tuple[int, int],
     margin: float,
 ) -> str:
-    """How a suggestion follows from what simulations found."""
-    least, share = min(separations), f"{100.0 * margin:g} %"
-    spread = max(separations) - least
+    """How a suggestion follows from what simulations found, in which a device returned or none."""
+    (separation, participations), least = suggested, min(separations)
+    share, spread = f"{100.0 * margin:g} %", max(separations) - least
+    apart = "the smallest separation" if returned else f"all {least} rounds"
+    if separation < math.floor((1.0 - margin) * least):
+        apart += f" less the {spread} by which simulations differ"
+    elif margin > 0.0:
+        apart += f" less {share}"
+    often = "the most participations"
+    if participations < math.ceil((1.0 + margin) * max(counts)):
+        often = "as many as fit"
+    elif margin > 0.0:
+        often += f" and {share} more, rounded up"
+    if separation == 1:
+        apart = "the least there is"
     return (
-        f"--separation={separation} is the smallest of all seeds ({least} rounds), less {share} of "
-        f"it or the {spread} by which seeds differ, whichever is more, and at least 1; "
-        f"--max_participations={participations} is the most of all seeds ({max(counts)}) and "
-        f"{share} more, as far as so many fit."
+        f"--separation={separation} is {apart}, and --max_participations={participations} is "
+        f"{often}."
     )
 
 
@@ -516,6 +532,8 @@ def _privacy_fields(
 
 def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     """What the numbers mean for the guarantee."""
+    if fields["keeps_plan"] is None:
+        return _without_plan(fields)
     separation, most = fields["realised_separation"], fields["most_participations"]
     if separation is None:
         found = "No device took part twice."
@@ -524,13 +542,8 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
             f"The closest participations of one device were {counted(separation, 'round')} apart, "
             f"and none took part more than {counted(most, 'time')}."
         )
-    if fields["keeps_plan"] is None:
-        return f"{_without_plan(fields)} {found}"
     if by_wall_clock:
-        found += (
-            " Timers by the wall clock enforce no separation: other devices or days may show "
-            "a smaller one."
-        )
+        found += f" {_ON_WALL_CLOCKS}"
     if not fields["keeps_plan"]:
         found = (
             f"WARNING: the schema of the plan ({fields['participation']}) is broken, and its "
@@ -569,23 +582,23 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
 
 def _without_plan(fields: dict[str, Any]) -> str:
     """What a plan may count on, where there is none."""
-    of_seeds = fields["separations_of_seeds"]
+    of_seeds, counts = fields["separations_of_seeds"], fields["participations_of_seeds"]
     known = [each for each in of_seeds if each is not None]
+    where = "In this simulation" if len(of_seeds) == 1 else f"In {len(of_seeds)} simulations"
     if not known:
-        apart = "no device took part twice"
+        found = "no device took part twice"
     else:
         least, largest = min(known), max(known)
-        more = counted(least, "round")
-        if least < largest:
-            more = f"from {least} to {largest} rounds"
-        apart = f"the closest participations were {more} apart"
+        apart = counted(least, "round") if least == largest else f"{least} to {largest} rounds"
+        found = (
+            f"the closest participations of one device were {apart} apart, and none took part more "
+            f"than {counted(max(counts), 'time')}"
+        )
         if len(known) < len(of_seeds):
-            apart += f", or no device took part twice, as in {len(of_seeds) - len(known)} of them"
-    seeds = "one seed" if len(of_seeds) == 1 else f"{len(of_seeds)} seeds"
+            found += f" (in {len(of_seeds) - len(known)} none twice)"
     return (
-        "There is no plan: without --separation no noise is planned, and no guarantee is kept or "
-        f"broken. Over {seeds} {apart}. For a plan: {fields['rule']} Timers by the wall clock "
-        "enforce no separation: other devices or days may show a smaller one."
+        f"There is no plan to keep or to break. {where} {found}.\nFor a plan: {fields['rule']} "
+        f"{_ON_WALL_CLOCKS}"
     )
 
 

@@ -534,17 +534,36 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
 
     status, text, _ = _call(capsys, *_SETTING, *timer)
     assert status == 0
-    assert "\n\nThere is no plan: " in text
-    assert f"For a plan: {fields['rule']}" in text
-    assert fields["rule"].startswith(
-        f"--separation={suggested} is the smallest of all seeds ({min(one_by_one)} rounds), less "
-        "10 % of it"
+    assert len(set(one_by_one)) == 1
+    assert text.endswith(
+        "\n\nThere is no plan to keep or to break. In 4 simulations the closest participations of "
+        f"one device were {one_by_one[0]} rounds apart, and none took part more than {max(most)} "
+        f"times.\nFor a plan: {fields['rule']} Timers by the wall clock enforce no separation: "
+        "with other devices, or slower rounds, it may be smaller.\n"
     )
-    assert f"--max_participations={fields['suggested_max_participations']} is" in fields["rule"]
+    assert fields["rule"] == (
+        f"--separation={suggested} is the smallest separation less 10 %, and "
+        f"--max_participations={fields['suggested_max_participations']} is as many as fit."
+    )
     wide = _fields(capsys, *timer, "--margin=0.5")
     assert wide["suggested_separation"] == min(one_by_one) // 2
-    assert "less 50 % of it" in wide["rule"]
+    assert "is the smallest separation less 50 %, and" in wide["rule"]
     assert "The plan was kept" not in text
+
+
+def test_a_suggestion_says_by_how_much_simulations_differ(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    night = ("--availability=diurnal", "--utc_offsets=-5", "--timer=wall_clock", "--timer_hours=24")
+    size = ("--population=4000", "--num_rounds=100", "--round_minutes=20", "--margin=0")
+    fields = _fields(capsys, *night, *size)
+    found, most = fields["separations_of_seeds"], max(fields["participations_of_seeds"])
+    spread = max(found) - min(found)
+    assert spread > 0
+    assert fields["rule"] == (
+        f"--separation={min(found) - spread} is the smallest separation less the {spread} by which "
+        f"simulations differ, and --max_participations={most} is the most participations."
+    )
 
 
 @pytest.mark.parametrize(
@@ -584,6 +603,7 @@ def test_rounds_that_a_seed_never_reached_are_no_evidence(
     fields = json.loads(out)
     assert (fields["rounds"], fields["separations_of_seeds"]) == (30, [None, None])
     assert fields["suggested_separation"] == 27
+    assert fields["rule"].startswith("--separation=27 is all 30 rounds less 10 %, and")
 
 
 def test_devices_that_never_return_suggest_single_participation(
@@ -596,4 +616,6 @@ def test_devices_that_never_return_suggest_single_participation(
     fields = json.loads(out)
     assert fields["separations_of_seeds"] == [None, None]
     assert fields["suggested_separation"] == 36
-    assert "Over 2 seeds no device took part twice" in _call(capsys, *arguments)[1]
+    text = _call(capsys, *arguments)[1]
+    assert text.lower().count("no device took part twice") == 1
+    assert "In 2 simulations no device took part twice.\nFor a plan: --separation=36 is " in text
