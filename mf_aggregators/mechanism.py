@@ -80,8 +80,8 @@ class Mechanism:
       >>> print(mechanism)
       banded factorization for 16 rounds, noise multiplier 0.6529
       participations at least 4 rounds apart
-      >>> round(mechanism.guarantee(delta=1e-6).epsilon, 3)
-      8.0
+      >>> print(mechanism.guarantee(delta=1e-6))
+      (8, 1e-06)-DP for each client over 16 rounds: participations at least 4 rounds apart
     """
 
     factorization: Factorization

@@ -38,7 +38,13 @@ from mf_aggregators.participation.monte_carlo.distributions import (
 )
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import AllParticipations
-from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
+from mf_aggregators.printed_guarantees import (
+    FALSE_POSITIVE_RATES,
+    counted,
+    pair,
+    rate_field,
+    rounded_up,
+)
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
@@ -125,6 +131,15 @@ class Guarantee:
     divergences: tuple[tuple[float, float], ...] = ()
     together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
     columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        stated = f"no finite epsilon at delta {rounded_up(self.delta, '.6g')}"
+        if math.isfinite(self.epsilon):
+            stated = f"{pair(self.epsilon, self.delta)}-DP"
+        who = self.participation if self.sampling is None else self.sampling
+        secret = ", if nobody learns who was drawn" if self.is_amplified else ""
+        rounds = counted(self.num_rounds, "round")
+        return f"{stated} for each client over {rounds}: {who}{secret}"
 
     @property
     def zcdp_delta(self) -> float:

@@ -37,6 +37,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.distributions import LARGEST_ROUNDING
+from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.examples import examples
@@ -141,6 +142,27 @@ def test_no_noise_stays_no_guarantee() -> None:
     found = guarantees.observed(plan, identity(4), observed)
     assert found.epsilon == math.inf
     assert found.to_dict()["epsilon"] is None
+
+
+def test_it_is_printed_as_it_would_be_said() -> None:
+    """Never with a smaller epsilon than it has, and with what it rests on."""
+    plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
+    assert str(plan) == (
+        f"{pair(plan.epsilon, _DELTA)}-DP for each client over 4 rounds: participations at least 2 "
+        "rounds apart"
+    )
+    assert float(str(plan)[1:].split(",")[0]) >= plan.epsilon
+    assert repr(plan).startswith("Guarantee(participation=MinSeparation(separation=2, ")
+    without_noise = guarantees.planned(identity(1), SingleParticipation(), 0.0, _DELTA)
+    assert str(without_noise) == (
+        "no finite epsilon at delta 1e-05 for each client over 1 round: at most one participation"
+    )
+    scheme = PoissonSampling(12, 3, 300, 10)
+    drawn = guarantees.sampled(banded(12, 3), scheme, 1.2, _DELTA)
+    assert str(drawn) == (
+        f"{pair(drawn.epsilon, _DELTA)}-DP for each client over 12 rounds: poisson sampling of 10 "
+        "of 300 clients, if nobody learns who was drawn"
+    )
 
 
 def test_more_rounds_than_the_matrix_has_are_refused() -> None:
