@@ -573,10 +573,9 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     if fields["keeps_plan"]:
         return f"{found}\nThe plan was kept: {planned}. {observed}"
     return (
-        f"{found}\nPlanned was {planned}, which devices that kept the schema have still. "
-        f"{observed} Whatever else might have happened within that separation, and the larger of "
-        "both numbers of participations: "
-        f"{pair(fields['widened_epsilon'], delta)}-DP."
+        f"{found}\nPlanned was {planned}; those that kept the schema still have it. {observed} At "
+        "worst, with the smaller separation and the larger number of participations of plan and "
+        f"observation: {pair(fields['widened_epsilon'], delta)}-DP."
     )
 
 

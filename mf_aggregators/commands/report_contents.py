@@ -498,8 +498,8 @@ class LedgerReport:
                 "that nothing is amplified."
             )
             found.append(
-                f"WARNING: {breaks} {self._observed_sentences()} Whatever else might have happened "
-                "within that separation, and the larger of both numbers of participations: "
+                f"WARNING: {breaks} {self._observed_sentences()} At worst, with the smaller "
+                "separation and the larger number of participations of plan and observation: "
                 f"{pair(self.worst_case.epsilon, self.plan.delta)}-DP. "
                 f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
             )
