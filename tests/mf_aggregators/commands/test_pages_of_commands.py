@@ -28,11 +28,6 @@ _PLAN = (
 )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"--cache_dir={tmp_path_factory.mktemp('cache')}"
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
     """The figures of the pages that a test makes."""

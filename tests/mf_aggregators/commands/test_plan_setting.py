@@ -21,11 +21,6 @@ _SETTING = (
 )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"--cache_dir={tmp_path_factory.mktemp('cache')}"
-
-
 def _text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     given = ["mf-plan", *_SETTING, *arguments]
     status = command_line.run(plan.__doc__ or "", plan.define_flags, plan.main, given)

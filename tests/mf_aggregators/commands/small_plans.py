@@ -1,0 +1,95 @@
+"""Calls of mf-plan for a small setting, and what its printed commands say."""
+
+import ast
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from absl import flags
+
+import mf_aggregators as mfa
+from mf_aggregators.commands import command_line, factorize, plan, plan_text
+from simulations.runs import run_config
+from simulations.runs.run_config import RunConfig
+from stackoverflow_nwp import run_stackoverflow
+
+SETTING = (
+    "--num_rounds=12",
+    "--population=40",
+    "--clients_per_round=10",
+    "--target_epsilon=7.123456789",
+    "--delta=1.5e-6",
+    "--model_size=1000",
+)
+
+# As many groups as batches, for which there is a closed form and no search.
+DRAWN_BY_POISSON = ("--sampling=poisson", "--num_rounds=4")
+
+
+def call_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The exit status of mf-plan, and what it printed and said."""
+    status = command_line.run(
+        plan.__doc__ or "", plan.define_flags, plan.main, ["mf-plan", *arguments]
+    )
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def fields_of_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What mf-plan says in JSON of the setting, with further flags."""
+    status, out, err = call_plan(capsys, *SETTING, *arguments, "--format=json")
+    assert status == 0, err
+    assert len(out.splitlines()) == 1
+    fields: dict[str, Any] = json.loads(out)
+    return fields
+
+
+def run_factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """Runs mf-factorize by the words of a printed command."""
+    status = command_line.run("", factorize.define_flags, factorize.main, words)
+    assert status == 0, capsys.readouterr().err
+    capsys.readouterr()
+
+
+def options_of_run(words: list[str]) -> RunConfig:
+    """What a run would do, with every default filled in, for a file in a template's place."""
+    words = [word.replace(plan_text.PLACEHOLDER, "mine.sqlite") for word in words]
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    command = run_stackoverflow.command()
+    run_config.define_flags(values, command)
+    assert len(values(words, known_only=False)) == 1
+    return run_config.of_flags(values, command)
+
+
+def arguments_of(lines: str) -> tuple[str, dict[str, Any]]:
+    """The directory of mfa.load(...), and the arguments of mfa.mf_dp_aggregator(mechanism, ...)."""
+    load, make = ast.parse(lines).body
+    assert isinstance(load, ast.Assign)
+    assert isinstance(load.value, ast.Call)
+    assert ast.unparse(load.value.func) == "mfa.load"
+    (directory,) = map(ast.literal_eval, load.value.args)
+    assert isinstance(make, ast.Assign)
+    call = make.value
+    assert isinstance(call, ast.Call)
+    assert ast.unparse(call.func) == "mfa.mf_dp_aggregator"
+    assert [ast.unparse(each) for each in (*load.targets, *call.args)] == ["mechanism"] * 2
+    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    # What a guarantee is about is in the mechanism alone.
+    assert named.keys() <= {"clip_norm", "clients_per_round", "noise_storage"}
+    return directory, named
+
+
+def run_lines(lines: str) -> dict[str, Any]:
+    """What a user's program has after the printed lines."""
+    found: dict[str, Any] = {"mfa": mfa}
+    exec(lines, found)
+    return found
+
+
+def file_of_weights(tmp_path: pathlib.Path, num_rounds: int) -> str:
+    """A file with a weight for each round, whose name has a space."""
+    path = tmp_path / "their weights.txt"
+    path.write_text("".join(f"{2.0 ** (i / 8)}\n" for i in range(num_rounds)))
+    return str(path)

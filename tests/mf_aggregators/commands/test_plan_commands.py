@@ -1,0 +1,516 @@
+"""What mf-plan prints to go on with: commands that make, train and aggregate what it chose."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+import shlex
+
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators import checkpoints, planning
+from mf_aggregators.commands import plan_text
+from mf_aggregators.participation import Sampler, sampling_from_dict
+from simulations.runs import planned_runs
+from stackoverflow_nwp import datasets, federated_text, run_stackoverflow
+from stackoverflow_nwp.federated_text import Example
+from tests.mf_aggregators.commands.small_plans import (
+    DRAWN_BY_POISSON,
+    SETTING,
+    arguments_of,
+    call_plan,
+    fields_of_plan,
+    file_of_weights,
+    options_of_run,
+    run_factorize,
+    run_lines,
+)
+from tests.simulations.command_processes import CommandServer
+
+
+@pytest.mark.short_cases(3)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--separation=3", "--max_participations=4"),
+        ("--separation=1",),
+        ("--num_rounds=4",),
+        ("--separation=4", "--noise_memory_gb=0"),
+        ("--separation=4", "--noise_memory_gb=1e-5"),
+        DRAWN_BY_POISSON,
+        ("--sampling=fixed_size", "--num_rounds=1"),
+        ("--sampling=shuffling", "--num_rounds=8"),
+    ],
+    ids=" ".join,
+)
+def test_printed_commands_run(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = fields_of_plan(capsys, cache, *arguments)
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    make, *run, aggregator = fields["commands"]
+
+    words = shlex.split(make)
+    if chosen["amplified"]:
+        assert words[0] == "mf-plan"
+        assert call_plan(capsys, *words[1:], cache)[0] == 0
+    else:
+        assert words[0] == "mf-factorize"
+        run_factorize(capsys, words)
+    directory, named = arguments_of(aggregator)
+    mechanism = mfa.load(directory)
+    workload = mfa.workloads.prefix_sum(mechanism.num_rounds)
+    # What is made is what was compared, up to the gap that the plan is content with.
+    found = mechanism.factorization.rmse(workload, mechanism.schema)
+    assert found == pytest.approx(chosen["rmse"], rel=1e-3)
+    assert mechanism.noise_multiplier == chosen["noise_multiplier"]
+    assert str(mechanism.schema) == chosen["participation"]
+    scheme = mechanism.sampling
+    assert (None if scheme is None else scheme.to_dict()) == chosen["sampling"]
+    assert mechanism.guarantee(1.5e-6).epsilon <= 7.123456789
+    assert (named["clip_norm"], named["clients_per_round"]) == (1.0, 10)
+    assert [step["command"] for step in fields["steps"][:-1]] == [make, *run]
+    assert [step["is_template"] for step in fields["steps"]] == [False, *(True for _ in run), False]
+
+    if not run:
+        assert not chosen["amplified"]
+        assert isinstance(mechanism.schema, mfa.participation.FixedEpochOrder)
+        return
+    words = shlex.split(run[0])
+    assert words[0] == "run-stackoverflow"
+    options = options_of_run(words)
+    # The guarantee is that of the plan, to the last digit, and nothing says it twice.
+    assert options["noise_multiplier"] == mechanism.noise_multiplier
+    assert (options["target_epsilon"], options["delta"]) == (None, 1.5e-6)
+    said = {word.partition("=")[0] for word in words[1:]}
+    assert said <= {"--dataset", "--checkpoint", "--clients_per_round", "--delta"}
+    assert options["clients_per_round"] == 10
+    # Nobody knows the best rates for somebody's data: none is printed, and it is said.
+    assert "--dataset=YOUR_DATASET" in words
+    assert not any("learning_rate" in word for word in words)
+    assert "A template" in fields["steps"][1]["notes"][0]
+    loaded, _ = planned_runs._loaded(options)
+    if chosen["amplified"]:
+        scheme = planned_runs.scheme_of(options, 40, loaded)
+        assert (scheme.name, scheme.num_bands) == (fields["sampling"], chosen["num_bands"])
+        assert scheme == mechanism.sampling
+    else:
+        schema = mfa.participation.MinSeparation(
+            options["separation"], options["max_participations"]
+        )
+        assert schema == mechanism.schema
+
+
+def test_a_plan_of_drawn_clients_writes_their_scheme(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No matrix has it, so that the printed command is the plan's own."""
+    monkeypatch.chdir(tmp_path)
+    fields = fields_of_plan(capsys, cache, *DRAWN_BY_POISSON, "--mechanisms=identity")
+    (chosen,) = (each for each in fields["candidates"] if each["recommended"])
+    make, _, aggregator = fields["commands"]
+    assert shlex.split(make)[0] == "mf-plan"
+    assert call_plan(capsys, *shlex.split(make)[1:], cache)[0] == 0
+    made = run_lines(aggregator)
+    mechanism = made["aggregator"].mechanism
+    assert mechanism.sampling == sampling_from_dict(chosen["sampling"])
+    assert mechanism.noise_multiplier == chosen["noise_multiplier"]
+    assert mechanism.guarantee(1.5e-6).epsilon == pytest.approx(7.123456789, rel=1e-6)
+
+
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--error=max",),
+        ("--error=WEIGHTS",),
+        ("--error=WEIGHTS", "--num_rounds=4"),
+        ("--error=max", "--num_rounds=24", "--mechanisms=structured"),
+        ("--error=max", "--sampling=poisson", "--mechanisms=banded"),
+        pytest.param(
+            ("--error=max", "--num_rounds=8", "--sampling=balls_in_bins", "--delta=1e-3"),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=" ".join,
+)
+def test_printed_commands_make_the_very_matrix_of_an_error(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = arguments[0].removeprefix("--error=")
+    if error == "WEIGHTS":
+        rounds = 4 if "--num_rounds=4" in arguments else 12
+        error = file_of_weights(tmp_path, rounds)
+        arguments = (f"--error={error}", *arguments[1:])
+    own = fields_of_plan(capsys, cache, *arguments, "--output=own")
+    fields = fields_of_plan(capsys, cache, *arguments)
+    assert fields["candidates"] == own["candidates"]
+    assert fields["error"] == error
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    assert chosen["mechanism"] == "structured" or chosen["options"]["error"] == error
+    made = checkpoints.load("own")
+    *commands, aggregator = fields["commands"]
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "mf-factorize":
+            run_factorize(capsys, words)
+        elif words[0] == "mf-plan":
+            status, _, err = call_plan(capsys, *words[1:], f"--cache_dir={tmp_path / 'new'}")
+            assert status == 0, err
+    found = mfa.load(arguments_of(aggregator)[0])
+    assert found == mfa.load("own")
+    # A matrix for the mean is another one.
+    of_mean = fields_of_plan(capsys, cache, *arguments[1:], "--output=of_mean")
+    assert of_mean["error"] == "mean"
+    assert not checkpoints.load("of_mean").has_same_matrix(made)
+    assert run_lines(aggregator)["aggregator"].mechanism == found
+    assert found.factorization.has_same_matrix(made)
+    assert found.noise_multiplier == chosen["noise_multiplier"]
+    errors = made.errors(mfa.workloads.prefix_sum(made.num_rounds), found.schema)
+    assert chosen["max_error"] == pytest.approx(errors.max_error, rel=1e-12)
+    sought = errors.max_error
+    if error != "max":
+        weights = [float(line) for line in pathlib.Path(error).read_text().split()]
+        sought = math.sqrt(
+            sum(w * e for w, e in zip(weights, errors.per_round_variance, strict=True))
+            / sum(weights)
+        )
+    assert chosen["effective_error"] == pytest.approx(
+        sought * chosen["noise_multiplier"] / 10, rel=1e-12
+    )
+
+
+@pytest.mark.long
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(
+    ("sampling", "condition"),
+    [
+        ("min_separation", r"flips a secret coin .* with probability (0\.\d+|1\.0), whatever"),
+        ("balls_in_bins", r"is in one of 4 bins, drawn once, uniformly, independently"),
+    ],
+)
+def test_plans_of_clients_that_draw_for_themselves(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: str,
+    condition: str,
+) -> None:
+    """The plan itself writes the certified matrix; the aggregator says what must draw."""
+    monkeypatch.chdir(tmp_path)
+    arguments = (f"--sampling={sampling}", "--num_rounds=6", "--delta=1e-3")
+    fields = fields_of_plan(capsys, cache, *arguments)
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    assert not chosen["is_estimate"]
+    again, run, aggregator = (step["command"] for step in fields["steps"])
+    words = shlex.split(again)
+    assert words[0] == "mf-plan"
+    status, out, err = call_plan(capsys, *words[1:], cache, "--format=json")
+    assert status == 0, err
+    assert json.loads(out)["recommended"] == fields["recommended"]
+    mechanism = mfa.load(arguments_of(aggregator)[0])
+    scheme = sampling_from_dict(chosen["sampling"])
+    assert mechanism.sampling == scheme
+    assert scheme.name == sampling
+    options = options_of_run(shlex.split(run))
+    assert planned_runs.scheme_of(options, 40, mechanism.factorization) == scheme
+    assert options["noise_multiplier"] == mechanism.noise_multiplier
+    stated = mechanism.guarantee(1e-3)
+    assert stated.epsilon <= 7.123456789
+    (note,) = (note for note in fields["steps"][-1]["notes"] if "only if" in note)
+    assert re.search(condition, note)
+    assert f"mfa.participation.{scheme!r}" in fields["steps"][-1]["sampler"]
+    status, out, err = call_plan(capsys, *SETTING, *arguments, cache)
+    assert status == 0, err
+    marked = [line for line in out.splitlines() if "~" in line]
+    assert any("rough estimates, which no guarantee may be stated of" in line for line in marked)
+    assert not any(line.startswith("*") for line in marked)
+
+
+def test_the_aggregator_is_made(
+    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+) -> None:
+    output = tmp_path / "it's a plan"
+    fields = fields_of_plan(capsys, cache, f"--output={output}")
+    *run, aggregator = fields["commands"]
+    # What --output wrote needs no mf-factorize.
+    assert [shlex.split(command)[0] for command in run] == ["run-stackoverflow"]
+    assert shlex.split(run[0])[2] == f"--checkpoint={output}"
+    made = run_lines(aggregator)
+    assert made["aggregator"].mechanism == made["mechanism"] == mfa.load(output)
+    assert made["mechanism"].noise_multiplier == fields["candidates"][0]["noise_multiplier"]
+    assert made["mechanism"].num_rounds == 12
+
+
+def test_recipes_are_those_of_the_runs() -> None:
+    known = {
+        run_stackoverflow.SMALL: datasets.DOCSTRINGS,
+        run_stackoverflow.PAPER: datasets.STACKOVERFLOW,
+    }
+    for own, dataset in known.items():
+        recipe = plan_text.recipe_of(dataset, 1)
+        assert recipe is not None
+        assert (recipe.dataset, recipe.clip_norm) == (dataset, own.clip_norm)
+        assert recipe.population is not None
+        assert plan_text.recipe_of(None, recipe.population) == recipe
+    assert plan_text.recipe_of(None, 2510) is None
+    own_file = plan_text.recipe_of("mine.sqlite", 342_477)
+    assert own_file is not None
+    default = options_of_run(["run-stackoverflow", "--dataset=mine.sqlite"])
+    assert own_file.clip_norm == default.clip_norm
+
+
+def test_the_embedded_data_are_trained_on_as_the_default_run_does(
+    capsys: pytest.CaptureFixture[str], cache: str, tmp_path: pathlib.Path
+) -> None:
+    """Flag for flag: the plan's mechanism, clients and delta, and nothing else."""
+    fields = fields_of_plan(capsys, cache, "--population=2511", f"--output={tmp_path / 'made'}")
+    (run,) = (step for step in fields["steps"] if step["command"].startswith("run-stackoverflow"))
+    assert not run["is_template"]
+    assert fields["dataset"] == "docstrings"
+    printed = options_of_run(shlex.split(run["command"]))
+    default = options_of_run(["run-stackoverflow"])
+    differing = {name for name in default if printed[name] != default[name]}
+    assert differing == {
+        "checkpoint",
+        "separation",
+        "num_rounds",
+        "clients_per_round",
+        "target_epsilon",
+        "delta",
+        "noise_multiplier",
+    }
+    _, named = arguments_of(fields["commands"][-1])
+    assert named["clip_norm"] == default["clip_norm"]
+
+
+def test_stackoverflow_is_trained_on_by_the_papers_recipe(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    recipe = plan_text.recipe_of("stackoverflow", 342_477)
+    assert recipe is not None
+    # Two rounds take no time.
+    few = ("--num_rounds=2", "--delta=1e-6", f"--population={recipe.population}")
+    fields = fields_of_plan(capsys, cache, *few)
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    step = fields["steps"][1]
+    options = options_of_run(shlex.split(step["command"]))
+    assert not step["is_template"]
+    assert options["dataset"] == "stackoverflow"
+    for name in ("server_momentum", "clip_norm", "client_learning_rate", "lstm_size"):
+        assert options[name] == getattr(run_stackoverflow.PAPER, name)
+    assert options["server_learning_rate"] == pytest.approx(
+        chosen["server_learning_rate"], rel=1e-3
+    )
+
+
+def test_only_stackoverflow_has_a_column_of_learning_rates(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    small = ("--num_rounds=2", "--delta=1e-6", "--population=342477", cache)
+    assert "server rate" in call_plan(capsys, *SETTING, *small)[1]
+    assert "server rate" not in call_plan(capsys, *SETTING, *small, "--dataset=mine.sqlite")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset=stackoverflow", "--population=342478"], "more than the 342477"),
+        (["--dataset=reddit"], "or the path of a .sqlite file"),
+        (["--dataset="], "--dataset=: it names no path"),
+    ],
+)
+def test_data_sets_that_are_not_there_are_refused(
+    capsys: pytest.CaptureFixture[str], cache: str, arguments: list[str], message: str
+) -> None:
+    status, out, err = call_plan(capsys, *SETTING, "--delta=1e-6", cache, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_a_template_is_marked_above_its_command(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    status, out, _ = call_plan(capsys, *SETTING, cache)
+    assert status == 0
+    lines = out.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  run-stackoverflow "))
+    notes = lines[lines.index("", at - 6) + 1 : at] if "" in lines[at - 6 : at] else lines[:at]
+    assert notes[0].startswith("  # A template: ")
+    assert all(line.startswith("  # ") and len(line) <= 102 for line in notes)
+
+
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(
+    ("arguments", "phrases"),
+    [
+        (("--separation=3",), ("timers", "at least 3 rounds apart", "every device")),
+        # As many groups as batches: nothing is amplified.
+        (DRAWN_BY_POISSON, ("all clients in one fixed order of 4 batches", "once")),
+        (
+            ("--sampling=poisson", "--num_rounds=12", "--population=30"),
+            ("all clients in one fixed order of 3 batches", "4 times at most"),
+        ),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_the_guarantee_depends_on_stands_with_the_aggregator(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    arguments: tuple[str, ...],
+    phrases: tuple[str, ...],
+) -> None:
+    fields = fields_of_plan(capsys, cache, *arguments)
+    status, text, _ = call_plan(capsys, *SETTING, *arguments, cache)
+    assert status == 0
+    lines = text.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  mechanism = mfa.load("))
+    first = max(i for i in range(at) if not lines[i])
+    above = lines[first + 1 : at]
+    assert all(line.startswith("  # ") for line in above)
+    printed = " ".join(line.removeprefix("  # ") for line in above)
+    # A script that takes the command alone, and one that reads the steps, see it as well.
+    for said in (printed, fields["commands"][-1], " ".join(fields["steps"][-1]["notes"])):
+        for phrase in ("(7.12346, 1.5e-06)-DP only if", *phrases):
+            assert phrase in said
+    arguments_of(fields["commands"][-1])
+
+
+@pytest.mark.long
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
+def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
+    cache: str, sampling: str
+) -> None:
+    """The sampler is evaluated as printed, and is of the scheme that was amplified."""
+    import simulations
+
+    plan_of_four_rounds = planning.make(
+        planning.Setting(
+            num_rounds=4,
+            population=45,
+            clients_per_round=10,
+            participation=None,
+            sampling=sampling,
+            epsilon=7.1234511,
+            delta=1e-6,
+            model_size=1000,
+        ),
+        cache_directory=pathlib.Path(cache.removeprefix("--cache_dir=")),
+    )
+    amplified = [
+        each for each in plan_of_four_rounds.candidates if each.mechanism.sampling is not None
+    ]
+    assert len(amplified) == 3
+    for candidate in amplified:
+        chosen = dataclasses.replace(plan_of_four_rounds, recommended=candidate)
+        step = plan_text.steps_of(chosen, None, "directory", True)[-1]
+        assert step.sampler is not None
+        sampler = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
+        assert isinstance(sampler, Sampler)
+        assert sampler.scheme == candidate.mechanism.sampling
+        again = eval(step.sampler, {"mfa": mfa, "simulations": simulations})
+        assert sampler.seed != again.seed
+        (alone,) = plan_text.commands_of([step])
+        for said in (alone, " ".join(line.removeprefix("# ") for line in step.lines())):
+            # Rounded up.
+            assert "(7.12346, 1e-06)-DP only if a data centre draws every batch" in said
+            assert step.sampler in said
+            assert "stay secret" in said
+        arguments_of(alone)
+
+
+@pytest.mark.long_cases(1)
+@pytest.mark.long
+@pytest.mark.parametrize("error", ["mean", "max"])
+def test_printed_commands_train(
+    commands: CommandServer,
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: str,
+) -> None:
+    """Two rounds on a file of 40 clients, as printed but for a model that is smaller still."""
+    monkeypatch.chdir(tmp_path)
+    sentence = "the model returns a list of values ."
+    examples = [
+        Example(f"{split}_{client}", split, sentence)
+        for split, clients in (("train", 40), ("heldout", 2), ("test", 2))
+        for client in range(clients)
+    ]
+    federated_text.write(tmp_path / "mine.sqlite", examples)
+    fields = fields_of_plan(
+        capsys, cache, "--num_rounds=2", "--dataset=mine.sqlite", f"--error={error}"
+    )
+    make, train, _ = fields["commands"]
+    assert not any(step["is_template"] for step in fields["steps"])
+    run_factorize(capsys, shlex.split(make))
+    smaller = ["--vocab_size=6", "--embedding_size=2", "--lstm_size=2", "--format=json"]
+    name, *words = shlex.split(train)
+    assert name == "run-stackoverflow"
+    arguments = [*words, *smaller, f"--cache_dir={tmp_path}"]
+    status, printed, errors = commands.start(
+        "stackoverflow_nwp.run_stackoverflow", *arguments, directory=tmp_path
+    ).wait()
+    assert status == 0, errors
+    result = json.loads(printed)
+    assert result["rounds"] == 2
+    assert result["privacy"]["planned"]["epsilon"] <= 7.123456789
+
+
+@pytest.mark.long
+def test_an_approximation_is_printed_with_what_it_approximates(
+    capsys: pytest.CaptureFixture[str],
+    cache: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # 16 rows of noise for 120 rounds, where clients return after 40.
+    sizes = ("--num_rounds=120", "--population=400", "--noise_memory_gb=6.4e-5")
+    fields = fields_of_plan(capsys, cache, *sizes)
+    assert fields["recommended"] == "structured"
+    (chosen,) = (candidate for candidate in fields["candidates"] if candidate["recommended"])
+    base, own, run, aggregator = fields["commands"]
+    for command in (base, own):
+        run_factorize(capsys, shlex.split(command))
+    directory, _ = arguments_of(aggregator)
+    assert f"--checkpoint={directory}" in shlex.split(run)
+    made = mfa.load(directory)
+    found = made.factorization.rmse(mfa.workloads.prefix_sum(120), made.schema)
+    assert found == pytest.approx(chosen["rmse"], rel=2e-3)
+
+
+def test_noise_that_may_not_use_the_disk_is_kept_in_the_state(
+    capsys: pytest.CaptureFixture[str], cache: str
+) -> None:
+    # So large that files would take less time than the state.
+    sizes = ("--separation=4", "--model_size=300000")
+    forced = fields_of_plan(capsys, cache, *sizes, "--noise_disk_gb=0")
+    assert forced["noise_disk_gb"] == 0.0
+    assert all(candidate["disk_gb"] == 0.0 for candidate in forced["candidates"])
+    _, run, aggregator = forced["commands"]
+    assert "--noise_storage=state" in shlex.split(run)
+    assert arguments_of(aggregator)[1]["noise_storage"] == "state"
+    free = fields_of_plan(capsys, cache, *sizes)
+    assert free["noise_disk_gb"] == 100.0
+    assert any(candidate["disk_gb"] > 0.0 for candidate in free["candidates"])
+    assert not any("noise_storage" in command for command in free["commands"])
