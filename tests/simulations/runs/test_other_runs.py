@@ -1,0 +1,199 @@
+"""What a run states of itself and other runs together."""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators import random_streams
+from mf_aggregators.commands import command_line, stated_runs
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_statements import RunStatements
+from tests.refusals import refuses
+from tests.simulations.runs.untrained_runs import (
+    BROKEN_PLAN,
+    BY_THE_CLOCK,
+    CLIENTS,
+    DRAWN,
+    TIMERS,
+    begin_run,
+    edit,
+    leave_run,
+    verify,
+)
+
+
+def _together(path: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "privacy.json").read_text())["other_runs"]
+    return found
+
+
+def test_a_run_states_what_holds_of_it_and_others_together(
+    finished: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(finished, tmp_path / name)
+    matrix = mfa.factorizations.identity(5)
+    mechanism = mfa.Mechanism(matrix, mfa.participation.SingleParticipation(), 2.0)
+    mechanism.save(tmp_path / "saved")
+    others = ",".join(str(tmp_path / name) for name in ("first", "second", "saved"))
+    run = tmp_path / "run"
+    statement = leave_run(run, *TIMERS, f"--other_runs={others}")
+    found = _together(run)
+    assert found["names"] == ["../first", "../second", "../saved"]
+    # Gaussian mechanisms compose to one: squares of 1 / sigma add up.
+    plan = statement.plan
+    sigma = (3 * plan.noise_multiplier**-2 + 2.0**-2) ** -0.5
+    assert found["epsilon"] == pytest.approx(mfa.accounting.epsilon(sigma, plan.delta), rel=1e-3)
+    assert found["epsilon"] > 1.5 * plan.epsilon
+    text = " ".join((run / "PRIVACY.md").read_text().split())
+    assert "in this run and in `../first`, `../second`, `../saved`, what they released" in text
+    assert "-DP, if each of them keeps what its own statement assumes." in text
+    assert "not named here are not counted" in text
+    assert verify(capsys, run) == []
+    files = json.loads((run / "privacy.json").read_text())["provenance"]["files"]
+    assert {"../saved/mechanism.json", "../first/privacy.json"} <= set(files)
+    (tmp_path / "second" / "privacy.json").write_text("{}")
+    assert any("../second/privacy.json" in each for each in verify(capsys, run))
+
+
+@pytest.mark.long
+def test_other_runs_that_broke_their_plan_count_as_their_worst_case(
+    tmp_path: pathlib.Path,
+) -> None:
+    broken = leave_run(tmp_path / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
+    kept = leave_run(tmp_path / "kept", *TIMERS)
+    assert broken.worst_case is not None
+    leave_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'broken'}")
+    # In both directions: the run that broke its plan states the same of the other one.
+    leave_run(
+        tmp_path / "again", *BY_THE_CLOCK, f"--other_runs={tmp_path / 'kept'}", cohorts=BROKEN_PLAN
+    )
+    multipliers = (kept.plan.noise_multiplier, broken.worst_case.noise_multiplier)
+    sigma = sum(each**-2 for each in multipliers) ** -0.5
+    expected = mfa.accounting.epsilon(sigma, kept.plan.delta)
+    for name in ("run", "again"):
+        assert _together(tmp_path / name)["epsilon"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_another_run_whose_ledger_was_destroyed_is_what_its_statement_says(
+    tmp_path: pathlib.Path,
+) -> None:
+    broken = leave_run(tmp_path / "broken", *BY_THE_CLOCK, cohorts=BROKEN_PLAN)
+    kept = leave_run(tmp_path / "kept", *TIMERS)
+    assert broken.worst_case is not None
+    assert broken.worst_case.noise_multiplier < 0.9 * broken.plan.noise_multiplier
+    for name, expected in (("broken", broken.worst_case), ("kept", kept.plan)):
+        for is_there in (True, False):
+            found = stated_runs.event_of(tmp_path / name, 1e-4)
+            assert found.noise_multiplier == pytest.approx(expected.noise_multiplier, rel=1e-9)
+            if is_there:
+                (tmp_path / name / "participation.npz").unlink()
+    # What it broke, but not how: nothing is known of it.
+    contents = json.loads((tmp_path / "broken" / "privacy.json").read_text())
+    (tmp_path / "broken" / "privacy.json").write_text(json.dumps({**contents, "widened": None}))
+    with refuses("broken", "bring the ledger", error=command_line.CommandError):
+        stated_runs.event_of(tmp_path / "broken", 1e-4)
+
+
+def test_another_run_whose_clients_were_drawn_needs_its_ledger(tmp_path: pathlib.Path) -> None:
+    drawn = tmp_path / "drawn"
+    statement = leave_run(drawn, *DRAWN, "--noise_multiplier=0.7")
+    assert stated_runs.event_of(drawn, 1e-4) == statement.plan.event()
+    ledger = (drawn / "participation.npz").read_bytes()
+    (drawn / "participation.npz").unlink()
+    contents = json.loads((drawn / "privacy.json").read_text())
+    # Also of a run that was killed before its statement had a word on who took part.
+    killed = {**contents, "realised_participation": None, "keeps_plan": None}
+    for each in (contents, killed):
+        (drawn / "privacy.json").write_text(json.dumps(each))
+        with refuses("drawn", "bring the ledger", error=command_line.CommandError):
+            stated_runs.event_of(drawn, 1e-4)
+    (drawn / "participation.npz").write_bytes(ledger)
+    assert stated_runs.event_of(drawn, 1e-4) == statement.plan.event()
+
+
+def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
+    drawn = (*DRAWN, "--noise_multiplier=0.7")
+    statement = leave_run(tmp_path / "first", *drawn)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    seed = copy / "checkpoints" / "sampling_seed.json"
+    # Its own digits, in other letters.
+    seed.write_text(f" {seed.read_text()}".replace("0x", "0X"))
+    refusals: tuple[Callable[[], object], ...] = (
+        lambda: begin_run(tmp_path / "run", *TIMERS, f"--other_runs={first},{copy}"),
+        lambda: stated_runs.with_other_runs(
+            statement, [copy], tmp_path, first / "checkpoints" / "sampling_seed.json"
+        ),
+    )
+    for refused in refusals:
+        with refuses("the same seed", "copy", error=command_line.CommandError):
+            refused()
+    random_streams.save_seed(7, seed)
+    # Draws that are not of this seed count as a worst case.
+    assert len(stated_runs.events_of([first, copy], 1e-4)) == 2
+
+
+@pytest.mark.long
+def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pathlib.Path) -> None:
+    drawn = leave_run(tmp_path / "drawn", *DRAWN, "--noise_multiplier=0.7")
+    other = f"--other_runs={tmp_path / 'drawn'}"
+    plan = leave_run(tmp_path / "run", *TIMERS, other).plan
+    amplified = _together(tmp_path / "run")["epsilon"]
+    expected = mfa.accounting.composed_epsilon([plan.event(), drawn.plan.event()], plan.delta)
+    assert amplified == pytest.approx(expected, rel=1e-9)
+    (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
+    leave_run(tmp_path / "later", *TIMERS, other)
+    assert _together(tmp_path / "later")["epsilon"] > 1.2 * amplified
+
+
+def test_without_a_guarantee_of_one_there_is_none_of_all(tmp_path: pathlib.Path) -> None:
+    leave_run(tmp_path / "silent", "--mechanism=none", "--clients_per_round=5")
+    leave_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'silent'}")
+    assert _together(tmp_path / "run")["epsilon"] is None
+    text = " ".join((tmp_path / "run" / "PRIVACY.md").read_text().split())
+    assert "there is no guarantee for all of them together" in text
+
+
+def test_other_runs_that_cannot_be_read_are_one_line(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "seeded")
+    edit(tmp_path / "seeded" / "privacy.json", '_is_fixed": false', '_is_fixed": true')
+    shutil.copytree(finished, tmp_path / "damaged")
+    (tmp_path / "damaged" / "participation.npz").write_bytes(b"")
+    for value, named in (
+        ("nowhere", "nowhere"),
+        (f"{finished},{finished}", "twice"),
+        (f"{finished},", "--other_runs"),
+        (str(tmp_path), "neither"),
+        (str(tmp_path / "seeded"), "fixed seed"),
+        (str(tmp_path / "damaged"), "damaged"),
+        (str(tmp_path / "run"), "itself"),
+    ):
+        with refuses(named, error=command_line.CommandError):
+            begin_run(tmp_path / "run", *TIMERS, f"--other_runs={value}")
+        assert not (tmp_path / "run").exists()
+
+
+def test_others_that_are_gone_at_the_end_do_not_take_the_statement_with_them(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "other")
+    run = begin_run(tmp_path / "run", *TIMERS, f"--other_runs={tmp_path / 'other'}")
+    statements = RunStatements(run)
+    ledger = ParticipationLedger(tuple(map(str, range(CLIENTS))))
+    statements.before(ledger)
+    assert _together(tmp_path / "run")["names"] == ["../other"]
+    shutil.rmtree(tmp_path / "other")
+    ledger = ledger.with_round(np.array([0]))
+    ledger.save(run.directory.ledger)
+    statements.after(ledger)
+    assert _together(tmp_path / "run") is None
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["status"] == "interrupted"

@@ -1,0 +1,325 @@
+"""Runs of a saved Mechanism, and the Mechanism that a run's directory is."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators.checkpoints import CheckpointError
+from mf_aggregators.commands import command_line, facts_of_runs, report
+from mf_aggregators.participation import (
+    BallsInBins,
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    SamplingScheme,
+    SingleParticipation,
+)
+from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.runs import run_config
+from tests import console_commands
+from tests.refusals import refuses
+from tests.simulations.runs.untrained_runs import (
+    BANDED,
+    BY_THE_CLOCK,
+    CLIENTS,
+    DRAWN,
+    TIMERS,
+    begin_run,
+    leave_run,
+    parse_flags,
+    verify,
+)
+
+
+def _reported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    words = ("mf-report", "--delta=1e-4", "--format=json", *words)
+    status = command_line.run("", report.define_flags, report.main, list(words))
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    fields: dict[str, Any] = json.loads(captured.out)
+    del fields["seconds"]
+    return fields
+
+
+@pytest.mark.parametrize(
+    ("arguments", "participation", "noise_multiplier"),
+    [
+        (TIMERS, MinSeparation(4), mfa.accounting.noise_multiplier(4.0, 1e-4)),
+        # A quarter of the cohort has a quarter of the noise.
+        (
+            (*BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"),
+            MinSeparation(7),
+            1.0,
+        ),
+        ((*DRAWN, "--noise_multiplier=0.7"), PoissonSampling(12, 3, CLIENTS, 9), 0.7),
+    ],
+)
+def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    participation: Participation,
+    noise_multiplier: float,
+) -> None:
+    path = tmp_path / "run"
+    leave_run(path, *arguments)
+    matrix = mfa.checkpoints.load(path / "factorization")
+    mechanism = mfa.Mechanism(matrix, participation, noise_multiplier)
+    found = mfa.load(path)
+    assert found == dataclasses.replace(mechanism, noise_multiplier=found.noise_multiplier)
+    assert found.noise_multiplier == pytest.approx(noise_multiplier, rel=1e-12)
+    # A report of it needs no flags that could be of another run.
+    ledger = [f"--ledger={path / 'participation.npz'}"]
+    if mechanism.sampling is not None:
+        ledger.append(f"--sampling_seed={path / 'checkpoints' / 'sampling_seed.json'}")
+    fields = _reported(capsys, f"--checkpoint={path}", *ledger)
+    found.save(tmp_path / "saved")
+    assert fields == _reported(capsys, f"--checkpoint={tmp_path / 'saved'}", *ledger)
+    assert fields["keeps_plan"] is True
+    stated = json.loads((path / "privacy.json").read_text())["planned"]
+    name = "epsilon" if mechanism.sampling is None else "amplified_epsilon"
+    assert fields[name] == stated["epsilon"]
+
+
+def test_a_statement_of_the_directory_of_a_run_is_verified(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    leave_run(path, *TIMERS)
+    (tmp_path / "stated").mkdir()
+    ledger = f"--ledger={path / 'participation.npz'}"
+    facts = ("--public_data=none", "--enforcement=Timers.", "--population=143", "--clip_norm=0.3")
+    statement = f"--statement={tmp_path / 'stated' / 'PRIVACY.md'}"
+    words = (f"--checkpoint={path}", ledger, statement, *facts, "--clients_per_round=5")
+    _reported(capsys, *words)
+    assert verify(capsys, tmp_path / "stated") == []
+    # The ledger of another run would have another guarantee.
+    other = tmp_path / "other.csv"
+    rounds = mfa.load(path).num_rounds
+    other.write_text("".join(f"client {i},{i}\n" for i in range(rounds)))
+    foreign = ["mf-report", "--delta=1e-4", f"--checkpoint={path}", f"--ledger={other}"]
+    assert command_line.run("", report.define_flags, report.main, foreign) == 2
+    assert "participation.npz" in capsys.readouterr().err
+    # What says which noise there was is hashed as well.
+    file = path / "privacy.json"
+    file.write_text(file.read_text().replace('"status"', ' "status"'))
+    (found,) = verify(capsys, tmp_path / "stated")
+    assert found.startswith("../run/privacy.json is another file")
+
+
+def test_a_run_that_was_extended_is_loaded_with_all_horizons(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run"
+    noise = ("--mechanism=banded", "--num_bands=3", "--separation=4", "--noise_multiplier=1.5")
+    leave_run(path, *noise, "--clients_per_round=5")
+    before = mfa.load(path)
+    leave_run(path, *noise, "--clients_per_round=5", "--num_rounds=16", rounds=16)
+    extended = mfa.load(path)
+    assert [each.num_rounds for each in extended.horizons] == [12, 16]
+    assert extended.extends == before
+    # Three participations of norm one before, and four of the whole.
+    stddev = 1.5 * before.factorization.sensitivity(before.schema).value
+    whole = extended.factorization.sensitivity(extended.schema).value
+    assert extended.noise_multiplier == pytest.approx(stddev / whole, rel=1e-6)
+    assert extended.noise_multiplier < 1.5
+
+
+def test_directories_that_are_not_of_one_run_are_refused(tmp_path: pathlib.Path) -> None:
+    path, other = tmp_path / "run", tmp_path / "other"
+    leave_run(path, *TIMERS)
+    whole = json.loads((path / "privacy.json").read_text())
+    file = path / "privacy.json"
+
+    def refused(*named: str, **changed: Any) -> None:
+        file.write_text(json.dumps({**whole, **changed}))
+        with refuses(*named, error=CheckpointError):
+            mfa.load(path)
+
+    refused("fixed seed", noise_seed_is_fixed=True)
+    refused("privacy.json", planned=None)
+    refused("privacy.json", planned={**whole["planned"], "num_rounds": 11})
+    refused("privacy.json", planned={**whole["planned"], "noise_multiplier": -1.0})
+    for sensitivity in (0.9 * whole["planned"]["sensitivity"], math.nan):
+        planned = {**whole["planned"], "sensitivity": sensitivity}
+        refused("privacy.json", planned=planned)
+    # The matrix of another run, whose sensitivity is another one.
+    mfa.checkpoints.save(mfa.factorizations.tree_aggregation(12), other)
+    shutil.rmtree(path / "factorization")
+    shutil.copytree(other, path / "factorization")
+    refused("states a sensitivity of")
+    file.unlink()
+    with refuses("privacy.json", "after its first round", error=CheckpointError):
+        mfa.load(path)
+
+
+_COHORT = "--clients_per_round=5"
+_BANDS = mfa.factorizations.banded(12, num_bands=3)
+_NOISE = mfa.accounting.noise_multiplier(4.0, 1e-3)
+
+
+def _saved(folder: pathlib.Path, mechanism: mfa.Mechanism) -> str:
+    mechanism.save(folder / "saved")
+    return f"--checkpoint={folder / 'saved'}"
+
+
+@pytest.mark.parametrize(
+    ("participation", "of_both", "of_matrix"),
+    [
+        (MinSeparation(4), (_COHORT,), ("--separation=4",)),
+        (
+            MinSeparation(4, 2),
+            (*BY_THE_CLOCK[-2:], "--clients_per_round=10", "--simulated_clients=5"),
+            ("--separation=4", "--max_participations=2"),
+        ),
+        (SingleParticipation(), (_COHORT,), ("--max_participations=1",)),
+    ],
+)
+def test_a_saved_mechanism_states_what_long_flags_state(
+    participation: Participation,
+    of_both: tuple[str, ...],
+    of_matrix: tuple[str, ...],
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mechanism = mfa.Mechanism(_BANDS, participation, _NOISE)
+    mfa.checkpoints.save(_BANDS, tmp_path / "matrix")
+    long = (f"--checkpoint={tmp_path / 'matrix'}", "--num_rounds=12", "--target_epsilon=4")
+    stated = []
+    for name, arguments in (
+        ("short", [_saved(tmp_path, mechanism)]),
+        ("long", [*long, *of_matrix]),
+    ):
+        leave_run(tmp_path / name, *arguments, *of_both, "--delta=1e-3")
+        contents = json.loads((tmp_path / name / "privacy.json").read_text())
+        # The flags are other ones: config.json has them.
+        files = contents["provenance"]["files"]
+        assert files.pop("config.json") is not None
+        assert len(files) > 3
+        stated.append(contents)
+        assert verify(capsys, tmp_path / name) == []
+    assert stated[0] == stated[1]
+    schema = mfa.participation.from_dict(stated[0]["planned"]["participation"])
+    assert schema.allows(participation, 12)
+    assert participation.allows(schema, 12)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "of_matrix"),
+    [
+        (PoissonSampling(12, 3, CLIENTS, 9), ("--sampling=poisson",)),
+        (BallsInBins(12, 3, CLIENTS, 9, 15), ("--sampling=balls_in_bins",)),
+    ],
+)
+def test_a_saved_mechanism_draws_as_long_flags_do(
+    scheme: SamplingScheme, of_matrix: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    saved = mfa.Mechanism(_BANDS, scheme, 2.0)
+    mfa.checkpoints.save(_BANDS, tmp_path / "matrix")
+    long = ("--num_rounds=12", "--clients_per_round=9", "--noise_multiplier=2", *of_matrix)
+    short, other = (
+        begin_run(tmp_path / name, *arguments)
+        for name, arguments in (
+            ("short", [_saved(tmp_path, saved)]),
+            ("long", [f"--checkpoint={tmp_path / 'matrix'}", *long]),
+        )
+    )
+    assert short.mechanism == other.mechanism == saved
+    facts, others = (
+        facts_of_runs.of_configuration(run.config, run.mechanism) for run in (short, other)
+    )
+    assert facts == others
+    assert short.config["clients_per_round"] == 9
+    for flag, name in (
+        ("--clients_per_round=8", "clients"),
+        ("--sampling=timers", "--checkpoint="),
+        ("--noise_multiplier=2.1", "--checkpoint="),
+    ):
+        with refuses(name):
+            begin_run(tmp_path / "another", f"--checkpoint={tmp_path / 'saved'}", flag)
+    another = dataclasses.replace(scheme, population=CLIENTS + 1)
+    with refuses("--checkpoint=", f"{CLIENTS + 1} clients", f"{CLIENTS} clients"):
+        begin_run(tmp_path / "another", _saved(tmp_path, mfa.Mechanism(_BANDS, another, 2.0)))
+    assert not (tmp_path / "another").exists()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--separation=3",
+        "--separation=5",
+        "--max_participations=2",
+        "--noise_multiplier=1.2",
+        "--target_epsilon=4.01",
+        "--target_rho=0.3",
+        "--num_rounds=13",
+        "--sampling=poisson",
+        "--mechanism=tree",
+    ],
+)
+def test_flags_that_contradict_a_saved_mechanism_are_refused(
+    flag: str, tmp_path: pathlib.Path
+) -> None:
+    checkpoint = _saved(tmp_path, mfa.Mechanism(_BANDS, MinSeparation(4), _NOISE))
+    given = (checkpoint, _COHORT, "--delta=1e-3", flag, f"--output_dir={tmp_path / 'run'}")
+    ended = console_commands.call("run-digits", *given)
+    assert ended.status == 2
+    (line,) = [each for each in ended.errors.splitlines() if each.startswith("run-digits:")]
+    assert "--checkpoint=" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flags_beside",
+    [
+        ("--separation=4", "--num_rounds=12", "--target_epsilon=4", "--mechanism=banded"),
+        # Of 12 rounds that are four apart no client has more.
+        ("--max_participations=3", f"--noise_multiplier={_NOISE!r}"),
+    ],
+)
+def test_flags_that_repeat_a_saved_mechanism_change_nothing(
+    flags_beside: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    saved = mfa.Mechanism(_BANDS, MinSeparation(4), _NOISE)
+    checkpoint = _saved(tmp_path, saved)
+    run = begin_run(tmp_path / "run", checkpoint, _COHORT, "--delta=1e-3", *flags_beside)
+    assert run.mechanism.noise_multiplier == saved.noise_multiplier
+    assert run.mechanism.participation.allows(saved.participation, 12)
+    assert saved.participation.allows(run.mechanism.participation, 12)
+
+
+def test_mechanisms_that_no_run_can_see_to_are_refused(tmp_path: pathlib.Path) -> None:
+    extended = mfa.Mechanism(_BANDS, MinSeparation(4), 1.0).extended(16)
+    order = mfa.Mechanism(_BANDS, FixedEpochOrder(3, 4), 1.0)
+    for mechanism, said in ((order, str(order.participation)), (extended, "extended")):
+        with refuses("--checkpoint=", said, error=command_line.CommandError):
+            run_config.of_flags(parse_flags(_saved(tmp_path, mechanism)), COMMAND)
+
+
+def test_a_run_of_a_saved_mechanism_goes_on_and_is_extended(tmp_path: pathlib.Path) -> None:
+    saved = mfa.Mechanism(_BANDS, MinSeparation(4, 2), _NOISE)
+    command = (_saved(tmp_path, saved), _COHORT)
+    path = tmp_path / "run"
+    leave_run(path, *command)
+    assert mfa.load(path) == saved == begin_run(path, *command).mechanism
+    # Another Mechanism there is another run.
+    dataclasses.replace(saved, noise_multiplier=2.0).save(tmp_path / "saved")
+    with refuses("other flags", "--noise_multiplier"):
+        begin_run(path, *command)
+    saved.save(tmp_path / "saved")
+    # What is new of the whole is no contradiction.
+    of_whole = ("--num_rounds=16", "--max_participations=3")
+    longer = begin_run(path, *command, *of_whole).mechanism
+    assert longer.extends == saved
+    assert (longer.num_rounds, longer.participation) == (16, MinSeparation(4, 3))
+    # The run has what it needs.
+    shutil.rmtree(tmp_path / "saved")
+    with refuses("other flags", "--separation=4", f"--noise_multiplier={_NOISE}"):
+        begin_run(path, *command, *of_whole)
+    again = ("--separation=4", f"--noise_multiplier={_NOISE!r}", *of_whole)
+    assert begin_run(path, *command, *again).mechanism == longer

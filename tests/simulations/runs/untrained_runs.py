@@ -1,0 +1,98 @@
+"""Directories of runs as training leaves them, without any training."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from absl import flags
+
+from mf_aggregators.audit.one_run import RunAudit
+from mf_aggregators.commands import command_line, report
+from mf_aggregators.privacy.statement import PrivacyStatement
+from simulations.devices import device_behaviour
+from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.runs import federated_runs, run_config
+from simulations.runs.planned_runs import Run
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_statements import RunStatements
+from simulations.training import weights_files
+
+CLIENTS = 143
+BANDED = ("--mechanism=banded", "--num_bands=3")
+TIMERS = (*BANDED, "--clients_per_round=5", "--separation=4", "--target_epsilon=4")
+BY_THE_CLOCK = (*TIMERS, "--timer=wall_clock", "--timer_hours=1")
+DRAWN = (*BANDED, "--clients_per_round=9", "--sampling=poisson")
+# Cohorts of which five clients are in two rounds in a row.
+BROKEN_PLAN = [[0, 1, 2, 3, 4]] * 2 + [[5 * index + i for i in range(5)] for index in range(2, 12)]
+
+
+def parse_flags(*arguments: str) -> flags.FlagValues:
+    """The flags of a run on digits, of twelve rounds unless a checkpoint has others."""
+    values = flags.FlagValues()
+    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
+    run_config.define_flags(values, COMMAND)
+    has_rounds = any(each.startswith("--checkpoint=") for each in arguments)
+    values(["run-digits", *([] if has_rounds else ["--num_rounds=12"]), *arguments])
+    return values
+
+
+def begin_run(path: pathlib.Path, *arguments: str) -> Run:
+    """Begins a run in a directory, or goes on with the one that is there."""
+    values = parse_flags(*arguments)
+    config = run_config.of_flags(values, COMMAND)
+    behaviour = device_behaviour.of_flags(values)
+    federated_runs._check_other_runs(config, RunDirectory(path))
+    begun = RunDirectory(path).read_config()
+    if begun is None:
+        return federated_runs.begin(config, COMMAND, RunDirectory(path), behaviour, 64)
+    return federated_runs.resume(begun, config, COMMAND, RunDirectory(path), behaviour, 64)
+
+
+def leave_run(
+    path: pathlib.Path,
+    *arguments: str,
+    cohorts: list[list[int]] | None = None,
+    rounds: int = 12,
+    stopped_by_rule: bool = False,
+    audit: RunAudit | None = None,
+) -> PrivacyStatement:
+    """Leaves a run's directory as training does, but for its states; returns its statement."""
+    run = begin_run(path, *arguments)
+    names = tuple(f"writer {index}" for index in range(CLIENTS))
+    ledger = ParticipationLedger(names, sampling=run.mechanism.sampling)
+    statements = RunStatements(run)
+    ledger.save(run.directory.ledger)
+    config = run.directory.read_config() or {}
+    run.directory.write_json("config.json", {**config, "num_parameters": 6})
+    statements.before(ledger)
+    for index in range(rounds):
+        if run.sampler is not None:
+            cohort = run.sampler.draw(index)
+        else:
+            cohort = np.array(
+                cohorts[index] if cohorts else [(5 * index + i) % CLIENTS for i in range(5)]
+            )
+        ledger = ledger.with_round(cohort)
+    ledger.save(run.directory.ledger)
+    weights_files.save(run.directory.final_model, ["w"], [np.arange(6.0, dtype=np.float32)])
+    return statements.after(ledger, stopped_by_rule, audit)
+
+
+def verify(capsys: pytest.CaptureFixture[str], path: pathlib.Path) -> list[str]:
+    """What mf-report --verify finds wrong with the statement in a directory."""
+    words = ["mf-report", f"--verify={path / 'PRIVACY.md'}", "--format=json"]
+    status = command_line.run(report.__doc__ or "", report.define_flags, report.main, words)
+    captured = capsys.readouterr()
+    assert status in (0, 1), captured.err
+    found: list[str] = json.loads(captured.out)["differences"]
+    assert (status == 0) == (not found)
+    return found
+
+
+def edit(path: pathlib.Path, old: str, new: str) -> None:
+    """Replaces words that a file has."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
