@@ -1,0 +1,419 @@
+"""mf-factorize as scripts use it: what it makes, what it prints of it, and what it refuses."""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators import accounting, checkpoints, factorizations, participation, workloads
+from mf_aggregators.participation import MinSeparation
+from tests import console_commands
+
+_FACTORIZE_FIELDS = {
+    "mechanism",
+    "num_rounds",
+    "sensitivity",
+    "total_error",
+    "rmse",
+    "max_error",
+    "optimality_gap",
+    "seconds",
+}
+_REPORT_FIELDS = {
+    "sensitivity_is_exact",
+    "noise_multiplier",
+    "zcdp_rho",
+    "zcdp_delta",
+    "epsilon",
+    "delta",
+    "noise_state_floats_per_parameter",
+}
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        ("--noise_multiplier=0.8", 0.8),
+        ("--target_epsilon=6", accounting.noise_multiplier(6.0, 1e-5)),
+        # 1 / sqrt(2 rho).
+        ("--target_rho=0.5", 1.0),
+    ],
+)
+def test_factorize_with_noise_saves_a_mechanism(
+    tmp_path: pathlib.Path, noise: str, expected: float
+) -> None:
+    of_matrix = ("--mechanism=banded", "--num_rounds=8", "--num_bands=2", "--separation=3")
+    of_workload = ("--workload=momentum_sgd", "--momentum=0.5")
+    given = (*of_matrix, *of_workload, "--delta=1e-5", "--format=json", noise)
+    output = f"--output={tmp_path / 'saved'}"
+    status, out, err = console_commands.call("mf-factorize", *given, output)
+    assert status == 0, err
+    fields = json.loads(out)
+    mechanism = mfa.load(tmp_path / "saved")
+    assert mechanism.participation == MinSeparation(3)
+    assert mechanism.noise_multiplier == pytest.approx(expected, rel=1e-12)
+    assert fields["noise_multiplier"] == mechanism.noise_multiplier
+    assert fields["epsilon"] == accounting.epsilon(mechanism.noise_multiplier, 1e-5)
+    # A report of it needs neither noise nor schema, and has the errors of its workload.
+    report = ("mf-report", f"--checkpoint={tmp_path / 'saved'}", "--delta=1e-5", "--format=json")
+    reported = json.loads(console_commands.call(*report)[1])
+    names = ("noise_multiplier", "epsilon", "rmse", "sensitivity", "participation")
+    assert [reported[name] for name in names] == [fields[name] for name in names]
+    assert reported["workload"] == "momentum_sgd"
+
+
+# A command line of each mechanism, beside the number of rounds, and the flags it takes.
+_MECHANISMS: dict[str, tuple[list[str], set[str]]] = {
+    "identity": ([], set()),
+    "tree": (["--decoder=full"], {"decoder"}),
+    "optimal": (
+        ["--participation=fixed_epoch", "--separation=4", "--max_participations=3"],
+        {"equal_column_norms", "pattern_entries", "relative_gap", "error"},
+    ),
+    "banded": (
+        ["--separation=4", "--max_participations=2", "--error=max"],
+        {"num_bands", "equal_column_norms", "relative_gap", "error"},
+    ),
+    "toeplitz": (
+        ["--num_bands=4", "--equal_column_norms", "--separation=4"],
+        {"num_bands", "equal_column_norms", "coefficients", "error"},
+    ),
+    "blt": (["--num_buffers=2", "--error=max"], {"num_buffers", "accuracy", "error"}),
+    "banded_inverse": (
+        ["--num_bands=3", "--coefficients=square_root"],
+        {"num_bands", "coefficients", "error"},
+    ),
+    "structured": (
+        ["--num_diagonals=2", "--rank=2"],
+        {"num_diagonals", "rank", "base_checkpoint"},
+    ),
+}
+_VALUES = {
+    "decoder": "online",
+    "equal_column_norms": "true",
+    "pattern_entries": "any",
+    "relative_gap": "0.001",
+    "num_bands": "2",
+    "coefficients": "square_root",
+    "error": "mean",
+    "num_buffers": "1",
+    "accuracy": "0.01",
+    "num_diagonals": "1",
+    "rank": "1",
+    "base_checkpoint": "somewhere",
+}
+
+
+@pytest.mark.long
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(("accuracy", "num_buffers"), [("0.1", 1), ("1e-6", 2)])
+def test_blt_chooses_its_buffers(tmp_path: pathlib.Path, accuracy: str, num_buffers: int) -> None:
+    status, _, err = console_commands.call(
+        "mf-factorize",
+        *("--mechanism=blt", "--num_rounds=8", f"--accuracy={accuracy}"),
+        f"--output={tmp_path / 'c'}",
+    )
+    assert status == 0, err
+    parameters = checkpoints.load(tmp_path / "c").parameters
+    assert (parameters["num_buffers"], parameters["accuracy"]) == (num_buffers, float(accuracy))
+
+
+def test_an_error_may_be_a_file_of_weights(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "weights.txt"
+    weights = np.geomspace(1.0, 4.0, 8)
+    np.savetxt(file, weights)
+    common = ("mf-factorize", "--num_rounds=8", f"--output={tmp_path / 'c'}", "--format=json")
+    status, out, err = console_commands.call(
+        *common, "--mechanism=banded", "--num_bands=3", f"--error={file}"
+    )
+    assert status == 0, err
+    fields = json.loads(out)
+    found = checkpoints.load(tmp_path / "c")
+    wanted = factorizations.banded(8, 3, error=np.loadtxt(file))
+    assert found.has_same_matrix(wanted)
+    assert wanted.participation is not None
+    rows = wanted.per_round_variance(8, wanted.participation)
+    assert fields["weighted_error"] == pytest.approx(np.sqrt(np.average(rows, weights=weights)))
+    np.savetxt(file, weights[1:])
+    for error, message in (
+        (file, "(7,)"),
+        (tmp_path / "none", "cannot be read as mean, max or a file of numbers"),
+        (tmp_path, "cannot be read as mean, max or a file of numbers"),
+    ):
+        status, out, err = console_commands.call(
+            *common, "--mechanism=optimal", f"--error={error}", "--overwrite"
+        )
+        assert (status, out) == (2, "")
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("mechanism", _MECHANISMS)
+def test_every_mechanism_is_made_reported_and_loaded(
+    tmp_path: pathlib.Path, mechanism: str
+) -> None:
+    status, out, err = console_commands.call(
+        "mf-factorize",
+        f"--mechanism={mechanism}",
+        "--num_rounds=12",
+        f"--output={tmp_path / 'c'}",
+        "--format=json",
+        *_MECHANISMS[mechanism][0],
+    )
+    assert status == 0, err
+    fields = json.loads(out)
+    assert fields.keys() >= _FACTORIZE_FIELDS
+    assert (fields["mechanism"], fields["num_rounds"]) == (mechanism, 12)
+    assert (fields["optimality_gap"] is None) == (mechanism not in ("optimal", "banded"))
+    assert "warning" not in err
+    status, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={tmp_path / 'c'}", "--format=json"
+    )
+    assert status == 0
+    reported = json.loads(out)
+    assert reported.keys() >= _FACTORIZE_FIELDS | _REPORT_FIELDS
+    for name in _FACTORIZE_FIELDS - {"seconds"}:
+        assert reported[name] == pytest.approx(fields[name]), name
+    assert reported["rmse"] >= reported["rmse_lower_bound"]
+    assert reported["max_error"] >= reported["max_error_lower_bound"]
+    assert reported["sensitivity_is_exact"] is True
+    factorization, description = checkpoints.load_with_description(tmp_path / "c")
+    schema = participation.from_dict(description["errors"]["participation"])
+    assert str(schema) == fields["participation"]
+    assert factorization.rmse(workloads.prefix_sum(12), schema) == pytest.approx(fields["rmse"])
+
+
+@pytest.mark.parametrize("mechanism", ["optimal", "banded"])
+@pytest.mark.parametrize(("error", "named"), [("mean", None), ("max", "max_error")])
+def test_a_gap_says_which_error_it_is_of(
+    tmp_path: pathlib.Path,
+    mechanism: str,
+    error: str,
+    named: str | None,
+) -> None:
+    checkpoint, own = tmp_path / "c", ["--num_bands=12"] if mechanism == "banded" else []
+    status, out, err = console_commands.call(
+        *("mf-factorize", f"--mechanism={mechanism}", "--num_rounds=12", f"--error={error}"),
+        *(f"--output={checkpoint}", "--format=json", *own),
+    )
+    assert status == 0, err
+    made = json.loads(out)
+    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    reported = json.loads(out)
+    for fields in (made, reported):
+        assert fields.get("optimality_gap_of") == named
+        # It is of that error: no other matrix of the class has so much less of it.
+        others = (factorizations.optimal(12), factorizations.optimal(12, error="max"))
+        for other in others:
+            least = fields[named or "rmse"] ** 2 / (1.0 + fields["optimality_gap"])
+            errors = other.errors(12, participation.SingleParticipation()).to_dict()
+            assert errors[named or "rmse"] ** 2 >= least
+    # Of another schema, nothing is certified.
+    _, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
+    )
+    assert json.loads(out)["optimality_gap"] is None
+    assert "optimality_gap_of" not in json.loads(out)
+
+
+@pytest.mark.parametrize("mechanism", _MECHANISMS)
+def test_flags_of_other_mechanisms_are_refused(tmp_path: pathlib.Path, mechanism: str) -> None:
+    arguments, own = _MECHANISMS[mechanism]
+    for flag in _VALUES.keys() - own:
+        status, out, err = console_commands.call(
+            "mf-factorize",
+            f"--mechanism={mechanism}",
+            "--num_rounds=12",
+            f"--output={tmp_path / 'c'}",
+            f"--{flag}={_VALUES[flag]}",
+            *arguments,
+        )
+        assert (status, out) == (2, ""), flag
+        assert len(err.strip().splitlines()) == 1
+        assert f"--{flag} belongs to" in err
+        assert f"not to --mechanism={mechanism}" in err
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--mechanism, --num_rounds and --output are required"),
+        (["--mechanism=magic"], "--mechanism=magic"),
+        (["--mechanism=identity", "--num_rounds=0"], "num_rounds"),
+        (["--mechanism=identity", "--num_rounds=ten"], "ten"),
+        (["--mechanism=identity", "--num_rounds=5", "--num_bands=2"], "belongs"),
+        (["--mechanism=banded", "--num_rounds=5"], "needs --num_bands"),
+        (["--mechanism=banded", "--num_rounds=5", "--num_bands=6"], "at most"),
+        (["--mechanism=optimal", "--num_rounds=5", "--separation=2"], "single"),
+        (["--mechanism=optimal", "--num_rounds=5", "--momentum=0.9"], "belong"),
+        (
+            ["--mechanism=optimal", "--num_rounds=5", "--workload=momentum_sgd", "--momentum=1"],
+            "momentum must be",
+        ),
+        (
+            [
+                "--mechanism=optimal",
+                "--num_rounds=5",
+                "--workload=momentum_sgd",
+                "--learning_rates=nowhere.txt",
+            ],
+            "nowhere.txt",
+        ),
+        (
+            ["--mechanism=optimal", "--num_rounds=5", "--workload=toeplitz"],
+            "--first_column",
+        ),
+        (
+            ["--mechanism=optimal", "--num_rounds=5", "--first_column=x"],
+            "--workload=toeplitz",
+        ),
+        (
+            ["--mechanism=optimal", "--num_rounds=5", "--weight_decay=0.1"],
+            "--workload=momentum_sgd",
+        ),
+        (["--num_rounds=5", "--participation=min_sep"], "needs --separation"),
+        (["--num_rounds=5", "--max_participations=2"], "needs --separation"),
+        (["--num_rounds=5", "--target_epsilon=8"], "--separation or --partic"),
+        (["--num_rounds=5", "--separation=2", "--delta=0.1"], "--delta belongs"),
+        (
+            ["--num_rounds=5", "--separation=2", "--target_epsilon=8", "--noise_multiplier=1"],
+            "exclude each other",
+        ),
+        (
+            ["--num_rounds=5", "--separation=2", "--noise_multiplier=nan"],
+            "--noise_multiplier",
+        ),
+        (["something"], "unexpected argument"),
+        (["--nonsense=1"], "nonsense"),
+        (["--mechanism=banded"], "--num_bands or --separation"),
+        (["--mechanism=blt", "--accuracy=-1"], "accuracy"),
+        (["--mechanism=banded_inverse"], "--num_bands"),
+        (["--mechanism=structured", "--rank=1"], "--num_diagonals"),
+        (["--mechanism=structured", "--num_diagonals=1"], "--rank"),
+        (["--mechanism=structured", "--num_diagonals=1", "--rank=1", "--base_checkpoint=x"], "x/"),
+        (["--mechanism=optimal", "--participation=fixed_epoch", "--separation=2"], "--max_part"),
+        (["--mechanism=optimal", "--relative_gap=nan"], "relative_gap"),
+        (["--mechanism=toeplitz", "--num_bands=13"], "num_bands"),
+        (["--mechanism=banded_inverse", "--num_bands=0"], "num_bands"),
+        (["--mechanism=blt", "--num_buffers=9"], "num_buffers"),
+        (["--mechanism=tree", "--decoder=best"], "decoder"),
+        (["--mechanism=identity", "--separation=4", "--max_participations=4"], "at most 3 fit"),
+        (
+            ["--mechanism=structured", "--num_diagonals=1", "--rank=1", "--separation=4"],
+            "--base_checkpoint",
+        ),
+        (["--mechanism=structured", "--num_diagonals=0", "--rank=1"], "--num_diagonals must be"),
+    ],
+)
+def test_missing_and_impossible_flags_are_refused(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arguments:
+        said = {each.partition("=")[0] for each in arguments}
+        needed = ("--mechanism=identity", "--num_rounds=12", "--output=c")
+        arguments = [*(each for each in needed if each.partition("=")[0] not in said), *arguments]
+    status, out, err = console_commands.call("mf-factorize", *arguments)
+    assert (status, out) == (2, "")
+    line = err.strip().splitlines()[-1]
+    assert line.startswith("mf-factorize: ")
+    assert message in line
+    assert "Traceback" not in err
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.short_cases(3)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--mechanism=identity"],
+        ["--mechanism=tree"],
+        ["--mechanism=tree", "--decoder=full"],
+        ["--mechanism=toeplitz", "--num_bands=8", "--coefficients=square_root"],
+        ["--mechanism=toeplitz", "--num_bands=4", "--coefficients=square_root",
+         "--equal_column_norms"],
+        ["--mechanism=blt", "--num_buffers=2"],
+        ["--mechanism=banded_inverse", "--num_bands=4", "--coefficients=square_root"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)  # fmt: skip
+def test_a_hundred_thousand_rounds_need_no_dense_matrix(
+    tmp_path: pathlib.Path, arguments: list[str]
+) -> None:
+    status, out, err = console_commands.call(
+        "mf-factorize",
+        "--num_rounds=100000",
+        f"--output={tmp_path / 'c'}",
+        "--format=json",
+        *arguments,
+    )
+    assert status == 0, err
+    fields = json.loads(out)
+    assert fields["rmse"] >= fields["rmse_lower_bound"]
+    assert fields["max_error"] >= fields["max_error_lower_bound"] >= fields["rmse_lower_bound"]
+    # Independent noise has the error of half of all rounds, far above what correlation gives.
+    independent = math.sqrt(100001 / 2)
+    if "--mechanism=identity" in arguments:
+        assert fields["rmse"] == pytest.approx(independent, rel=1e-9)
+    else:
+        assert fields["rmse"] < 0.6 * independent
+    status, out, _ = console_commands.call(
+        "mf-report",
+        f"--checkpoint={tmp_path / 'c'}",
+        "--target_epsilon=8",
+        "--format=json",
+    )
+    assert status == 0
+    assert json.loads(out)["rmse"] == pytest.approx(fields["rmse"], rel=1e-12)
+    assert sum(path.stat().st_size for path in (tmp_path / "c").iterdir()) < 10_000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--mechanism=optimal"],
+        ["--mechanism=structured", "--num_diagonals=4", "--rank=2"],
+        ["--mechanism=tree", "--workload=momentum_sgd"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_dense_matrices_that_do_not_fit_are_refused(
+    tmp_path: pathlib.Path, arguments: list[str]
+) -> None:
+    status, out, err = console_commands.call(
+        "mf-factorize",
+        "--num_rounds=1000000",
+        f"--output={tmp_path / 'c'}",
+        *arguments,
+    )
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "1000000 rounds" in err
+    assert "memory" in err or "dense matrix" in err
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("contents", ["", "1 2\n3 4\n"])
+def test_a_file_that_holds_no_learning_rates_is_one_clear_line(
+    tmp_path: pathlib.Path, contents: str
+) -> None:
+    rates = tmp_path / "rates.txt"
+    rates.write_text(contents)
+    status, out, err = console_commands.call(
+        "mf-factorize",
+        "--mechanism=identity",
+        "--num_rounds=4",
+        f"--output={tmp_path / 'c'}",
+        "--workload=momentum_sgd",
+        f"--learning_rates={rates}",
+    )
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert "one number on each line" in err

@@ -1,0 +1,272 @@
+"""mf-report of a checkpoint: errors, privacy, and figures."""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mf_aggregators import accounting, checkpoints, workloads
+from mf_aggregators.participation import MinSeparation
+from tests import console_commands
+
+
+def _made(folder: pathlib.Path, *arguments: str) -> str:
+    output = str(folder / "checkpoint")
+    status, _, err = console_commands.call("mf-factorize", *arguments, f"--output={output}")
+    assert status == 0, err
+    return output
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a banded matrix, which no test changes."""
+    path = tmp_path_factory.mktemp("made")
+    return _made(path, "--mechanism=banded", "--num_rounds=24", "--separation=6")
+
+
+def test_report_agrees_with_factorize_and_adds_privacy(checkpoint: str) -> None:
+    status, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", "--target_epsilon=8", "--format=json"
+    )
+    assert status == 0
+    fields = json.loads(out)
+    assert fields["sensitivity"] == pytest.approx(2.0)
+    assert fields["optimality_gap"] <= 1e-5
+    assert fields["sensitivity_is_exact"] is True
+    assert fields["noise_multiplier"] == pytest.approx(0.65294, rel=2e-5)
+    assert fields["epsilon"] == pytest.approx(8.0)
+    assert fields["noise_state_floats_per_parameter"] == 5
+
+
+def test_report_of_a_target_of_rho(tmp_path: pathlib.Path, checkpoint: str) -> None:
+    """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
+    page = tmp_path / "report.html"
+    _, out, _ = console_commands.call(
+        *("mf-report", f"--checkpoint={checkpoint}", "--target_rho=0.52", "--delta=1e-7"),
+        *(f"--report={page}", "--format=json"),
+    )
+    fields = json.loads(out)
+    assert fields["zcdp_rho"] <= 0.52
+    assert fields["zcdp_rho"] == pytest.approx(0.52, rel=1e-15)
+    assert round(fields["epsilon_at_delta_1e-10"], 2) == 6.69
+    for delta in (1e-5, 1e-6, 1e-8):
+        found = accounting.epsilon(fields["noise_multiplier"], delta)
+        assert fields[f"epsilon_at_delta_{delta:g}"] == found
+    text = page.read_text(encoding="utf-8")
+    assert "rho (approximate zCDP)" in text
+    # Of the plan: the four deltas and that of the flags.
+    assert text.count('<th scope="row">planned</th>') == 5
+
+
+def test_report_under_another_schema(checkpoint: str) -> None:
+    _, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
+    )
+    fields = json.loads(out)
+    # The certificate is for the schema that the matrix was made for.
+    assert fields["optimality_gap"] is None
+    assert fields["sensitivity_is_exact"] is False
+    assert fields["sensitivity"] > 2.0
+
+
+def test_report_of_momentum_with_learning_rates(tmp_path: pathlib.Path) -> None:
+    rates = np.linspace(1.0, 0.1, 12)
+    # As a spreadsheet saves it, with a byte order mark in front.
+    np.savetxt(tmp_path / "rates.txt", rates, encoding="utf-8-sig")
+    checkpoint = _made(
+        tmp_path,
+        "--mechanism=optimal",
+        "--num_rounds=12",
+        "--workload=momentum_sgd",
+        "--momentum=0.5",
+        f"--learning_rates={tmp_path / 'rates.txt'}",
+    )
+    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    factorization = checkpoints.load(checkpoint)
+    workload = workloads.momentum_sgd(12, 0.5, rates)
+    assert json.loads(out)["rmse"] == pytest.approx(factorization.rmse(workload, MinSeparation(12)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "description"),
+    [
+        (
+            ["--weight_decay=0.25", "--average_last=3"],
+            {"name": "momentum_sgd", "weight_decay": 0.25, "average_last": 3},
+        ),
+        (["--average_decay=0.5"], {"name": "momentum_sgd", "average_decay": 0.5}),
+        (
+            ["--workload=toeplitz", "--first_column=numbers.txt"],
+            {"name": "toeplitz", "first_column": [1.0, 0.5, 0.25]},
+        ),
+    ],
+    ids=["decay and mean", "moving average", "coefficients"],
+)
+def test_every_workload_can_be_named_by_flags(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    description: dict[str, Any],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("numbers.txt", [1.0, 0.5, 0.25])
+    checkpoint = _made(
+        tmp_path,
+        "--mechanism=banded",
+        "--num_bands=2",
+        "--num_rounds=3",
+        "--separation=3",
+        "--workload=momentum_sgd",
+        *flags,
+    )
+    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    matrix = workloads.describe(description, 3).matrix()
+    expected = checkpoints.load(checkpoint).rmse(matrix, MinSeparation(3))
+    assert json.loads(out)["rmse"] == pytest.approx(expected)
+    # What a report is told counts in place of what the checkpoint was made for.
+    _, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", "--workload=prefix_sum", "--format=json"
+    )
+    assert json.loads(out)["rmse"] != pytest.approx(expected)
+
+
+@pytest.mark.long
+def test_report_writes_a_trade_off_curve(tmp_path: pathlib.Path, checkpoint: str) -> None:
+    curve = tmp_path / "curve.json"
+    flags = [f"--checkpoint={checkpoint}", "--delta=1e-5", f"--trade_off={curve}"]
+    for noise, message in (("", "--trade_off needs"), ("--noise_multiplier=0", "noise_multiplier")):
+        status, out, err = console_commands.call("mf-report", *flags, *([noise] if noise else []))
+        assert (status, out) == (2, "")
+        assert message in err
+        assert not curve.exists()
+    noise = "--noise_multiplier=2"
+    status, out, _ = console_commands.call("mf-report", *flags, noise, "--format=json")
+    fields = json.loads(out)
+    assert (status, fields["trade_off"]) == (0, str(curve))
+    found = json.loads(curve.read_text())
+    # Its false positive rates are among those of the curve of the guarantee.
+    rate = np.interp(0.01, found["false_positive_rate"], found["false_negative_rate"])
+    assert 1.0 - rate == pytest.approx(fields["true_positive_rate_at_0.01"], abs=1e-3)
+    status, _, err = console_commands.call("mf-report", *flags, noise)
+    assert status == 2
+    assert "--overwrite" in err
+    status, _, _ = console_commands.call("mf-report", *flags, noise, "--overwrite")
+    assert status == 0
+
+
+def test_no_noise_is_null_in_json_and_never_nan(checkpoint: str) -> None:
+    _, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", "--noise_multiplier=0", "--format=json"
+    )
+    fields = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert fields["epsilon"] is None
+    assert not math.isnan(fields["rmse"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target_epsilon=0"], "--target_epsilon must be above zero"),
+        (["--target_epsilon=1e30"], "--target_epsilon: no noise multiplier"),
+        (["--target_epsilon=1", "--noise_multiplier=1"], "exclude each other"),
+        (["--model=a", "--model=b"], "--model is given twice, and the first one would be lost"),
+        (["--target_epsilon=1", "--target_rho=1"], "exclude each other"),
+        (["--target_rho=0"], "--target_rho must be above zero"),
+        (["--target_rho=nan"], "--target_rho must be finite"),
+        (["--target_rho=1e-320"], "--target_rho"),
+        (["--target_rho=1e9"], "--target_rho=1e+09 is too large"),
+        (["--target_rho=100"], "--target_rho: so little noise"),
+        (["--target_rho=1e308"], "--target_rho=1e+308 is too large"),
+        (["--noise_multiplier=-1"], "--noise_multiplier must not be negative"),
+        (["--noise_multiplier=0.1"], "--noise_multiplier: so little noise"),
+        (["--noise_multiplier=1e-9"], "--noise_multiplier=1e-09 is too small"),
+        (["--noise_multiplier=1", "--delta=1"], "--delta must be above 0"),
+        (["--target_epsilon=8", "--delta=1e-14"], "Use a larger delta"),
+        (["--participation=single", "--separation=3"], "neither"),
+        (["--participation=fixed_epoch", "--separation=3"], "--max_participations"),
+        (["--figure=x.jpg"], ".png"),
+        (["--trade_off=x.csv"], ".json"),
+    ],
+)
+def test_bad_report_flags(checkpoint: str, arguments: list[str], message: str) -> None:
+    status, out, err = console_commands.call("mf-report", f"--checkpoint={checkpoint}", *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--checkpoint or --verify is required"),
+        (["--checkpoint=./nowhere"], "--checkpoint: nowhere/factorization.json cannot be read"),
+    ],
+)
+def test_a_report_needs_a_checkpoint(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = console_commands.call("mf-report", *arguments)
+    assert (status, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert err.startswith(f"mf-report: {message}")
+
+
+def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
+    tmp_path: pathlib.Path, checkpoint: str
+) -> None:
+    mine = tmp_path / "mine.png"
+    mine.write_text("mine")
+    for place, message in (
+        (mine, "is there already: replace it by --overwrite"),
+        (tmp_path / "new" / "figure.png", "is in no directory that exists: make it"),
+        (pathlib.Path(checkpoint) / "figure.png", "is not apart from the checkpoint"),
+    ):
+        status, out, err = console_commands.call(
+            "mf-report", f"--checkpoint={checkpoint}", f"--figure={place}"
+        )
+        assert (status, out) == (2, "")
+        assert f"--figure={place} {message}" in err
+    assert mine.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png"]
+    new = tmp_path / "new.png"
+    for flags in ([f"--figure={new}"], [f"--figure={mine}", "--overwrite"]):
+        status, _, err = console_commands.call("mf-report", f"--checkpoint={checkpoint}", *flags)
+        assert status == 0, err
+    for place in (new, mine):
+        assert place.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_certificate_is_reported_for_its_own_schema_alone(tmp_path: pathlib.Path) -> None:
+    """Free column norms are the best for fixed epochs, whatever schema was asked for."""
+    checkpoint = _made(
+        tmp_path,
+        "--mechanism=banded",
+        "--num_rounds=30",
+        "--separation=5",
+        "--max_participations=4",
+        "--noequal_column_norms",
+        "--relative_gap=1e-2",
+    )
+    schema = ["--participation=fixed_epoch", "--separation=5", "--max_participations=4"]
+    _, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", *schema, "--format=json"
+    )
+    fields = json.loads(out)
+    assert fields["sensitivity"] == pytest.approx(1.0)
+    assert fields["optimality_gap"] <= 1e-2
+    _, out, _ = console_commands.call(
+        "mf-report", f"--checkpoint={checkpoint}", "--separation=6", "--format=json"
+    )
+    assert json.loads(out)["optimality_gap"] is None
+    # Not for the schema of the errors either, which is the one that was asked for.
+    _, out, _ = console_commands.call("mf-report", f"--checkpoint={checkpoint}", "--format=json")
+    fields = json.loads(out)
+    assert fields["participation"] == str(MinSeparation(5, 4))
+    assert fields["sensitivity"] > 1.01
+    assert fields["optimality_gap"] is None
