@@ -21,15 +21,15 @@ def _made(folder: pathlib.Path, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+def certified(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of a banded matrix, which no test changes."""
     path = tmp_path_factory.mktemp("made")
     return _made(path, "--mechanism=banded", "--num_rounds=24", "--separation=6")
 
 
-def test_report_agrees_with_factorize_and_adds_privacy(checkpoint: str) -> None:
+def test_report_agrees_with_factorize_and_adds_privacy(certified: str) -> None:
     status, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={checkpoint}", "--target_epsilon=8", "--format=json"
+        "mf-report", f"--checkpoint={certified}", "--target_epsilon=8", "--format=json"
     )
     assert status == 0
     fields = json.loads(out)
@@ -41,11 +41,11 @@ def test_report_agrees_with_factorize_and_adds_privacy(checkpoint: str) -> None:
     assert fields["noise_state_floats_per_parameter"] == 5
 
 
-def test_report_of_a_target_of_rho(tmp_path: pathlib.Path, checkpoint: str) -> None:
+def test_report_of_a_target_of_rho(tmp_path: pathlib.Path, certified: str) -> None:
     """BandMF App. K.1: rho 0.52 gives epsilon 6.69 at delta 1e-10."""
     page = tmp_path / "report.html"
     _, out, _ = console_commands.call(
-        *("mf-report", f"--checkpoint={checkpoint}", "--target_rho=0.52", "--delta=1e-7"),
+        *("mf-report", f"--checkpoint={certified}", "--target_rho=0.52", "--delta=1e-7"),
         *(f"--report={page}", "--format=json"),
     )
     fields = json.loads(out)
@@ -61,9 +61,9 @@ def test_report_of_a_target_of_rho(tmp_path: pathlib.Path, checkpoint: str) -> N
     assert text.count('<th scope="row">planned</th>') == 5
 
 
-def test_report_under_another_schema(checkpoint: str) -> None:
+def test_report_under_another_schema(certified: str) -> None:
     _, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={checkpoint}", "--separation=2", "--format=json"
+        "mf-report", f"--checkpoint={certified}", "--separation=2", "--format=json"
     )
     fields = json.loads(out)
     # The certificate is for the schema that the matrix was made for.
@@ -134,9 +134,9 @@ def test_every_workload_can_be_named_by_flags(
 
 
 @pytest.mark.long
-def test_report_writes_a_trade_off_curve(tmp_path: pathlib.Path, checkpoint: str) -> None:
+def test_report_writes_a_trade_off_curve(tmp_path: pathlib.Path, certified: str) -> None:
     curve = tmp_path / "curve.json"
-    flags = [f"--checkpoint={checkpoint}", "--delta=1e-5", f"--trade_off={curve}"]
+    flags = [f"--checkpoint={certified}", "--delta=1e-5", f"--trade_off={curve}"]
     for noise, message in (("", "--trade_off needs"), ("--noise_multiplier=0", "noise_multiplier")):
         status, out, err = console_commands.call("mf-report", *flags, *([noise] if noise else []))
         assert (status, out) == (2, "")
@@ -157,9 +157,9 @@ def test_report_writes_a_trade_off_curve(tmp_path: pathlib.Path, checkpoint: str
     assert status == 0
 
 
-def test_no_noise_is_null_in_json_and_never_nan(checkpoint: str) -> None:
+def test_no_noise_is_null_in_json_and_never_nan(certified: str) -> None:
     _, out, _ = console_commands.call(
-        "mf-report", f"--checkpoint={checkpoint}", "--noise_multiplier=0", "--format=json"
+        "mf-report", f"--checkpoint={certified}", "--noise_multiplier=0", "--format=json"
     )
     fields = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert fields["epsilon"] is None
@@ -191,8 +191,8 @@ def test_no_noise_is_null_in_json_and_never_nan(checkpoint: str) -> None:
         (["--trade_off=x.csv"], ".json"),
     ],
 )
-def test_bad_report_flags(checkpoint: str, arguments: list[str], message: str) -> None:
-    status, out, err = console_commands.call("mf-report", f"--checkpoint={checkpoint}", *arguments)
+def test_bad_report_flags(certified: str, arguments: list[str], message: str) -> None:
+    status, out, err = console_commands.call("mf-report", f"--checkpoint={certified}", *arguments)
     assert (status, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
@@ -218,17 +218,17 @@ def test_a_report_needs_a_checkpoint(
 
 
 def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
-    tmp_path: pathlib.Path, checkpoint: str
+    tmp_path: pathlib.Path, certified: str
 ) -> None:
     mine = tmp_path / "mine.png"
     mine.write_text("mine")
     for place, message in (
         (mine, "is there already: replace it by --overwrite"),
         (tmp_path / "new" / "figure.png", "is in no directory that exists: make it"),
-        (pathlib.Path(checkpoint) / "figure.png", "is not apart from the checkpoint"),
+        (pathlib.Path(certified) / "figure.png", "is not apart from the checkpoint"),
     ):
         status, out, err = console_commands.call(
-            "mf-report", f"--checkpoint={checkpoint}", f"--figure={place}"
+            "mf-report", f"--checkpoint={certified}", f"--figure={place}"
         )
         assert (status, out) == (2, "")
         assert f"--figure={place} {message}" in err
@@ -236,7 +236,7 @@ def test_a_figure_makes_no_folder_and_replaces_nothing_unless_asked(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png"]
     new = tmp_path / "new.png"
     for flags in ([f"--figure={new}"], [f"--figure={mine}", "--overwrite"]):
-        status, _, err = console_commands.call("mf-report", f"--checkpoint={checkpoint}", *flags)
+        status, _, err = console_commands.call("mf-report", f"--checkpoint={certified}", *flags)
         assert status == 0, err
     for place in (new, mine):
         assert place.read_bytes().startswith(b"\x89PNG")

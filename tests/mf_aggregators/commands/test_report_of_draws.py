@@ -1,0 +1,380 @@
+"""mf-report of clients that were drawn: what a ledger shows of its sampling, and a seed."""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+import mf_aggregators as mfa
+from mf_aggregators import accounting, checkpoints, printed_guarantees, random_streams
+from mf_aggregators.participation import (
+    BallsInBins,
+    FixedSizeSampling,
+    MinSeparationSampling,
+    PoissonSampling,
+    SamplingScheme,
+    Shuffling,
+    sampling_scheme,
+)
+from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.privacy import guarantees
+from simulations.runs.round_records import ParticipationLedger
+from tests import console_commands
+from tests.mf_aggregators.commands.small_reports import (
+    NAMED,
+    call_report,
+    fields_of_report,
+    flag_of_ledger,
+)
+
+# Three clients for each of the four parts, which twelve rounds go through three times.
+_POISSON = PoissonSampling(12, 4, 12, 1)
+# A client's index modulo the number of parts is its part; the last round draws nobody.
+_DRAWN = (*([i % 4, 4 + i % 4] for i in range(11)), [])
+
+
+def _sampled_ledger(
+    tmp_path: pathlib.Path, cohorts: tuple[list[int], ...], scheme: SamplingScheme
+) -> str:
+    file = tmp_path / "participation.npz"
+    ledger = ParticipationLedger(
+        tuple(f"{NAMED}{i}" for i in range(12)),
+        tuple(np.array(cohort, np.int64) for cohort in cohorts),
+        scheme,
+    )
+    ledger.save(file)
+    return f"--ledger={file}"
+
+
+def test_a_sampled_run_is_not_held_against_a_schema(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    ledger = _sampled_ledger(tmp_path, _DRAWN, _POISSON)
+    _, out, _ = call_report(checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    # Columns of norm one: three participations four rounds apart have sensitivity sqrt(3), to
+    # which the given multiplier is relative; that of a sampled run is relative to one column.
+    multiplier = 0.9 * math.sqrt(3.0)
+    assert fields["sampling"] == _POISSON.to_dict()
+    # The guarantee of one participation is that of nobody.
+    assert (fields["participation"], fields["epsilon"]) == (str(_POISSON), None)
+    assert fields["amplified_noise_multiplier"] == pytest.approx(multiplier)
+    assert fields["amplified_epsilon"] == pytest.approx(
+        sampling_scheme(
+            "poisson", num_rounds=12, num_bands=4, population=12, clients_per_round=1
+        ).epsilon(multiplier, 1e-5)
+    )
+    # Who knows who was drawn knows three participations of some clients.
+    assert fields["realised_epsilon"] == pytest.approx(accounting.epsilon(0.9, 1e-5))
+    assert fields["amplified_epsilon"] < fields["realised_epsilon"]
+    # A ledger does not show by what rule it was drawn, and gives nobody away.
+    assert fields["keeps_plan"] is None
+    assert fields["worst_client"] is None
+    assert fields["widened_epsilon"] is None
+    assert [name for name, value in fields.items() if isinstance(value, list)] == []
+    assert NAMED not in out
+    _, out, _ = call_report(checkpoint, ledger)
+    assert NAMED not in out
+    assert "WARNING" not in out
+    assert "if every client keeps to" not in out
+    assert f"({rounded_up(fields['amplified_epsilon'])}, 1e-05)-DP allows" in out
+    assert "privacy.json" in out
+
+
+def test_noise_of_sampled_clients_is_not_taken_for_that_of_another_schema(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    """A checkpoint for timers: relative to their sensitivity, so much noise would be too much."""
+
+    def call(*arguments: str) -> console_commands.Ended:
+        return console_commands.call(
+            "mf-report",
+            f"--checkpoint={checkpoint}",
+            _sampled_ledger(tmp_path, _DRAWN, _POISSON),
+            "--noise_multiplier=0.9",
+            "--delta=1e-5",
+            "--format=json",
+            *arguments,
+        )
+
+    status, out, err = call()
+    assert (status, out) == (2, "")
+    assert "--participation=single" in err
+    assert len(err.splitlines()) == 1
+    status, out, _ = call("--participation=single")
+    assert status == 0
+    assert json.loads(out)["amplified_noise_multiplier"] == 0.9
+
+
+def test_a_ledger_that_contradicts_its_sampling_is_warned_of(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    # Client 0 in two rounds in a row, which draw from different parts.
+    ledger = _sampled_ledger(tmp_path, ([0], [0], *_DRAWN[2:]), _POISSON)
+    _, out, _ = call_report(checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is False
+    assert fields["realised_separation"] == 1
+    amplified = sampling_scheme(
+        "poisson", num_rounds=12, num_bands=4, population=12, clients_per_round=1
+    ).epsilon(fields["amplified_noise_multiplier"], 1e-5)
+    assert fields["widened_epsilon"] >= fields["realised_epsilon"] > amplified
+    assert fields["amplified_epsilon"] is None
+    _, out, _ = call_report(checkpoint, ledger)
+    assert out.startswith("WARNING: the ledger contradicts its sampling scheme")
+    assert f"({rounded_up(fields['widened_epsilon'])}, 1e-05)-DP" in out
+
+
+def _shuffled() -> tuple[list[int], ...]:
+    """Three batches of one client make a pass over each part of three."""
+    return tuple([4 * (i // 4) + i % 4] for i in range(12))
+
+
+@pytest.mark.short_cases(3)
+@pytest.mark.parametrize(
+    ("scheme", "cohorts", "deviation"),
+    [
+        # Of a larger population each client would be drawn less often, and hidden better.
+        (PoissonSampling(12, 4, 1200, 1), _DRAWN, "12 clients, not 1200"),
+        (PoissonSampling(12, 4, 12, 1), ([0], [0]), "round of another group"),
+        (PoissonSampling(12, 4, 12, 1), ([0, 1, 2, 3],), "more clients took part"),
+        (PoissonSampling(12, 4, 12, 3), ([0, 1],), "had 2 clients, not 3"),
+        (FixedSizeSampling(12, 4, 12, 1), ([0], [1], [2], [3], [0], [5, 9]), "had 2 clients"),
+        (FixedSizeSampling(12, 4, 12, 1), ([0], []), "had 0 clients, not 1"),
+        (FixedSizeSampling(12, 4, 12, 2), _DRAWN, "round 12 (counted from 1) had 0 clients"),
+        (FixedSizeSampling(12, 4, 11, 1), _shuffled(), "12 clients, not 11"),
+        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [0]), "twice in one pass"),
+        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [4], [0]), "another group"),
+        (Shuffling(12, 4, 12, 1), ([0, 4],), "had 2 clients, not 1"),
+    ],
+)
+def test_nothing_is_amplified_that_the_ledger_contradicts(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    scheme: SamplingScheme,
+    cohorts: tuple[list[int], ...],
+    deviation: str,
+) -> None:
+    ledger = _sampled_ledger(tmp_path, cohorts, scheme)
+    status, out, _ = call_report(checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    assert status == 1
+    assert fields["keeps_plan"] is False
+    assert fields["amplified_epsilon"] is None
+    assert deviation in fields["sampling_deviation"]
+    assert NAMED not in out
+    assert fields["widened_epsilon"] >= fields["realised_epsilon"]
+    _, out, _ = call_report(checkpoint, ledger)
+    text = out.partition("\n\n")[0]
+    assert text.startswith("WARNING: the ledger contradicts its sampling scheme (")
+    assert deviation in text
+    assert "allows" not in text
+    assert NAMED not in text
+    assert [name for name, value in fields.items() if isinstance(value, list)] == []
+
+
+@pytest.mark.short_cases(3)
+@pytest.mark.parametrize("rounds", [1, 5, 12])
+@pytest.mark.parametrize(
+    "scheme",
+    [FixedSizeSampling(12, 4, 12, 1), Shuffling(12, 4, 12, 1), PoissonSampling(12, 4, 12, 1)],
+)
+def test_a_ledger_that_its_scheme_may_have_drawn_is_amplified_finished_or_not(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    scheme: SamplingScheme,
+    rounds: int,
+) -> None:
+    ledger = _sampled_ledger(tmp_path, _shuffled()[:rounds], scheme)
+    _, out, _ = call_report(checkpoint, ledger, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is None
+    assert fields["sampling_deviation"] is None
+    # Of all rounds, however early the run ended.
+    assert fields["amplified_epsilon"] == pytest.approx(
+        sampling_scheme(
+            scheme.name, num_rounds=12, num_bands=4, population=12, clients_per_round=1
+        ).epsilon(fields["amplified_noise_multiplier"], 1e-5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        (FixedSizeSampling(12, 3, 12, 1), "at most 3 bands"),
+        (FixedSizeSampling(8, 4, 12, 1), "for 8 rounds"),
+    ],
+)
+def test_sampling_that_is_not_of_the_checkpoint_is_refused(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    scheme: SamplingScheme,
+    message: str,
+) -> None:
+    status, out, error = call_report(checkpoint, _sampled_ledger(tmp_path, _DRAWN, scheme))
+    assert status != 0
+    assert not out
+    assert message in error
+
+
+_SEPARATED = [
+    MinSeparationSampling(12, 4, 12, 1, 4),
+    MinSeparationSampling(12, 4, 12, 1, 6),
+    BallsInBins(12, 4, 12, 2, 6),
+]
+
+
+def _drawn(tmp_path: pathlib.Path, scheme: SamplingScheme, seed: int) -> tuple[str, str]:
+    """The flags of a ledger that a seed has drawn, and of the seed."""
+    sampler = scheme.sampler(seed)
+    cohorts = tuple(sampler.draw(index).tolist() for index in range(12))
+    random_streams.save_seed(seed, tmp_path / "sampling_seed.json")
+    flag = f"--sampling_seed={tmp_path / 'sampling_seed.json'}"
+    return _sampled_ledger(tmp_path, cohorts, scheme), flag
+
+
+@pytest.mark.short_cases(2)
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        PoissonSampling(12, 4, 12, 1),
+        pytest.param(FixedSizeSampling(12, 4, 12, 1), marks=pytest.mark.long),
+        Shuffling(12, 4, 12, 1),
+        _SEPARATED[0],
+        pytest.param(_SEPARATED[1], marks=pytest.mark.long),
+        _SEPARATED[2],
+    ],
+    ids=str,
+)
+def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    scheme: SamplingScheme,
+) -> None:
+    flags = _drawn(tmp_path, scheme, 2**100 + 17)
+    status, out, _ = call_report(checkpoint, *flags, "--format=json")
+    fields = json.loads(out)
+    assert status == 0
+    assert fields["keeps_plan"] is True
+    assert fields["sampling_deviation"] is None
+    assert fields["widened_epsilon"] is None
+    planned = guarantees.sampled(checkpoints.load(checkpoint), scheme, 0.9 * math.sqrt(3.0), 1e-5)
+    assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
+    assert fields["amplified_true_positive_rate_at_0.01"] == pytest.approx(
+        planned.true_positive_rate(0.01)
+    )
+    has_certificate = scheme.name not in ["poisson", "fixed_size", "shuffling"]
+    assert (fields["amplified_certificate"] is not None) == has_certificate
+    _, out, _ = call_report(checkpoint, *flags)
+    assert "WARNING" not in out
+    assert "Every batch of the ledger is the one that the sampler's seed draws" in out
+    assert f"({rounded_up(planned.epsilon)}, 1e-05)-DP allows" in out
+    assert "For whoever knows who was drawn, nothing is amplified." in out
+    assert printed_guarantees.rates_in_brief(planned.attacker()) in out
+    assert NAMED not in out
+    # Nobody else's seed does.
+    random_streams.save_seed(2**100 + 16, tmp_path / "sampling_seed.json")
+    _, out, _ = call_report(checkpoint, *flags, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is False
+    assert fields["amplified_epsilon"] is None
+    assert fields["amplified_true_positive_rate_at_0.01"] is None
+    assert fields["widened_epsilon"] >= planned.epsilon
+    assert "that the sampler draws" in fields["sampling_deviation"]
+    # Without a seed, it may be right.
+    _, out, _ = call_report(checkpoint, flags[0], "--format=json")
+    assert json.loads(out)["keeps_plan"] is None
+    _, out, _ = call_report(checkpoint, flags[0])
+    assert "--sampling_seed, with the secret seed of the run, compares every draw" in out
+
+
+@pytest.mark.short_cases(2)
+@pytest.mark.parametrize("scheme", _SEPARATED, ids=str)
+def test_tampered_draws_are_found(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    scheme: SamplingScheme,
+) -> None:
+    """One participation that is put in, moved to another client, or left out."""
+    _, flag = _drawn(tmp_path, scheme, 5)
+    sampler = scheme.sampler(5)
+    drawn = [sampler.draw(index) for index in range(12)]
+    index = next(index for index in range(12) if 0 < len(drawn[index]) < 12)
+    outside = np.setdiff1d(np.arange(12), drawn[index])[:1]
+
+    def changed(cohort: np.ndarray) -> str:
+        cohorts = [*drawn[:index], cohort, *drawn[index + 1 :]]
+        return _sampled_ledger(tmp_path, tuple(each.tolist() for each in cohorts), scheme)
+
+    for cohort in (np.union1d(drawn[index], outside), np.union1d(drawn[index][1:], outside)):
+        ledger = changed(cohort)
+        _, out, _ = call_report(checkpoint, ledger, flag, "--format=json")
+        fields = json.loads(out)
+        assert fields["keeps_plan"] is False
+        assert fields["amplified_epsilon"] is None
+        assert fields["absent_participations"] is None
+        assert NAMED not in out
+    # Who is not there may not have been asked, which the amplified guarantee covers.
+    ledger = changed(drawn[index][1:])
+    _, out, _ = call_report(checkpoint, ledger, flag, "--format=json")
+    fields = json.loads(out)
+    assert fields["keeps_plan"] is True
+    assert fields["absent_participations"] == 1
+    assert fields["amplified_epsilon"] > 0.0
+    status, out, _ = call_report(checkpoint, ledger, flag)
+    assert status == 0
+    assert out.startswith("WARNING: of the participations that the sampler's seed draws, 1 are not")
+
+
+def test_a_seed_that_does_not_fit_is_refused(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    ledger, seed = _drawn(tmp_path, PoissonSampling(12, 4, 12, 1), 3)
+    of_timers = flag_of_ledger(tmp_path, "ada,0\n")
+    for flags, message in (
+        ([seed], "--sampling_seed needs --ledger"),
+        ([of_timers, seed], "needs a ledger that names the scheme of its draws"),
+        ([ledger, f"--sampling_seed={tmp_path / 'nowhere'}"], "nowhere cannot be read"),
+        ([ledger, f"--sampling_seed={checkpoint / 'factorization.json'}"], "holds no seed"),
+    ):
+        status, out, err = call_report(checkpoint, *flags)
+        assert status == 2
+        assert out == ""
+        assert message in err
+
+
+def test_a_mechanism_of_drawn_clients_is_reported_as_they_are_drawn(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    mechanism = mfa.Mechanism(checkpoints.load(checkpoint), _POISSON, 0.8)
+    mechanism.save(tmp_path / "mechanism")
+    own = f"--checkpoint={tmp_path / 'mechanism'}"
+    page = tmp_path / "page.html"
+    fields = fields_of_report(own, f"--report={page}")
+    planned = mechanism.guarantee(1e-5)
+    assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
+    assert fields["delta"] == 1e-5
+    # The guarantee of one participation is that of nobody.
+    assert [fields[name] for name in ("epsilon", "zcdp_rho", "epsilon_at_delta_1e-06")] == [
+        None
+    ] * 3
+    assert fields["participation"] == str(_POISSON)
+    assert "every client keeps to" not in page.read_text()
+    flags = _drawn(tmp_path, _POISSON, 5)
+    assert fields_of_report(own, *flags)["amplified_epsilon"] == fields["amplified_epsilon"]
+    # Asked for, there is that of the matrix alone.
+    assert fields_of_report(own, "--participation=single")["noise_multiplier"] == 0.8
+
+
+@pytest.mark.long
+def test_the_trade_off_curve_of_a_mechanism_is_that_of_drawn_clients(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    mechanism = mfa.Mechanism(checkpoints.load(checkpoint), _POISSON, 0.8)
+    mechanism.save(tmp_path / "mechanism")
+    curve = tmp_path / "curve.json"
+    fields_of_report(f"--checkpoint={tmp_path / 'mechanism'}", f"--trade_off={curve}")
+    expected = json.dumps(mechanism.trade_off_curve())
+    assert json.loads(curve.read_text()) == json.loads(expected)
