@@ -16,7 +16,7 @@ from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
-from mf_aggregators.planning.planner import quantity_of
+from mf_aggregators.planning.plans import quantity_of
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
 from mf_aggregators.printed_guarantees import pair

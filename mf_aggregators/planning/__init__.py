@@ -1,16 +1,14 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
 from mf_aggregators.planning import band_choice
-from mf_aggregators.planning.planner import (
+from mf_aggregators.planning.planner import Computation, computations, make
+from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
     Candidate,
-    Computation,
     Infeasible,
     Plan,
     Setting,
     Skipped,
-    computations,
-    make,
     server_learning_rate,
 )
 from mf_aggregators.planning.proposals import calibrated, powers_of_two

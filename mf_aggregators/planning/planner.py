@@ -1,36 +1,28 @@
 """Planning: which mechanism suits a population, a timer, a memory budget and a privacy target.
 
-Every mechanism that fits is compared by its effective RMSE (BandMF Eq. 11): the root mean
-square error of its prefix sums at sensitivity 1, times the noise multiplier that the target
-needs, over the clients per round. That is the standard deviation that the noise gives to a
-model parameter after a round, on average over rounds, for SGD with clip norm and learning
-rate one. A plan for another error compares the worst round, or a mean with weights, in the same
-unit, and makes for it what can be made for it.
+Every mechanism that fits is made and compared by its effective error (``plans``); a plan for
+another error than the mean makes for it what can be made for it. The recommended one is the best,
+or one about as good whose noise costs less.
 """
 
 import dataclasses
 import functools
-import math
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from mf_aggregators import catalogue, lower_bounds, memory, validation, workloads
-from mf_aggregators import participation as participations
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.catalogue import ErrorName, MechanismError
+from mf_aggregators.catalogue import MechanismError
 from mf_aggregators.catalogue.third_party import CheckedEntry
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.factorizations import DenseFactorization, Errors, Factorization
+from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.lower_bounds import LowerBound
-from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import (
     MinSeparation,
@@ -40,8 +32,16 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.participation.third_party import SchemeError
-from mf_aggregators.planning import proposals, side_processes
-from mf_aggregators.planning.proposals import PlannedError, Proposal
+from mf_aggregators.planning import plans, proposals, side_processes
+from mf_aggregators.planning.plans import (
+    ANY_SAMPLING,
+    Candidate,
+    Infeasible,
+    Plan,
+    Setting,
+    Skipped,
+)
+from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
 from mf_aggregators.privacy import guarantees
 
@@ -64,280 +64,6 @@ _SECONDS_TO_READ = 60.0
 
 # The longest time limit that a clock is asked for: a month.
 _LONGEST_WAIT = 2.6e6
-
-# The sampling of a plan that evaluates all ways of taking part.
-ANY_SAMPLING = "any"
-
-# What a plan compares by, after "effective".
-_QUANTITIES: Mapping[ErrorName, str] = {
-    "mean": "effective RMSE",
-    "max": "effective maximum error",
-    "weights": "effective weighted error",
-}
-
-# BandMF App. I: log(rate) = slope log(effective RMSE) + offset, rounded to powers of a base.
-_RATE_SLOPE = -0.95
-_RATE_OFFSET = -4.64
-_RATE_BASE = 1.7
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a run is given.
-
-    Attributes:
-      num_rounds: The rounds n.
-      population: The clients m.
-      clients_per_round: The cohort or batch size B.
-      participation: The schema that participation timers enforce; None where clients are
-        drawn.
-      sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone and all
-        schemes that are not dominated, those of other packages too; None for timers alone.
-      epsilon: The privacy target; with ``rho`` or ``noise_multiplier``, the one that
-        ``accounting.epsilon`` has for the least sufficient noise, or for that noise, at ``delta``.
-      delta: Of the target.
-      model_size: The parameters d of the model.
-      noise_memory: Bytes of noise that a mechanism may have to keep between rounds; None for
-        no limit.
-      noise_disk: Bytes of files that its noise may take; None for no limit.
-      error: What mechanisms are made for and compared by: the ``mean`` squared error over rounds,
-        its ``max``, or the mean with (n,) weights on rounds, none below zero, kept as a tuple.
-      weights_file: The file that the weights are from, for commands that are printed.
-      rho: The target of approximate zero-concentrated differential privacy, for timers alone:
-        sampling does not amplify it. None where epsilon is the target.
-      noise_multiplier: In the place of a target, for timers alone: the standard deviation of Z over
-        (clip norm times the sensitivity of C under the schema), of every mechanism; above 0. None
-        where there is a target.
-
-    Raises:
-      ValueError: If a value is out of its range, both or none of participation and
-        sampling are given, the population cannot fill the rounds, or rho or a noise multiplier is
-        given with sampling, with the other one, or with another epsilon than its own.
-    """
-
-    num_rounds: int
-    population: int
-    clients_per_round: int
-    participation: Participation | None
-    sampling: str | None
-    epsilon: float
-    delta: float
-    model_size: int
-    noise_memory: float | None = None
-    noise_disk: float | None = None
-    error: PlannedError = "mean"
-    weights_file: str = "WEIGHTS"
-    rho: float | None = None
-    noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("num_rounds", "population", "clients_per_round", "model_size"):
-            validation.positive_integer(getattr(self, field), field)
-        validation.positive_number(self.epsilon, "epsilon")
-        validation.delta(self.delta)
-        if self.delta >= 1.0 / self.population:
-            raise ValueError(
-                f"delta {self.delta:g} is not below 1 / {self.population} clients: a mechanism "
-                "that publishes one client's data outright would satisfy it."
-            )
-        if self.noise_memory is not None:
-            validation.non_negative_number(self.noise_memory, "noise_memory")
-        if self.noise_disk is not None:
-            validation.non_negative_number(self.noise_disk, "noise_disk")
-        gaussian.check_charged(self.model_size, self.num_rounds)
-        object.__setattr__(self, "error", proposals.checked_error(self.error, self.num_rounds))
-        if (self.participation is None) == (self.sampling is None):
-            raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
-        if self.rho is not None:
-            if self.participation is None:
-                raise ValueError(
-                    "sampling does not amplify rho: plan for timers, or for a target of epsilon."
-                )
-            least = gaussian.noise_multiplier_of_zcdp(self.rho)
-            if self.epsilon != gaussian.epsilon(least, self.delta):
-                raise ValueError(f"epsilon {self.epsilon:g} is not that of rho {self.rho:g}.")
-        if self.noise_multiplier is not None:
-            if self.participation is None or self.rho is not None:
-                raise ValueError(
-                    "a plan takes a noise multiplier for timers alone, in the place of a target: "
-                    "each way of sampling has another epsilon of it."
-                )
-            if self.epsilon != gaussian.epsilon(self.noise_multiplier, self.delta):
-                raise ValueError(
-                    f"epsilon {self.epsilon:g} is not that of noise multiplier "
-                    f"{self.noise_multiplier:g}."
-                )
-        if self.participation is None:
-            proposals.most_bands(self.num_rounds, self.population, self.clients_per_round)
-        else:
-            participations.check_fits(self.participation, self.num_rounds)
-            participations.check_population(
-                self.participation, self.num_rounds, self.population, self.clients_per_round
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A mechanism for a setting.
-
-    Attributes:
-      kind: As ``mf-factorize --mechanism`` spells it.
-      options: The flags of ``mf-factorize`` that make its factorization, without the common ones.
-      base: The kind and the options of what it approximates, if it approximates another
-        factorization.
-      mechanism: The mechanism, with the noise multiplier that the target needs.
-      is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate that
-        may miss the target. That of a recommended candidate never is.
-      errors: Those of prefix sums at noise multiplier 1, relative to the sensitivity under the
-        mechanism's schema.
-      lower_bound: What no factorization's errors are below under the schema; None for an amplified
-        candidate, whose noise multiplier belongs to its bands.
-      kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
-        single precision.
-      cost: What its noise costs for the model with the storage that is chosen for it, which
-        may keep more of it on disk to be faster.
-      clients_per_round: That of the setting.
-      error: That of the setting.
-    """
-
-    kind: str
-    options: tuple[tuple[str, Any], ...]
-    base: tuple[str, tuple[tuple[str, Any], ...]] | None
-    mechanism: Mechanism
-    is_estimate: bool
-    errors: Errors = dataclasses.field(repr=False, compare=False)
-    lower_bound: LowerBound | None
-    kept_bytes: int
-    cost: NoiseCost
-    clients_per_round: int
-    error: PlannedError = "mean"
-
-    @property
-    def num_bands(self) -> int | None:
-        """The bands that its options name, or by which sampling amplifies it; None for others."""
-        scheme = self.mechanism.sampling
-        return dict(self.options).get("num_bands") if scheme is None else scheme.num_bands
-
-    @property
-    def name(self) -> str:
-        """Its kind with its options, for a reader."""
-        return " ".join([self.kind, *proposals.words_of(self.options)])
-
-    @property
-    def name_with_sampling(self) -> str:
-        """The same, and how its clients take part if that amplifies it."""
-        scheme = self.mechanism.sampling
-        return self.name if scheme is None else f"{self.name}, {scheme.label}"
-
-    @property
-    def effective_rmse(self) -> float:
-        """The rmse times the noise multiplier over the clients per round (BandMF Eq. 11)."""
-        return self.errors.rmse * self.mechanism.noise_multiplier / self.clients_per_round
-
-    @property
-    def max_effective_error(self) -> float:
-        """The largest error of a round, likewise."""
-        return self.errors.max_error * self.mechanism.noise_multiplier / self.clients_per_round
-
-    @property
-    def planned_error(self) -> float:
-        """The error that the plan is for, at sensitivity 1 and noise multiplier 1."""
-        return proposals.error_of(self.errors, self.error)
-
-    @property
-    def effective_error(self) -> float:
-        """What a plan compares: the effective RMSE, and likewise for another error."""
-        return self.planned_error * self.mechanism.noise_multiplier / self.clients_per_round
-
-    @property
-    def over_lower_bound(self) -> float | None:
-        """The error that the plan is for over its lower bound; None where there is none.
-
-        There is none for weights: the bounds of the mean do not hold for them.
-        """
-        if self.lower_bound is None or not isinstance(self.error, str):
-            return None
-        bound = self.lower_bound
-        return self.planned_error / (bound.max_error if self.error == "max" else bound.rmse)
-
-    @property
-    def server_learning_rate(self) -> float:
-        """The server learning rate that BandMF App. I's rule suggests, by the effective RMSE.
-
-        The rule was fitted to the effective RMSE of matrices for the mean: that of this matrix is
-        used, whatever error the plan is for.
-        """
-        return server_learning_rate(self.effective_rmse)
-
-
-@dataclasses.dataclass(frozen=True)
-class Infeasible:
-    """A mechanism that does not fit.
-
-    Attributes:
-      mechanism: Its name.
-      reason: Why.
-    """
-
-    mechanism: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Skipped:
-    """A mechanism that was not evaluated within the time limit.
-
-    Attributes:
-      mechanism: Its name.
-      reason: Why.
-    """
-
-    mechanism: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The mechanisms that fit a setting, the least error first.
-
-    Attributes:
-      setting: The setting.
-      candidates: Those that fit, by increasing effective error.
-      infeasible: Those that do not.
-      recommended: One of the candidates.
-      reason: Why, in one sentence.
-      skipped: Those that were not evaluated within the time limit.
-      mechanisms: The names of the mechanisms that were asked for; None for all.
-    """
-
-    setting: Setting
-    candidates: tuple[Candidate, ...]
-    infeasible: tuple[Infeasible, ...]
-    recommended: Candidate
-    reason: str
-    skipped: tuple[Skipped, ...] = ()
-    mechanisms: tuple[str, ...] | None = None
-
-
-def server_learning_rate(effective_rmse: float) -> float:
-    """Returns the server learning rate suggested for an effective RMSE (BandMF App. I).
-
-    A linear fit of logarithms over StackOverflow next-word prediction with federated SGD
-    with server momentum 0.95 and clip norm 1, rounded to a power of 1.7 as there: a place
-    to begin tuning elsewhere.
-
-    Args:
-      effective_rmse: As in :class:`Candidate`.
-
-    Returns:
-      The learning rate.
-
-    Raises:
-      ValueError: If the error is not above zero.
-    """
-    error = validation.positive_number(effective_rmse, "effective_rmse")
-    fitted = _RATE_SLOPE * math.log(error) + _RATE_OFFSET
-    return float(_RATE_BASE ** round(fitted / math.log(_RATE_BASE)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -544,7 +270,7 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     if len(candidates) == 1:
         return f"{recommended.name} is the only mechanism that fits."
     best = candidates[0]
-    quantity = quantity_of(best.error)
+    quantity = plans.quantity_of(best.error)
     if recommended.effective_error > (1.0 + _TIE) * best.effective_error:
         return (
             f"{recommended.name_with_sampling} has the smallest {quantity} of those whose "
@@ -566,15 +292,6 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
         f"mechanisms that fit, {best.effective_error:.4g}; the next, {second.name_with_sampling}, "
         f"has {about}{share:.1f} % more."
     )
-
-
-def quantity_of(error: PlannedError) -> str:
-    """Returns what a plan for an error compares, in words.
-
-    Args:
-      error: As in :class:`Setting`.
-    """
-    return _QUANTITIES[proposals.error_name(error)]
 
 
 def _proposals(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import side_processes
-from mf_aggregators.planning.planner import Candidate, Plan, Skipped
+from mf_aggregators.planning.plans import Candidate, Plan, Skipped
 from mf_aggregators.planning.side_processes import TimeLimitError
 
 # What the sensitivities of one matrix may take after the time limit, in seconds: most take less.

@@ -25,7 +25,7 @@ from mf_aggregators.participation import (
     samplers,
 )
 from mf_aggregators.participation.third_party import SchemeError
-from mf_aggregators.planning import planner, proposals
+from mf_aggregators.planning import planner, plans, proposals
 from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
 
@@ -177,10 +177,10 @@ def test_a_plan_names_it_and_weighs_others(monkeypatch: pytest.MonkeyPatch) -> N
     known = {"poisson": PoissonSampling, "enrolled": scheme}
     for module in (registry, planner, proposals):
         monkeypatch.setattr(module, "sampling_schemes", lambda: known)
-    setting = planner.Setting(8, 80, 10, None, "enrolled", 3.0, _DELTA, 100)
+    setting = plans.Setting(8, 80, 10, None, "enrolled", 3.0, _DELTA, 100)
     with refuses("enrolled", "contradicts itself", error=SchemeError):
         planner.make(setting, mechanisms=("identity",))
-    setting = dataclasses.replace(setting, sampling=planner.ANY_SAMPLING)
+    setting = dataclasses.replace(setting, sampling=plans.ANY_SAMPLING)
     plan = planner.make(setting, mechanisms=("identity",))
     assert ["contradicts" in each.reason for each in plan.infeasible] == [True]
     assert len(plan.candidates) == 2

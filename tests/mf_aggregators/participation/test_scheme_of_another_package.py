@@ -19,7 +19,7 @@ from mf_aggregators.participation import (
     registry,
 )
 from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.planning import planner, proposals
+from mf_aggregators.planning import planner, plans, proposals
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -151,7 +151,7 @@ def test_a_plan_for_any_way_to_take_part_weighs_it(monkeypatch: pytest.MonkeyPat
     }
     for module in (registry, planner, proposals):
         monkeypatch.setattr(module, "sampling_schemes", lambda: known)
-    setting = planner.Setting(12, 40, 10, None, planner.ANY_SAMPLING, 8.0, 1e-3, 100)
+    setting = plans.Setting(12, 40, 10, None, plans.ANY_SAMPLING, 8.0, 1e-3, 100)
     found = planner._proposals(setting, None, ["identity"])
     ways = [None if each.sampling is None else each.sampling.name for each in found]
     # Timers, and all but what another scheme is always better than.

@@ -11,7 +11,7 @@ import pytest
 from mf_aggregators import catalogue, planning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import Candidate, Plan, Setting
-from mf_aggregators.planning.planner import quantity_of
+from mf_aggregators.planning.plans import quantity_of
 from tests.refusals import refuses
 
 _TIMERS = Setting(

@@ -12,7 +12,7 @@ import pytest
 from mf_aggregators import atomic_files
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import planner, proposals, side_processes
-from mf_aggregators.planning.planner import Setting
+from mf_aggregators.planning.plans import Setting
 from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
 from tests.refusals import refuses
