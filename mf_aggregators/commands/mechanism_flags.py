@@ -4,7 +4,7 @@ import math
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from absl import flags
@@ -42,6 +42,22 @@ TARGET_RHO = (
 )
 # What a gap is of, by what was minimised, where it is not of the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
+
+
+class _Noise(Protocol):
+    """The values of the flags that say how much noise there is."""
+
+    @property
+    def noise_multiplier(self) -> float | None: ...
+
+    @property
+    def target_epsilon(self) -> float | None: ...
+
+    @property
+    def target_rho(self) -> float | None: ...
+
+    @property
+    def delta(self) -> float: ...
 
 
 def names(*, for_runs: bool = False) -> list[str]:
@@ -449,7 +465,7 @@ def check_one_noise(**given: float | None) -> None:
     check_choice(len(names) < 2, f"{' and '.join(names)} exclude each other: give one.")
 
 
-def noise_multiplier(values: flags.FlagValues) -> float | None:
+def noise_multiplier(values: flags.FlagValues | _Noise) -> float | None:
     """Returns the noise multiplier that the flags ask for, or None if they ask for none.
 
     Raises:

@@ -66,7 +66,7 @@ class _Flag:
 
     subject: str
     meaning: str | Callable[[], str]
-    choices: Callable[[], Sequence[str]] | None = None
+    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None
     is_positive: bool = False
     is_share: bool = False
     is_of_the_run: bool = True
@@ -87,10 +87,6 @@ def _flag(
 def _of_adaptive(meaning: str, name: str) -> str:
     """The help of a flag whose default AdaptiveClip has."""
     return f"With --clip_norm={ADAPTIVE}: {meaning} Default: {_DEFAULT[name]:g}."
-
-
-def _words(*words: str) -> Callable[[], Sequence[str]]:
-    return lambda: words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +125,7 @@ class RunConfig(Mapping[str, Any]):
     )
     batch_size: int = _flag("Training", "The number of examples in a local step.", is_positive=True)
     client_optimizer: str = _flag(
-        "Training", "The optimizer of the clients.", choices=_words("sgd", "adam")
+        "Training", "The optimizer of the clients.", choices=("sgd", "adam")
     )
     server_momentum: float = _flag("Training", "The momentum of the server.")
     server_warmup: float = _flag(
@@ -149,7 +145,7 @@ class RunConfig(Mapping[str, Any]):
         "How the server's rate falls: linearly to 5 %, or at once to 15 % (both in Denisov et al. "
         "Sec. 5).",
         default="linear",
-        choices=_words("linear", "drop"),
+        choices=("linear", "drop"),
     )
     initial_weights: str | None = _flag(
         "Training",
@@ -222,7 +218,7 @@ class RunConfig(Mapping[str, Any]):
             "--noise_multiplier is given."
         ),
         default=PREFIX_SUM,
-        choices=_words(PREFIX_SUM, TRAINING),
+        choices=(PREFIX_SUM, TRAINING),
     )
     target_epsilon: float | None = _flag(
         "Privacy", "The epsilon of the planned guarantee.", default=None
@@ -341,7 +337,7 @@ class RunConfig(Mapping[str, Any]):
         "Where the noise of earlier rounds is kept: in the server's state, on disk (in "
         "--noise_directory), or in the cheaper one that fits.",
         default="auto",
-        choices=lambda: [storage.value for storage in NoiseStorage],
+        choices=[storage.value for storage in NoiseStorage],
     )
     noise_directory: str | None = _flag(
         "Noise",
@@ -358,7 +354,7 @@ class RunConfig(Mapping[str, Any]):
         "What the noise's random bits come from: the cipher ChaCha20, or TensorFlow's Philox, "
         "which is faster and no cipher.",
         default=DEFAULT_SOURCE.value,
-        choices=lambda: [source.value for source in NoiseSource],
+        choices=[source.value for source in NoiseSource],
     )
     stop_at_epsilon: float | None = _flag(
         "Privacy",
@@ -513,10 +509,11 @@ def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[st
         if flag.subject not in subjects:
             continue
         group = FlagGroup(values, flag.subject, texts)
-        meaning = flag.meaning if isinstance(flag.meaning, str) else flag.meaning()
+        meaning = flag.meaning() if callable(flag.meaning) else flag.meaning
         default = None if field.default is dataclasses.MISSING else field.default
         if flag.choices is not None:
-            group.choice(field.name, flag.choices(), meaning, default)
+            choices = flag.choices() if callable(flag.choices) else flag.choices
+            group.choice(field.name, choices, meaning, default)
         elif field.type is bool:
             group.boolean(field.name, meaning, default)
         elif field.type in _INTEGERS:
@@ -529,13 +526,6 @@ def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[st
             group.number_or_word(field.name, meaning, default)
         else:
             group.string(field.name, meaning, default)
-
-
-def of_values(given: Mapping[str, Any]) -> RunConfig:
-    """Returns options of a mapping of all of them by name."""
-    own = {name: value for name, value in given.items() if name in NAMES}
-    others = {name: value for name, value in given.items() if name not in NAMES}
-    return RunConfig(**own, others=others)
 
 
 def mechanisms_of_training() -> list[str]:
@@ -596,7 +586,8 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         if name in given and given[name] is None and name != "target_epsilon":
             given[name] = default
     given["clip_norm"] = _clip_norm(given["clip_norm"])
-    options = dataclasses.replace(of_values(given), saved=saved)
+    own = {name: given.pop(name) for name in NAMES}
+    options = RunConfig(**own, others=given, saved=saved)
     _check_numbers(options)
     command.check_flags(options)
     _check_clip(options)
@@ -840,32 +831,22 @@ def _check_simulated_clients(options: RunConfig) -> None:
 
 def _with_noise_multiplier(options: RunConfig, default_epsilon: float) -> RunConfig:
     """The options with the noise that a target needs, where the population has no say in it."""
-    multiplier, target = options.noise_multiplier, options.target_epsilon
-    rho = options.target_rho
-    mechanism_flags.check_one_noise(
-        noise_multiplier=multiplier, target_epsilon=target, target_rho=rho
-    )
+    is_given = any(options[name] is not None for name in _NOISE)
     if options.mechanism == NOT_PRIVATE and options.checkpoint is None:
         check_choice(
-            multiplier is None and target is None and rho is None,
+            not is_given,
             f"--mechanism={NOT_PRIVATE} adds no noise: it takes none of --noise_multiplier, "
             "--target_epsilon and --target_rho.",
         )
-        multiplier = 0.0
-    elif rho is not None:
-        sufficient = mechanism_flags.noise_multiplier_of_rho(rho, options.delta)
-        if options.sampling == TIMERS:
-            multiplier = sufficient
-    elif multiplier is None:
-        target = default_epsilon if target is None else target
-        sufficient = mechanism_flags.noise_multiplier_of_epsilon(target, options.delta)
-        if options.sampling == TIMERS:
-            multiplier = sufficient
-    if multiplier is not None:
-        mechanism_flags.check_noise_multiplier(multiplier, options.delta)
+        options = dataclasses.replace(options, noise_multiplier=0.0)
+    elif not is_given:
+        options = dataclasses.replace(options, target_epsilon=default_epsilon)
+    multiplier = mechanism_flags.noise_multiplier(options)
+    if options.sampling == TIMERS:
+        options = dataclasses.replace(options, noise_multiplier=multiplier)
     check_choice(
-        not options.private_metrics or multiplier != 0.0,
+        not options.private_metrics or options.noise_multiplier != 0.0,
         "--private_metrics needs noise, and this run adds none: leave it out, or choose a "
         "mechanism with a noise multiplier above 0.",
     )
-    return dataclasses.replace(options, noise_multiplier=multiplier, target_epsilon=target)
+    return options
