@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,24 +20,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.factorizations import (
-    BandedFactorization,
-    DenseFactorization,
     Factorization,
-    StructuredFactorization,
     TreeAggregationFactorization,
-    banded_inverse,
-    blt,
-    toeplitz,
-    tree_aggregation,
 )
 from mf_aggregators.noise import recursions, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
-from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
+from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_rows import RowsInState, tile_rows
+from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
@@ -644,157 +637,3 @@ def test_no_row_is_made_twice(index: int) -> None:
             if blocks.recursion.num_state_vectors:
                 expected.add(f"state-{(k + 1) % 4}")
         assert written == expected
-
-
-_DRIFT_WIDTH = 3
-_DRIFT_ROUNDS = pytest.mark.parametrize(
-    "num_rounds", [500, pytest.param(10_000, marks=pytest.mark.long)]
-)
-
-
-def _square_root(num_bands: int) -> np.ndarray:
-    lags = np.arange(1, num_bands)
-    return np.concatenate([[1.0], np.cumprod((2.0 * lags - 1.0) / (2.0 * lags))])
-
-
-def _scaled_bands(n: int) -> Factorization:
-    scales = np.random.default_rng(0).uniform(0.5, 2.0, (n, 1))
-    bands = np.where(np.tri(n, 16, dtype=bool), _square_root(16), 0.0)
-    return BandedFactorization(bands * scales)
-
-
-def _structured(n: int) -> Factorization:
-    diagonals = np.where(np.tri(n, 4, dtype=bool), _square_root(4), 0.0)
-    left = np.exp(np.multiply.outer(np.arange(n), [-1e-3, -1e-4]))
-    return StructuredFactorization(diagonals, left, np.array([0.05, 0.01]) / left)
-
-
-def _dense(n: int) -> Factorization:
-    return DenseFactorization(
-        np.tril(recursions.matrix_from_bands(np.tile(_square_root(n), (n, 1))))
-    )
-
-
-# Those whose rows do not draw thousands of rows of Z again, and those that do.
-_OF_LINEAR_COST: dict[str, Callable[[int], Factorization]] = {
-    "tree_online": tree_aggregation,
-    "tree_full": lambda n: tree_aggregation(n, "full"),
-    "toeplitz": lambda n: toeplitz(n, 16, coefficients="square_root"),
-    "toeplitz of equal norms": lambda n: toeplitz(
-        n, 100, coefficients="square_root", equal_column_norms=True
-    ),
-    "banded": _scaled_bands,
-    "blt": lambda n: blt(n, 3),
-    "banded_inverse": lambda n: banded_inverse(n, 8, coefficients="square_root"),
-    "structured": _structured,
-}
-# Kinds of recursions that differ; the others are mechanisms of the same kinds.
-_KINDS = [
-    name if name in ("banded", "blt", "structured") else pytest.param(name, marks=pytest.mark.long)
-    for name in _OF_LINEAR_COST
-]
-_OF_QUADRATIC_COST: dict[str, Callable[[int], Factorization]] = {
-    "toeplitz of all bands": lambda n: toeplitz(
-        n, coefficients="square_root", equal_column_norms=True
-    ),
-    "dense": _dense,
-}
-_MOST_OF_QUADRATIC_COST = 2048
-
-
-@functools.cache
-def _drift_recursion(name: str, num_rounds: int) -> NoiseRecursion:
-    if name in _OF_QUADRATIC_COST:
-        found = _OF_QUADRATIC_COST[name](min(num_rounds, _MOST_OF_QUADRATIC_COST))
-    else:
-        found = _OF_LINEAR_COST[name](num_rounds)
-    return found.noise_recursion()
-
-
-@functools.cache
-def _drift_z(num_rounds: int) -> np.ndarray:
-    rows = tf.function(
-        lambda seed: tile_rows(
-            NoiseSource.CHACHA20,
-            seed,
-            tf.zeros([], tf.int64),
-            tf.constant(num_rounds),
-            tf.zeros([], tf.int64),
-            _DRIFT_WIDTH,
-            tensor_rows.graph_table(),
-        ),
-        autograph=False,
-    )(tf.constant(_SEED))
-    return np.asarray(rows.numpy())
-
-
-@functools.cache
-def _drift_exact(name: str, num_rounds: int) -> np.ndarray:
-    recursion = _drift_recursion(name, num_rounds)
-    return recursion.apply(_drift_z(num_rounds)[: recursion.num_rounds] * rows_of_z.STEP)
-
-
-def _check_drift(integers: np.ndarray, name: str, num_rounds: int) -> None:
-    """Neither rows nor prefix sums, which are what training uses, may drift."""
-    exact = _drift_exact(name, num_rounds)
-    steps = IntegerRows.of(_drift_recursion(name, num_rounds)).steps
-    rows = integers * steps[:, np.newaxis]
-    assert np.max(np.abs(rows - exact)) < 2e-7 * np.max(np.abs(exact))
-    difference = np.abs(np.cumsum(rows - exact, axis=0))
-    assert np.max(difference) < 1e-5 * np.max(np.abs(np.cumsum(exact, axis=0)))
-
-
-@pytest.mark.long_cases(2)
-@pytest.mark.long
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    "name",
-    [*_KINDS, *(pytest.param(name, marks=pytest.mark.long) for name in _OF_QUADRATIC_COST)],
-)
-@_DRIFT_ROUNDS
-def test_rounding_of_blocks_does_not_add_up(name: str, num_rounds: int) -> None:
-    """Hundreds of rounds in the blocks of a run, each from files of the one before it."""
-    recursion = _drift_recursion(name, num_rounds)
-    blocks = Blocks.of(recursion)
-    stream = _Stream(recursion, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),), blocks)
-    (segment,) = stream.noise.segments
-    assert stream.files is not None
-    files: RowsOnDisk = stream.files
-
-    @tf.function(autograph=False)
-    def make(block: tf.Tensor) -> tf.Tensor:
-        made = rows_on_disk._StreamFiles(
-            files,
-            segment,
-            tf.constant(_SEED),
-            tf.zeros([2], tf.int64),
-            tensor_rows.graph_table(),
-        )
-        return made.make(block, tf.zeros([], tf.int64))
-
-    rows = np.concatenate(
-        [make(tf.constant(block, tf.int64)).numpy() for block in range(blocks.num_blocks)]
-    )
-    _check_drift(rows, name, num_rounds)
-
-
-@pytest.mark.long_cases(1)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("name", _KINDS)
-@_DRIFT_ROUNDS
-def test_rounding_of_states_does_not_add_up(name: str, num_rounds: int) -> None:
-    recursion = _drift_recursion(name, num_rounds)
-    store = RowsInState(IntegerRows.of(recursion))
-    noise = TensorNoise(store, (tf.TensorSpec((_DRIFT_WIDTH,), tf.float32),))
-    next_row = tf.autograph.experimental.do_not_convert(noise.next_row)
-
-    @tf.function
-    def run(seed: tf.Tensor) -> tf.Tensor:
-        rows = tf.TensorArray(tf.int32, num_rounds)
-        state = noise.initial_state(seed, tf.zeros([2], tf.int64))
-        for position in tf.range(num_rounds):
-            (row,), _, state = next_row(state)
-            rows = rows.write(position, row)
-        return rows.stack()
-
-    _check_drift(run(tf.constant(_SEED)).numpy(), name, num_rounds)
