@@ -1,10 +1,12 @@
 """What tests of runs share."""
 
+import pathlib
 from typing import NoReturn
 
 import pytest
 
 from simulations.runs import federated_runs
+from tests.simulations.comparison_workplace import Workplace
 
 
 class _BegunError(ValueError):
@@ -19,3 +21,11 @@ def _training_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         raise _BegunError("training begins")
 
     monkeypatch.setattr(federated_runs, "_train", begin)
+
+
+@pytest.fixture
+def workplace(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A directory in which comparisons run."""
+    # A module that python -m starts is looked for in the current directory first.
+    monkeypatch.chdir(tmp_path)
+    return Workplace(tmp_path)

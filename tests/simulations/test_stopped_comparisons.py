@@ -1,0 +1,206 @@
+"""compare-mechanisms: how it stops and goes on, and has several runs at a time."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.simulations.comparison_workplace import THREE, THREE_MECHANISMS, Workplace, call
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.long
+def test_a_stop_is_passed_on_once_and_the_comparison_goes_on_later(
+    workplace: Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hold = workplace.control / "hold-none_1"
+    hold.touch()
+    process = workplace.process(*THREE)
+    _wait_for((workplace.control / "at-work-none_1").exists)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert (workplace.control / "stops-none_1").read_text() == "1"
+    assert "stopping each run after its round" in err
+    assert "interrupted; 1 of 6 runs are finished" in err
+    hold.unlink()
+    status, out, err = call(capfd, *THREE, "--format=json")
+    assert status == 0, err
+    assert [row["repetitions"] for row in json.loads(out)["rows"]] == [2, 2, 2]
+    names = [name for name, _ in workplace.started()]
+    assert names[:3] == ["identity_1", "none_1", "none_1"]
+    assert len(names) == 7
+    # Only mechanisms that had never begun were checked again.
+    checked = [arguments[1] for arguments in workplace.checks()]
+    assert checked == [f"--mechanism={each}" for each in (*THREE_MECHANISMS, "banded")]
+
+
+@pytest.mark.long
+def test_a_second_stop_is_passed_on_at_once(workplace: Workplace) -> None:
+    for name in ("hold-banded_1", "deaf"):
+        (workplace.control / name).touch()
+    process = workplace.process("--mechanisms=banded")
+    at_work = workplace.control / "at-work-banded_1"
+    _wait_for(lambda: at_work.exists() and at_work.read_text() != "")
+    process.send_signal(signal.SIGINT)
+    _wait_for((workplace.control / "heard").exists)
+    # Until the second one comes, nothing more is passed on.
+    time.sleep(0.5)
+    assert not (workplace.control / "stops-banded_1").exists()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert (workplace.control / "stops-banded_1").read_text() == "2"
+    assert not _is_alive(int(at_work.read_text()))
+
+
+@pytest.mark.long
+def test_a_run_that_ends_while_a_stop_waits_is_kept(workplace: Workplace) -> None:
+    for name in ("hold-banded_1", "deaf"):
+        (workplace.control / name).touch()
+    process = workplace.process("--mechanisms=banded,tree", "--repetitions=1")
+    _wait_for((workplace.control / "at-work-banded_1").exists)
+    process.send_signal(signal.SIGTERM)
+    _wait_for((workplace.control / "heard").exists)
+    (workplace.control / "hold-banded_1").unlink()
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert "1 of 2 runs are finished" in err
+    assert (workplace.output / "banded_1.json").exists()
+    assert [name for name, _ in workplace.started()] == ["banded_1"]
+
+
+@pytest.mark.long
+def test_a_killed_comparison_goes_on_once_its_run_has_ended(
+    workplace: Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run outlives it, and no second one may work in the same directory."""
+    hold = workplace.control / "hold-banded_1"
+    hold.touch()
+    arguments = ("--mechanisms=banded,tree", "--repetitions=1")
+    process = workplace.process(*arguments)
+    at_work = workplace.control / "at-work-banded_1"
+    _wait_for(lambda: at_work.exists() and at_work.read_text() != "")
+    process.kill()
+    process.communicate()
+    assert _is_alive(int(at_work.read_text()))
+    status, _, err = call(capfd, *arguments)
+    assert status == 2
+    assert "a run that one has left behind, is at work in" in err
+    assert [name for name, _ in workplace.started()] == ["banded_1"]
+    hold.unlink()
+    _wait_for(lambda: not _is_alive(int(at_work.read_text())))
+    status, _, err = call(capfd, *arguments)
+    assert status == 0, err
+    assert [name for name, _ in workplace.started()] == ["banded_1", "banded_1", "tree_1"]
+
+
+def _at_work(workplace: Workplace) -> set[str]:
+    names = (path.name.removeprefix("at-work-") for path in workplace.control.glob("at-work-*"))
+    return {name for name in names if name != "run"}
+
+
+@pytest.mark.long
+def test_two_runs_at_a_time(workplace: Workplace, capfd: pytest.CaptureFixture[str]) -> None:
+    holds = {name: workplace.control / f"hold-{name}" for name in ("none_1", "banded_1")}
+    for hold in holds.values():
+        hold.touch()
+    process = workplace.process("--parallel_runs=2", *THREE, "--format=json")
+    # The first run has ended, two are under way, and no third one is begun.
+    _wait_for(lambda: set(holds) <= _at_work(workplace))
+    time.sleep(0.5)
+    assert _at_work(workplace) == {"identity_1", *holds}
+    # The place of one that ends is taken at once, though an earlier one is still under way.
+    holds["banded_1"].unlink()
+    _wait_for(lambda: "banded_2" in _at_work(workplace))
+    assert not (workplace.output / "none_1.json").exists()
+    _wait_for((workplace.output / "banded_2.json").exists)
+    holds["none_1"].unlink()
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert [name for name, _ in workplace.started()].count("none_1") == 1
+    assert len(workplace.started()) == 6
+    # The same as one at a time, whatever the order in which they ended.
+    status, one_at_a_time, _ = call(capfd, *THREE, "--format=json")
+    assert status == 0
+    assert json.loads(out)["rows"] == json.loads(one_at_a_time)["rows"]
+    assert [row["mechanism"] for row in json.loads(out)["rows"]] == ["none", "banded", "identity"]
+
+
+@pytest.mark.long
+def test_a_stop_reaches_all_runs_under_way(
+    workplace: Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("identity_1", "none_1"):
+        (workplace.control / f"hold-{name}").touch()
+    process = workplace.process("--parallel_runs=2", *THREE)
+    _wait_for(lambda: len(_at_work(workplace)) == 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert "interrupted; 0 of 6 runs are finished" in err
+    for name in ("identity_1", "none_1"):
+        assert (workplace.control / f"stops-{name}").read_text() == "1"
+        (workplace.control / f"hold-{name}").unlink()
+    assert call(capfd, "--parallel_runs=3", *THREE)[0] == 0
+    assert len(workplace.started()) == 8
+
+
+@pytest.mark.long
+def test_two_requests_end_all_runs_under_way(workplace: Workplace) -> None:
+    for name in ("hold-identity_1", "hold-none_1", "deaf"):
+        (workplace.control / name).touch()
+    process = workplace.process("--parallel_runs=2", *THREE)
+    files = [workplace.control / f"at-work-{name}" for name in ("identity_1", "none_1")]
+    _wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    process.send_signal(signal.SIGINT)
+    _wait_for((workplace.control / "heard").exists)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert not any(_is_alive(int(file.read_text())) for file in files)
+
+
+@pytest.mark.long
+def test_a_run_that_fails_stops_the_others_after_their_rounds(
+    workplace: Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (workplace.control / "hold-identity_1").touch()
+    failure = workplace.control / "fail-none_1"
+    failure.write_text("identity_1")
+    status, out, err = call(capfd, "--parallel_runs=2", *THREE)
+    assert (status, out) == (2, "")
+    assert "none_1 ended with status 7; the last line of its log" in err.splitlines()[-1]
+    # The other was asked once, and had the time to save its state.
+    assert (workplace.control / "stops-identity_1").read_text() == "1"
+    # Both at a time: whichever came first.
+    assert sorted(name for name, _ in workplace.started()) == ["identity_1", "none_1"]
+    failure.unlink()
+    (workplace.control / "hold-identity_1").unlink()
+    assert call(capfd, "--parallel_runs=2", *THREE)[0] == 0
+    assert len(workplace.started()) == 8
+
+
+def test_the_number_of_parallel_runs_is_checked(
+    workplace: Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = call(capfd, *THREE, "--parallel_runs=0")
+    assert status == 2
+    assert "--parallel_runs must be" in err
+    assert workplace.started() == []
