@@ -15,7 +15,6 @@ import matplotlib.container
 import matplotlib.lines
 import numpy as np
 import pytest
-from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
@@ -27,10 +26,11 @@ from simulations.comparison.repeated_runs import Variant
 from simulations.examples.cifar10_classification import run_cifar10
 from simulations.examples.digit_classification import data as digits
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import planned_runs, run_config
+from simulations.runs import planned_runs
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
 from stackoverflow_nwp import run_stackoverflow
+from tests.simulations.parsed_flags import config_of
 
 _RUN = """
 import json, os, pathlib, sys, time
@@ -342,11 +342,8 @@ def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
         variant = configurations.variant_of(
             configuration, setting, TrainingPlace(tmp_path, "cifar10"), Workspace()
         )
-        values = flags.FlagValues()
-        flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-        run_config.define_flags(values, run_cifar10.COMMAND)
-        values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
-        options = run_config.of_flags(values, run_cifar10.COMMAND)
+        mechanism = f"--mechanism={variant.mechanism}"
+        options = config_of(run_cifar10.COMMAND, mechanism, *variant.flags)
         is_sgd = configuration.kind == configurations.AMPLIFIED_IDENTITY
         assert options["server_momentum"] == (0.0 if is_sgd else 0.95)
         if configuration.kind != configurations.MULTI_EPOCH_FIXED_ORDER:
@@ -377,11 +374,7 @@ _DEFINITIONS = (
 def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
     """What a run itself makes of its flags; None if it would have to search for its noise."""
     command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, command)
-    values(["run", f"--mechanism={variant.mechanism}", *variant.flags])
-    options = run_config.of_flags(values, command)
+    options = config_of(command, f"--mechanism={variant.mechanism}", *variant.flags)
     if options["sampling"] != "timers":
         return None
     data: Any = _Population(setting.population)

@@ -5,18 +5,17 @@ import math
 
 import numpy as np
 import pytest
-from absl import flags
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from simulations import compare_mechanisms
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import run_config, run_directory
+from simulations.runs import run_directory
 from simulations.runs.round_records import ParticipationLedger
-from simulations.runs.run_config import RunConfig
 from tests.refusals import refuses
 from tests.simulations.comparison_workplace import THREE, THREE_MECHANISMS, Workplace, call
+from tests.simulations.parsed_flags import config_of
 
 # Of two values a and b, Student's t interval has the half-width t |a - b| / 2, where t is the
 # quantile for one degree of freedom.
@@ -403,22 +402,14 @@ def test_flags_are_handed_on_as_a_shell_would(given_flags: dict[str, str | None]
 )
 def test_runs_without_noise_are_not_handed_what_they_refuse(words: str) -> None:
     """As the command that trains reads its flags."""
-
-    def config(*arguments: str) -> RunConfig:
-        values = flags.FlagValues()
-        flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-        run_config.define_flags(values, run_digits.COMMAND)
-        values(["run-digits", *arguments])
-        return run_config.of_flags(values, run_digits.COMMAND)
-
     parsed = compare_mechanisms.parse_flags(f"{words} --target_epsilon=8")
     for mechanism, is_private in (("none", False), ("identity", True)):
         handed = compare_mechanisms._flags_of(parsed, mechanism, None)
-        found = config(f"--mechanism={mechanism}", *handed)
+        found = config_of(run_digits.COMMAND, f"--mechanism={mechanism}", *handed)
         assert found.private_metrics == (is_private and "private_metrics" in words)
         assert found.audit_canaries == (150 if is_private and "canaries" in words else None)
     with refuses("noise"):
-        config("--mechanism=none", *words.split())
+        config_of(run_digits.COMMAND, "--mechanism=none", *words.split())
 
 
 @pytest.mark.long

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
@@ -47,6 +46,7 @@ from stackoverflow_nwp.federated_text import Example
 from tests import statement_schemas
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandServer
+from tests.simulations.parsed_flags import config_of
 from tests.stackoverflow_nwp import last_word_model
 
 pytestmark = pytest.mark.begun_first
@@ -91,11 +91,7 @@ def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[
 
 
 def _options(arguments: list[str]) -> RunConfig:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, _COMMAND)
-    values(["run-stackoverflow", *arguments])
-    return run_config.of_flags(values, _COMMAND)
+    return config_of(_COMMAND, *arguments)
 
 
 def _plan(options: RunConfig, begun: Mapping[str, Any] | None = None) -> Run:

@@ -6,13 +6,12 @@ import pathlib
 from typing import Any
 
 import pytest
-from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line, factorize, plan, plan_text
-from simulations.runs import run_config
 from simulations.runs.run_config import RunConfig
 from stackoverflow_nwp import run_stackoverflow
+from tests.simulations.parsed_flags import config_of
 
 SETTING = (
     "--num_rounds=12",
@@ -55,12 +54,7 @@ def run_factorize(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 def options_of_run(words: list[str]) -> RunConfig:
     """What a run would do, with every default filled in, for a file in a template's place."""
     words = [word.replace(plan_text.PLACEHOLDER, "mine.sqlite") for word in words]
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    command = run_stackoverflow.command()
-    run_config.define_flags(values, command)
-    assert len(values(words, known_only=False)) == 1
-    return run_config.of_flags(values, command)
+    return config_of(run_stackoverflow.command(), *words[1:])
 
 
 def arguments_of(lines: str) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
 
 from mf_aggregators.audit import one_run
 from mf_aggregators.commands import command_line
@@ -33,16 +32,13 @@ from simulations.runs.run_config import RunConfig
 from simulations.runs.run_statements import RunStatements
 from simulations.training.federated_task import FederatedTask
 from tests.refusals import refuses
+from tests.simulations.parsed_flags import config_of
 
 _ROUNDS, _CANARIES = 2, 150
 
 
 def _options(*arguments: str) -> RunConfig:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, COMMAND)
-    values(["run-digits", f"--audit_canaries={_CANARIES}", *arguments])
-    return run_config.of_flags(values, COMMAND)
+    return config_of(COMMAND, f"--audit_canaries={_CANARIES}", *arguments)
 
 
 def _run(path: pathlib.Path, *arguments: str) -> Run:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 from tensorflow.core.util import event_pb2
 
 from mf_aggregators import factorizations, private_metrics
@@ -23,7 +22,7 @@ from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import client_sums
 from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digit_classification.run_digits import COMMAND, DigitsData
-from simulations.runs import federated_training, planned_runs, round_metrics, run_config
+from simulations.runs import federated_training, planned_runs, round_metrics
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_metrics import RoundMetrics
 from simulations.runs.run_directory import RunDirectory
@@ -31,14 +30,11 @@ from simulations.runs.run_statements import RunStatements
 from simulations.training import private_aggregation, weights_files
 from simulations.training.federated_task import TEST, FederatedTask
 from tests.refusals import refuses
+from tests.simulations.parsed_flags import config_of
 
 
 def _plan(path: pathlib.Path, *arguments: str) -> Run:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, COMMAND)
-    values(["run-digits", "--num_rounds=2", "--mechanism=identity", *arguments])
-    options = run_config.of_flags(values, COMMAND)
+    options = config_of(COMMAND, "--num_rounds=2", "--mechanism=identity", *arguments)
     return planned_runs.plan(options, COMMAND.open_data(options), RunDirectory(path), 64, seed=1)
 
 

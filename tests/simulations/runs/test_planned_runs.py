@@ -31,6 +31,7 @@ from simulations.training import learning_rate_schedules, weights_files
 from tests import console_commands
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
+from tests.simulations.parsed_flags import values_of
 
 _ROUNDS, _MORE, _SCHEMA = 12, 30, MinSeparation(4)
 _CLIENTS = ("--separation=4", "--clients_per_round=5")
@@ -41,11 +42,7 @@ _MAX_BANDS = 64
 
 
 def _values(*arguments: str, clients: Sequence[str]) -> flags.FlagValues:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, COMMAND)
-    values(["run-digits", f"--num_rounds={_ROUNDS}", *clients, *_RECIPE, *arguments])
-    return values
+    return values_of(COMMAND, f"--num_rounds={_ROUNDS}", *clients, *_RECIPE, *arguments)
 
 
 def _plan(

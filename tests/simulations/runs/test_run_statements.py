@@ -24,14 +24,11 @@ from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import PrivacyBudget, RunStatements
 from tests.refusals import refuses
+from tests.simulations.parsed_flags import values_of
 
 
 def _values(*arguments: str) -> flags.FlagValues:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, COMMAND)
-    values(["run-digits", "--num_rounds=12", "--mechanism=identity", *arguments])
-    return values
+    return values_of(COMMAND, "--num_rounds=12", "--mechanism=identity", *arguments)
 
 
 def _plan(values: flags.FlagValues, path: pathlib.Path = pathlib.Path("not written")) -> Run:

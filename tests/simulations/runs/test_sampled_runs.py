@@ -31,17 +31,14 @@ from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from tests.refusals import refuses
+from tests.simulations.parsed_flags import values_of
 
 _ROUNDS = 12
 _CLIENTS = 143
 
 
 def _values(*arguments: str) -> flags.FlagValues:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, COMMAND)
-    values(["run-digits", f"--num_rounds={_ROUNDS}", *arguments])
-    return values
+    return values_of(COMMAND, f"--num_rounds={_ROUNDS}", *arguments)
 
 
 def _plan(*arguments: str, path: pathlib.Path = pathlib.Path("not written")) -> Run:

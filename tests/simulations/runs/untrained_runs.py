@@ -18,6 +18,7 @@ from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from simulations.runs.run_statements import RunStatements
 from simulations.training import weights_files
+from tests.simulations.parsed_flags import values_of
 
 CLIENTS = 143
 BANDED = ("--mechanism=banded", "--num_bands=3")
@@ -30,12 +31,8 @@ BROKEN_PLAN = [[0, 1, 2, 3, 4]] * 2 + [[5 * index + i for i in range(5)] for ind
 
 def parse_flags(*arguments: str) -> flags.FlagValues:
     """The flags of a run on digits, of twelve rounds unless a checkpoint has others."""
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, COMMAND)
     has_rounds = any(each.startswith("--checkpoint=") for each in arguments)
-    values(["run-digits", *([] if has_rounds else ["--num_rounds=12"]), *arguments])
-    return values
+    return values_of(COMMAND, *([] if has_rounds else ["--num_rounds=12"]), *arguments)
 
 
 def begin_run(path: pathlib.Path, *arguments: str) -> Run:

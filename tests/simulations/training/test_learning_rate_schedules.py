@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tensorflow_federated as tff
-from absl import flags
 
 import mf_aggregators as mfa
 from simulations.examples.digit_classification import run_digits
-from simulations.runs import planned_runs, run_config
+from simulations.runs import planned_runs
 from simulations.training import learning_rate_schedules
 from simulations.training.learning_rate_schedules import Schedule
 from tests.refusals import refuses
+from tests.simulations.parsed_flags import config_of
 
 _BANDMF_ROUNDS = 2052
 _DENISOV_ROUNDS = 2048
@@ -254,11 +254,8 @@ def test_a_mechanism_for_the_workload_beats_one_for_prefix_sums() -> None:
 @pytest.mark.parametrize(("cooldown", "last"), [("linear", 0.05), ("drop", 0.15)])
 def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last: float) -> None:
     """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, run_digits.COMMAND)
-    values(["run-digits", "--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}"])
-    options = run_config.of_flags(values, run_digits.COMMAND)
+    falls = ("--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}")
+    options = config_of(run_digits.COMMAND, *falls)
     rates = planned_runs.server_schedule(options).rates(2048, 2.0)
     assert np.all(rates[:1536] == 2.0)
     assert np.all(rates[1536:] < 2.0)

@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import pytest
-from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import sampling_scheme
@@ -13,14 +12,11 @@ from simulations.runs import federated_runs, run_config
 from simulations.runs.run_config import RunConfig
 from tests.refusals import refuses
 from tests.simulations.examples.cifar10_classification import cifar10_files
+from tests.simulations.parsed_flags import config_of
 
 
 def _options(*arguments: str) -> RunConfig:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, run_cifar10.COMMAND)
-    values(["run-cifar10", *arguments])
-    return run_config.of_flags(values, run_cifar10.COMMAND)
+    return config_of(run_cifar10.COMMAND, *arguments)
 
 
 def test_the_defaults_are_20_epochs_in_batches_of_500() -> None:

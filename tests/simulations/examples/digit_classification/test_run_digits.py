@@ -20,6 +20,7 @@ from simulations.runs.run_config import RunConfig
 from simulations.training import weights_files
 from tests.refusals import refuses
 from tests.simulations.command_processes import CommandProcess, CommandServer
+from tests.simulations.parsed_flags import config_of
 from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
 pytestmark = pytest.mark.begun_first
@@ -29,11 +30,7 @@ _ROUNDS = 8
 
 
 def _options(*arguments: str) -> RunConfig:
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, run_digits.COMMAND)
-    values(["run-digits", *arguments])
-    return run_config.of_flags(values, run_digits.COMMAND)
+    return config_of(run_digits.COMMAND, *arguments)
 
 
 def test_defaults_depend_on_the_setting() -> None:
@@ -402,12 +399,8 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
         return every
 
     command = dataclasses.replace(run_digits.COMMAND, defaults=defaults)
-    values = flags.FlagValues()
-    flags.DEFINE_enum("format", "text", ["text", "json"], "", flag_values=values)
-    run_config.define_flags(values, command)
-    values(["run-digits"])
     with refuses("server_momentum", error=TypeError):
-        run_config.of_flags(values, command)
+        config_of(command)
 
 
 @pytest.mark.short_cases(1)
