@@ -1,0 +1,278 @@
+"""Noise of the aggregator's rounds: its distribution, where it is kept, what it is added to."""
+
+import asyncio
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators.noise import recursions
+from mf_aggregators.tff import processes
+from tests.mf_aggregators.statistics_of_noise import check_standard_normal
+from tests.mf_aggregators.tff.small_aggregators import (
+    NEST,
+    NUM_ROUNDS,
+    PARTICIPATION,
+    flat,
+    make_process,
+    nest_of,
+    process_with_noise,
+    query_rounds,
+    small_matrix,
+)
+from tests.refusals import refuses
+
+pytestmark = pytest.mark.begun_first
+
+_Maker = Callable[[int], mfa.factorizations.Factorization]
+
+
+def _banded(num_rounds: int) -> mfa.factorizations.Factorization:
+    return mfa.factorizations.banded(mfa.workloads.prefix_sum(num_rounds), 8)
+
+
+_MECHANISMS: dict[str, _Maker] = {
+    "identity": mfa.factorizations.identity,
+    "banded": _banded,
+    "optimal": lambda n: mfa.factorizations.optimal(mfa.workloads.prefix_sum(n)),
+    "tree_online": mfa.factorizations.tree_aggregation,
+    "tree_full": lambda n: mfa.factorizations.tree_aggregation(n, "full"),
+    "toeplitz": lambda n: mfa.factorizations.toeplitz(n, 8, equal_column_norms=True),
+    "toeplitz_of_all_bands": lambda n: mfa.factorizations.toeplitz(n, equal_column_norms=True),
+    "blt": lambda n: mfa.factorizations.blt(n, 3, mfa.participation.MinSeparation(8)),
+    "banded_inverse": lambda n: mfa.factorizations.banded_inverse(
+        n, 8, mfa.participation.MinSeparation(8)
+    ),
+    "structured": lambda n: mfa.factorizations.structured(mfa.factorizations.toeplitz(n), 2, 2),
+}
+
+
+def _saved_and_restored(state: Any, structure: Any, directory: pathlib.Path) -> Any:
+    manager = tff.program.FileProgramStateManager(directory)
+    asyncio.run(manager.save(state, version=1))
+    return asyncio.run(manager.load(1, structure))
+
+
+# One of each kind of recursion.
+_KINDS = ("identity", "banded", "optimal", "tree_online", "blt", "banded_inverse")
+
+
+# Several blocks of rounds, for noise on disk, in each.
+@pytest.mark.long_cases(3)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mechanism", "storage", "num_rounds"),
+    [
+        # In the state, tests of the rows have every kind, too, and so has the comparison with the
+        # aggregator in NumPy.
+        *((mechanism, "state", 14) for mechanism in _KINDS),
+        # On disk, rows that follow from rows.
+        *((mechanism, "disk", 64 if mechanism in _KINDS else 14) for mechanism in _MECHANISMS),
+    ],
+)
+def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
+    mechanism: str, storage: str, num_rounds: int, tmp_path: pathlib.Path
+) -> None:
+    """N^-1 Y / stddev is white over all rounds; a new process and worker go on in the middle.
+
+    N is the matrix of the streamed rows, C^-1 but for trees. Each coordinate is a draw of
+    n entries of Z, whose means, variances, covariances and distribution are tested. A false
+    alarm once in ten million runs. A worker holds nothing of any mechanism: that another one
+    goes on is tested for one of each kind, and on disk.
+    """
+    factorization = _MECHANISMS[mechanism](num_rounds)
+    dimension, multiplier, clip_norm, cohort = 2000, 0.7, 3.0, 5
+
+    def build() -> tff.templates.AggregationProcess:
+        return make_process(
+            tff.TensorType(np.float32, [dimension]),
+            factorization=factorization,
+            noise_multiplier=multiplier,
+            clip_norm=clip_norm,
+            clients_per_round=cohort,
+            noise_storage=storage,
+            noise_directory=tmp_path / "noise",
+        )
+
+    process = build()
+    state = process.initialize()
+    rows = []
+    for i in range(num_rounds):
+        if i == num_rounds // 2 + 2:
+            if num_rounds == 64:
+                processes.end_workers()
+            process = build()
+            state = _saved_and_restored(state, process.initialize(), tmp_path / "states")
+        output = process.next(state, [np.zeros(dimension, np.float32)])
+        rows.append(output.result)
+        state = output.state
+    stddev = multiplier * clip_norm * factorization.sensitivity(PARTICIPATION)
+    streamed = factorization.noise_recursion().noising_matrix()
+    whitened = np.linalg.solve(streamed, np.array(rows, np.float64)) * cohort / stddev
+    check_standard_normal(whitened.T)
+
+
+@pytest.mark.long_cases(1)
+@pytest.mark.parametrize(
+    ("source", "is_nest"),
+    [
+        pytest.param("chacha20", False, marks=pytest.mark.long),
+        pytest.param("chacha20", True, marks=pytest.mark.long),
+        pytest.param("philox", True, marks=pytest.mark.long),
+    ],
+)
+def test_storages_give_the_same_rows(source: str, is_nest: bool, tmp_path: pathlib.Path) -> None:
+    factorization = _MECHANISMS["banded"](16)
+    results = []
+    for storage in ("state", "disk", "auto"):
+        process = make_process(
+            NEST if is_nest else tff.TensorType(np.float32, [5]),
+            factorization=factorization,
+            noise_multiplier=1.0,
+            seed=4,
+            noise_storage=storage,
+            noise_source=source,
+            noise_directory=tmp_path / storage,
+        )
+        state, rows = process.initialize(), []
+        for _ in range(10):
+            output = process.next(state, [nest_of(0.0) if is_nest else np.zeros(5, np.float32)])
+            rows.append(flat(output.result) if is_nest else output.result)
+            state = output.state
+        results.append(np.array(rows))
+    # bfloat16 has 8 bits of mantissa.
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-2, atol=1e-5)
+    np.testing.assert_array_equal(results[2], results[0])
+
+
+def test_sources_differ_under_one_seed() -> None:
+    specs = tf.TensorSpec([5], tf.float32)
+    philox, chacha20 = (
+        query_rounds(specs, noise_multiplier=1.0, seed=4, noise_source=source)[0][0]
+        for source in ("philox", "chacha20")
+    )
+    assert not np.any(philox == chacha20)
+
+
+def _noised(directory: pathlib.Path, storage: str, source: str = "chacha20") -> Any:
+    return make_process(
+        tff.TensorType(np.float32, [3]),
+        noise_multiplier=1.0,
+        noise_storage=storage,
+        noise_source=source,
+        noise_directory=directory,
+    )
+
+
+@pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
+def test_the_noise_of_a_round_is_not_added_to_other_data(
+    storage: str, tmp_path: pathlib.Path
+) -> None:
+    """From an older state, the same data is released again, and other data is refused."""
+    process = _noised(tmp_path / "noise", storage)
+    state = process.initialize()
+    cohort = [np.array([0.3, 0.1, -0.2], np.float32), np.array([0.0, 0.5, 0.1], np.float32)]
+    other = [np.array([0.3, 0.1, -0.2], np.float32), np.array([0.0, 0.5, 0.2], np.float32)]
+    first = process.next(state, cohort)
+    second = process.next(first.state, other)
+    again = _noised(tmp_path / "noise", storage)
+    np.testing.assert_array_equal(again.next(state, cohort).result, first.result)
+    # The same updates summed in another order.
+    np.testing.assert_allclose(again.next(state, cohort[::-1]).result, first.result, atol=1e-6)
+    with refuses("released", error=Exception):
+        again.next(state, other)
+    np.testing.assert_array_equal(again.next(first.state, other).result, second.result)
+    # Another run has noise of its own.
+    again.next(again.initialize(), other)
+
+
+@pytest.mark.long_cases(2)
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("storage", "source"),
+    [
+        ("state", "chacha20"),
+        pytest.param("state", "philox", marks=pytest.mark.long),
+        pytest.param("disk", "chacha20", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("size_of_cohort", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_a_first_round_of_nothing_is_recorded_like_any_other(
+    storage: str, source: str, size_of_cohort: int, tmp_path: pathlib.Path
+) -> None:
+    """An empty first cohort, or updates of zeros, do not leave the noise free for a client."""
+    process = _noised(tmp_path / "noise", storage, source)
+    state, other = process.initialize(), process.initialize()
+    nothing = [np.zeros(3, np.float32)] * size_of_cohort
+    client = [np.array([0.3, 0.1, -0.2], np.float32)]
+    first = process.next(state, nothing)
+    again = _noised(tmp_path / "noise", storage, source)
+    for each in (process, again):
+        with refuses("released", error=Exception):
+            each.next(state, client)
+        np.testing.assert_array_equal(each.next(state, nothing).result, first.result)
+    # Another start has noise of its own, and its first round may be of anything.
+    released = again.next(other, client)
+    assert np.all(np.isfinite(released.result))
+    with refuses("released", error=Exception):
+        again.next(other, nothing)
+    again.next(first.state, client)
+
+
+@pytest.mark.long
+def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
+    """Nothing is drawn or recorded before the first round."""
+    process = _noised(tmp_path / "noise", "disk")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    states = [process.initialize() for _ in range(2)]
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+    for state in states:
+        # What tells an initial state from others in TFF, whose event is a placeholder.
+        assert state.is_init_state
+        assert not process.next(state, []).state.is_init_state
+
+
+def test_scaling_the_matrix_does_not_change_a_run() -> None:
+    bands = recursions.bands_of_matrix(small_matrix().strategy_matrix(), 3)
+
+    def row(factorization: mfa.factorizations.Factorization, dtype: tf.DType) -> np.ndarray:
+        specs = tf.TensorSpec([5], dtype)
+        return query_rounds(specs, factorization=factorization, noise_multiplier=1.0, seed=3)[0][0]
+
+    for dtype, scale in ((tf.float32, 1e-90), (tf.float64, 1e90)):
+        unscaled, scaled = (
+            row(mfa.factorizations.BandedFactorization(factor * bands), dtype)
+            for factor in (1.0, scale)
+        )
+        np.testing.assert_allclose(scaled, unscaled, rtol=1e-5)
+    dense = mfa.factorizations.DenseFactorization(1e-90 * small_matrix().strategy_matrix())
+    np.testing.assert_allclose(row(dense, tf.float64), unscaled, rtol=1e-5)
+
+
+def test_two_starts_of_one_process_have_different_noise() -> None:
+    process = process_with_noise()
+    first, second = (
+        process.next(process.initialize(), [np.zeros(2, np.float32)]).result for _ in range(2)
+    )
+    assert not np.any(first == second)
+
+
+def test_a_round_past_the_last_one_fails_and_says_why() -> None:
+    process = process_with_noise()
+    state = process.initialize()
+    for _ in range(NUM_ROUNDS):
+        state = process.next(state, [np.zeros(2, np.float32)]).state
+    with pytest.raises(processes.RefusalError) as raised:
+        process.next(state, [np.zeros(2, np.float32)])
+    assert str(raised.value) == (
+        "The factorization has noise for 6 rounds, and one more round was asked for: its noise row "
+        "would repeat an earlier one. Stop training, or use a factorization for more rounds."
+    )

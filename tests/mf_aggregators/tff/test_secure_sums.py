@@ -1,0 +1,143 @@
+"""Secure sums of the aggregator: the integers that they add, and that no other sums are made."""
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow_federated as tff
+
+import mf_aggregators as mfa
+from mf_aggregators import integer_sums
+from mf_aggregators.tff import processes
+from tests.mf_aggregators.tff import secure_sum_table
+from tests.mf_aggregators.tff.small_aggregators import NEST, flat, make_process, nest_of
+from tests.refusals import refuses
+
+pytestmark = pytest.mark.begun_first
+
+_BITS = sorted({row.bits for row in secure_sum_table.rows()})
+_ADAPTIVE = mfa.AdaptiveClip(0.5, update_period=1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_clip_norm_that_adapts_in_secure_sums() -> None:
+    """Updates and indicators are integers of a secure sum, and no other sum of clients is made."""
+    clip = mfa.AdaptiveClip(0.5, update_period=1)
+    process = make_process(
+        tff.TensorType(np.float32, [2]), clip_norm=clip, secure_aggregation_bits=28
+    )
+    tff.test.assert_not_contains_unsecure_aggregation(process.next)
+    clients = [np.array([0.3, 0.0], np.float32), np.array([0.0, 3.0], np.float32)]
+    output = process.next(process.initialize(), clients)
+    np.testing.assert_allclose(output.result, [0.3 / 4, 0.5 / 4], rtol=1e-6)
+    found = output.measurements["dp_query_metrics"]
+    assert found["unclipped_fraction"] == pytest.approx(0.5)
+    one = process.next(output.state, clients[:1])
+    found = one.measurements["dp_query_metrics"]
+    assert found["unclipped_fraction"] == pytest.approx(0.5 + 0.5 / 4)
+    assert found["next_clip_norm"] == pytest.approx(0.5 * np.exp(-0.125))
+
+
+def _check_secure_sum(
+    monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, **chosen: Any
+) -> None:
+    """With negative sums, with several rounds of correlated noise, and with the same step."""
+    chosen = {
+        "noise_multiplier": 0.3,
+        "seed": 5,
+        "clients_per_round": clients,
+        "secure_aggregation_bits": bits,
+        **chosen,
+    }
+    secure = make_process(NEST, **chosen)
+    whole = integer_sums.integer_sums
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            integer_sums,
+            "integer_sums",
+            lambda *args: dataclasses.replace(whole(*args), is_secure=False),
+        )
+        in_the_open = make_process(NEST, **chosen)
+    states = [secure.initialize(), in_the_open.initialize()]
+    for updates in ([nest_of(-0.4)] * 3, [nest_of(0.01), nest_of(-7.0)], []):
+        outputs = [
+            process.next(state, updates)
+            for process, state in zip((secure, in_the_open), states, strict=True)
+        ]
+        one, other = (flat(output.result) for output in outputs)
+        np.testing.assert_array_equal(one, other)
+        assert outputs[0].measurements == outputs[1].measurements
+        assert outputs[0].measurements["num_clients"] == len(updates)
+        states = [output.state for output in outputs]
+
+
+@pytest.mark.long_cases(1)
+@pytest.mark.long
+@pytest.mark.short_cases(1)
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize(
+    "bits",
+    [
+        bits if bits in (_BITS[0], _BITS[-1]) else pytest.param(bits, marks=pytest.mark.long)
+        for bits in _BITS
+    ],
+)
+def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: int) -> None:
+    clients = min(row.clients for row in secure_sum_table.rows() if row.bits == bits)
+    steps = integer_sums.integer_sums(bits, clients, clients).steps_per_clip_norm
+    process = make_process(
+        tff.TensorType(np.float64, [3]),
+        factorization=mfa.factorizations.identity(1),
+        clients_per_round=clients,
+        secure_aggregation_bits=bits,
+    )
+    updates = [np.array(each) for each in ([-0.9, 0.1, 0.0], [-0.7, -0.3, 0.2], [-0.51, 0.22, 0.8])]
+    output = process.next(process.initialize(), updates)
+    total = [
+        sum(round(entry * steps) for entry in entries) for entries in zip(*updates, strict=True)
+    ]
+    np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
+
+
+@pytest.mark.long_cases(3)
+@pytest.mark.long
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize(
+    ("bits", "clients", "clip_norm"),
+    [
+        *((row.bits, row.clients, 1.0) for row in secure_sum_table.rows()),
+        (31, 3, 1.0),
+        (62, 3, 1.0),
+        # With a sum of indicators beside it.
+        *((bits, clients, _ADAPTIVE) for bits, clients in ((24, 1000), (32, 100), (62, 10**6))),
+    ],
+)
+def test_every_secure_sum_of_the_documents_gives_what_an_open_one_gives(
+    monkeypatch: pytest.MonkeyPatch, bits: int, clients: int, clip_norm: float | mfa.AdaptiveClip
+) -> None:
+    _check_secure_sum(monkeypatch, bits, clients, clip_norm=clip_norm)
+
+
+def test_the_computation_of_a_secure_sum_has_no_other_sum_of_clients() -> None:
+    secure = make_process(NEST, noise_multiplier=1.0, secure_aggregation_bits=32).next
+    tff.test.assert_contains_secure_aggregation(secure)
+    tff.test.assert_not_contains_unsecure_aggregation(secure)
+    in_the_open = make_process(NEST, noise_multiplier=1.0).next
+    with pytest.raises(AssertionError):
+        tff.test.assert_not_contains_unsecure_aggregation(in_the_open)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_round_of_more_clients_than_a_secure_sum_holds_is_refused() -> None:
+    process = make_process(tff.TensorType(np.float32, [3]), secure_aggregation_bits=32)
+    state = process.initialize()
+    updates = [np.ones(3, np.float32)] * 4
+    process.next(state, updates)
+    with refuses("4", "clients", error=processes.RefusalError):
+        process.next(state, [*updates, updates[0]])
