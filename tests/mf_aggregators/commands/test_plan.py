@@ -304,10 +304,6 @@ def test_a_target_of_rho(
     status, _, err = call_plan(capsys, *given, "--sampling=any")
     assert status == 2
     assert "--target_rho is for devices with timers" in err
-    with pytest.raises(ValueError, match="sampling does not amplify rho"):
-        planning.Setting(12, 40, 10, None, "poisson", 1.0, 1e-6, 1000, rho=0.02)
-    with pytest.raises(ValueError, match="is not that of rho"):
-        planning.Setting(12, 40, 10, MinSeparation(4), None, 1.0, 1e-6, 1000, rho=0.02)
 
 
 _WITHOUT_TARGET = tuple(each for each in SETTING if not each.startswith("--target_epsilon"))
@@ -346,12 +342,6 @@ def test_the_epsilon_of_a_noise_multiplier(
     run_factorize(capsys, words)
     (directory,) = (each.split("=")[1] for each in words if each.startswith("--output="))
     assert mfa.load(directory) == mfa.load("mine")
-
-    with pytest.raises(ValueError, match="for timers alone"):
-        planning.Setting(12, 40, 10, None, "poisson", 1.0, 1e-6, 1000, noise_multiplier=1.0)
-    timers = MinSeparation(4)
-    with pytest.raises(ValueError, match="is not that of noise multiplier"):
-        planning.Setting(12, 40, 10, timers, None, 1.0, 1e-6, 1000, noise_multiplier=1.0)
 
 
 @pytest.mark.parametrize(
