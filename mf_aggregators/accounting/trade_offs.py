@@ -26,6 +26,7 @@ probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -41,7 +42,6 @@ from mf_aggregators.arrays import FloatArray
 
 if TYPE_CHECKING:
     from mf_aggregators.participation import SamplingScheme
-    from mf_aggregators.participation.schemes import AllParticipations
 
 # With less noise no curve is computed.
 _LEAST_NOISE_MULTIPLIER = 0.1
@@ -52,6 +52,24 @@ _ABSOLUTE_ROUNDING = 1e-15
 # Of log-moments, which are sums of many numbers of one sign.
 _LOG_ROUNDING = 1e-9
 _LARGEST_EXPONENT = 700.0
+
+
+@dataclasses.dataclass(frozen=True)
+class AllParticipations:
+    """All participations of a client together, towards whoever knows their rounds.
+
+    Attributes:
+      norm: Their sensitivity over the largest column norm of C.
+      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
+    """
+
+    norm: float = 1.0
+    disjoint: int = 1
+
+    @property
+    def largest_part(self) -> float:
+        """What bounds the shift of one row, over the largest column norm of C."""
+        return self.norm / math.sqrt(self.disjoint)
 
 
 def true_positive_rate(
@@ -133,7 +151,7 @@ def sampled_true_positive_rate(
     guarantees: Sequence[tuple[float, float]] = (),
     log_moments: Sequence[tuple[int, float]] = (),
     divergences: Sequence[tuple[float, float]] = (),
-    together: "AllParticipations | None" = None,
+    together: AllParticipations | None = None,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | FloatArray:
     """Returns the highest true positive rate of an attacker who does not know the batches.

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams, validation
+from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo import distributions
@@ -16,7 +17,6 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     StrategyColumns,
 )
 from mf_aggregators.participation.samplers import Sampler
-from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream

@@ -12,10 +12,11 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.composition import Approximation, gaussian_losses
+from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 
 if TYPE_CHECKING:
-    from mf_aggregators.participation.schemes import AllParticipations, SamplingScheme
+    from mf_aggregators.participation.schemes import SamplingScheme
 
 # With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and the
 # grid of its privacy losses grows without bound.
@@ -67,7 +68,7 @@ class SampledRun:
         )
 
     @property
-    def _together(self) -> "AllParticipations":
+    def _together(self) -> AllParticipations:
         return self.scheme.all_participations(self.columns)
 
     @property

@@ -29,6 +29,7 @@ from mf_aggregators.accounting.composition import (
     steps_to,
 )
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation import third_party
 from mf_aggregators.participation.kinds import Participation
@@ -48,24 +49,6 @@ Each participation of a client is one Gaussian mechanism on the rounds that it c
 _POINTS, _DEVIATIONS = 600, 8.0
 
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
-
-
-@dataclasses.dataclass(frozen=True)
-class AllParticipations:
-    """All participations of a client together, towards whoever knows their rounds.
-
-    Attributes:
-      norm: Their sensitivity over the largest column norm of C.
-      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
-    """
-
-    norm: float = 1.0
-    disjoint: int = 1
-
-    @property
-    def largest_part(self) -> float:
-        """What bounds the shift of one row, over the largest column norm of C."""
-        return self.norm / math.sqrt(self.disjoint)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, caches, memory, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.noise import integer_rows
@@ -37,7 +38,6 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     StrategyColumns,
 )
 from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.participation.schemes import AllParticipations
 from mf_aggregators.printed_guarantees import (
     FALSE_POSITIVE_RATES,
     counted,
