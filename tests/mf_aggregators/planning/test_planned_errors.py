@@ -10,20 +10,11 @@ import pytest
 
 from mf_aggregators import catalogue, planning
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.planning import Candidate, Plan, Setting
+from mf_aggregators.planning import Candidate, Plan
 from mf_aggregators.planning.plans import quantity_of
+from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
 
-_TIMERS = Setting(
-    num_rounds=24,
-    population=60,
-    clients_per_round=10,
-    participation=MinSeparation(6),
-    sampling=None,
-    epsilon=8.0,
-    delta=1e-6,
-    model_size=1000,
-)
 # How probable it is that training stops after each round, up to a factor.
 _WEIGHTS = tuple(float(weight) for weight in np.geomspace(1.0, 20.0, 24))
 
@@ -35,7 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def _made(cache: pathlib.Path, *mechanisms: str, **changes: Any) -> Plan:
     return planning.make(
-        dataclasses.replace(_TIMERS, **changes),
+        dataclasses.replace(TIMERS, **changes),
         cache_directory=cache,
         mechanisms=mechanisms or None,
     )
@@ -153,8 +144,8 @@ def test_what_takes_no_weights_is_made_for_the_mean(cache: pathlib.Path) -> None
 
 
 def test_equal_weights_are_the_mean() -> None:
-    assert dataclasses.replace(_TIMERS, error=(0.5,) * 24) == _TIMERS
-    hash(dataclasses.replace(_TIMERS, error=_WEIGHTS))
+    assert dataclasses.replace(TIMERS, error=(0.5,) * 24) == TIMERS
+    hash(dataclasses.replace(TIMERS, error=_WEIGHTS))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +161,7 @@ def test_equal_weights_are_the_mean() -> None:
 )
 def test_what_is_no_error_is_refused(error: Any, words: list[str]) -> None:
     with refuses("error", *words):
-        dataclasses.replace(_TIMERS, error=error)
+        dataclasses.replace(TIMERS, error=error)
 
 
 def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.Path) -> None:
@@ -184,7 +175,7 @@ def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.P
     for_weights = catalogue.entry("toeplitz").error_option("weights") is not None
     assert len(matrices_kept) == 2 * len(errors) + (4 if for_weights else 2)
     for error, plan in zip(errors, plans, strict=True):
-        setting = dataclasses.replace(_TIMERS, error=error)
+        setting = dataclasses.replace(TIMERS, error=error)
         again = planning.make(setting, cache_directory=tmp_path, mechanisms=["banded", "toeplitz"])
         afresh = planning.make(setting, mechanisms=["banded", "toeplitz"])
         for first, second, third in zip(
@@ -225,7 +216,7 @@ def test_sampling_compares_worst_rounds(cache: pathlib.Path, sampling: str) -> N
 def test_long_searches_for_the_worst_round_are_expected() -> None:
     """They take many times as long as those for the mean: in a limited time that counts."""
     sizes: dict[str, Any] = {"num_rounds": 2052, "population": 342_000, "clients_per_round": 1000}
-    large = dataclasses.replace(_TIMERS, **sizes, participation=MinSeparation(342))
+    large = dataclasses.replace(TIMERS, **sizes, participation=MinSeparation(342))
     seconds = {}
     for error in ("mean", "max"):
         setting = dataclasses.replace(large, error=error)

@@ -31,20 +31,11 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.planning import Plan, Setting, proposals
+from mf_aggregators.planning import Plan, proposals
 from tests.examples import covering
+from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
 
-_TIMERS = Setting(
-    num_rounds=24,
-    population=60,
-    clients_per_round=10,
-    participation=MinSeparation(6),
-    sampling=None,
-    epsilon=8.0,
-    delta=1e-6,
-    model_size=1000,
-)
 _ROW_IN_BYTES = 4000
 
 
@@ -55,13 +46,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def with_timers(cache: pathlib.Path) -> Plan:
-    return planning.make(_TIMERS, cache_directory=cache)
+    return planning.make(TIMERS, cache_directory=cache)
 
 
 @pytest.fixture(scope="module")
 def with_sampling(cache: pathlib.Path) -> Plan:
     setting = dataclasses.replace(
-        _TIMERS, num_rounds=8, population=80, participation=None, sampling="poisson", epsilon=4.0
+        TIMERS, num_rounds=8, population=80, participation=None, sampling="poisson", epsilon=4.0
     )
     return planning.make(setting, cache_directory=cache)
 
@@ -86,7 +77,7 @@ def _check(plan: Plan) -> None:
 
 
 def _made(cache: pathlib.Path | None, **changes: Any) -> Plan:
-    plan = planning.make(dataclasses.replace(_TIMERS, **changes), cache_directory=cache)
+    plan = planning.make(dataclasses.replace(TIMERS, **changes), cache_directory=cache)
     _check(plan)
     return plan
 
@@ -172,7 +163,7 @@ def test_sampling_compares_bands_and_fixed_epochs(with_sampling: Plan) -> None:
 @pytest.fixture(scope="module")
 def with_any(cache: pathlib.Path) -> Plan:
     setting = dataclasses.replace(
-        _TIMERS,
+        TIMERS,
         num_rounds=12,
         population=80,
         participation=None,
@@ -241,7 +232,7 @@ def test_a_plan_makes_no_more_tests_than_delta_pays_for(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(certificates, "is_proved", is_proved)
     setting = dataclasses.replace(
-        _TIMERS,
+        TIMERS,
         num_rounds=8,
         population=64,
         participation=None,
@@ -286,7 +277,7 @@ def test_bands_that_a_scheme_refuses_are_infeasible(
         return sampling_scheme(name, num_bands=num_bands, **sizes)
 
     monkeypatch.setattr(proposals, "sampling_scheme", with_one_band)
-    setting = dataclasses.replace(_TIMERS, num_rounds=8, participation=None, sampling="poisson")
+    setting = dataclasses.replace(TIMERS, num_rounds=8, participation=None, sampling="poisson")
     plan = planning.make(setting, cache_directory=cache, mechanisms=["identity", "banded"])
     assert [each.name for each in plan.candidates] == ["identity"]
     assert {each.reason for each in plan.infeasible} == {"poisson: only one band is proved"}
@@ -296,7 +287,7 @@ def test_a_second_plan_searches_for_no_bound(
     with_timers: Plan, cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lower_bounds, "compute", None)
-    again = planning.make(_TIMERS, cache_directory=cache)
+    again = planning.make(TIMERS, cache_directory=cache)
     bounds = [[each.lower_bound for each in plan.candidates] for plan in (with_timers, again)]
     assert bounds[0] == bounds[1]
 
@@ -313,7 +304,7 @@ def test_returning_clients_of_a_fixed_order(cache: pathlib.Path) -> None:
 def test_a_client_that_takes_part_once(cache: pathlib.Path) -> None:
     """One participation: the optimum of Denisov et al., and nothing below the lower bound."""
     setting = dataclasses.replace(
-        _TIMERS, num_rounds=8, population=80, participation=MinSeparation(8)
+        TIMERS, num_rounds=8, population=80, participation=MinSeparation(8)
     )
     plan = planning.make(setting, cache_directory=cache)
     _check(plan)
@@ -427,7 +418,7 @@ def test_a_fixed_order_has_its_approximation_beside_it(cache: pathlib.Path) -> N
 def test_the_disk_budget_is_kept(cache: pathlib.Path) -> None:
     """What does not fit is infeasible with the reason, and fewer bands are evaluated that do."""
     setting = dataclasses.replace(
-        _TIMERS, num_rounds=128, population=1280, participation=MinSeparation(128)
+        TIMERS, num_rounds=128, population=1280, participation=MinSeparation(128)
     )
     setting = dataclasses.replace(setting, model_size=1_000_000)
     for limit in (0.4e9, 0.6e9):
@@ -456,7 +447,7 @@ def test_without_disk_noise_stays_in_the_state(cache: pathlib.Path) -> None:
 def test_many_rounds_are_not_planned_beyond_the_disk(cache: pathlib.Path) -> None:
     """Toeplitz noise of all bands needs tables of n^2 / 2 numbers, whatever the model."""
     setting = dataclasses.replace(
-        _TIMERS,
+        TIMERS,
         num_rounds=10_000,
         population=100_000,
         participation=MinSeparation(10_000),
@@ -476,7 +467,7 @@ def test_many_rounds_are_not_planned_beyond_the_disk(cache: pathlib.Path) -> Non
 def test_noise_that_takes_minutes_a_round_is_no_way_around_the_disk() -> None:
     """All rows of Z drawn again in each round: 20 s for a million parameters and 2,500 rows."""
     setting = dataclasses.replace(
-        _TIMERS,
+        TIMERS,
         num_rounds=5000,
         population=50_000,
         participation=MinSeparation(5000),
@@ -497,7 +488,7 @@ def test_noise_that_takes_minutes_a_round_is_no_way_around_the_disk() -> None:
 @pytest.mark.long
 def test_many_rounds_leave_out_what_would_take_too_long() -> None:
     setting = dataclasses.replace(
-        _TIMERS, num_rounds=100_000, population=10_000, participation=MinSeparation(100)
+        TIMERS, num_rounds=100_000, population=10_000, participation=MinSeparation(100)
     )
     plan = planning.make(setting)
     _check(plan)
@@ -518,14 +509,14 @@ def test_far_targets(cache: pathlib.Path, epsilon: float) -> None:
 
 
 def test_a_second_plan_is_the_same(cache: pathlib.Path, with_timers: Plan) -> None:
-    assert planning.make(_TIMERS, cache_directory=cache) == with_timers
+    assert planning.make(TIMERS, cache_directory=cache) == with_timers
     # As it is with a limit that suffices.
-    assert planning.make(_TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
+    assert planning.make(TIMERS, cache_directory=cache, time_limit=1e6) == with_timers
 
 
 def test_progress_names_each_mechanism_before_it_is_computed(cache: pathlib.Path) -> None:
     told: list[str] = []
-    plan = planning.make(_TIMERS, cache_directory=cache, progress=told.append)
+    plan = planning.make(TIMERS, cache_directory=cache, progress=told.append)
     assert sorted(told) == sorted(each.name for each in plan.candidates)
 
 
@@ -543,7 +534,7 @@ def test_what_is_not_done_in_time_is_skipped(
     monkeypatch.setattr(BandedEntry, "build", _never)
     found: list[object] = []
     plan = planning.make(
-        _TIMERS,
+        TIMERS,
         cache_directory=tmp_path if in_cache else None,
         mechanisms=["identity", "tree", "banded", "structured"],
         time_limit=2.0,
@@ -566,29 +557,27 @@ def test_what_is_not_done_in_time_is_skipped(
 
 def test_only_named_mechanisms_are_evaluated(cache: pathlib.Path) -> None:
     names = ["toeplitz", "blt"]
-    plan = planning.make(_TIMERS, cache_directory=cache, mechanisms=names)
+    plan = planning.make(TIMERS, cache_directory=cache, mechanisms=names)
     assert {each.kind for each in plan.candidates} == set(names)
     assert plan.mechanisms == ("toeplitz", "blt")
     with refuses("bands", "identity", "tree"):
-        planning.make(_TIMERS, mechanisms=["blt", "bands"])
+        planning.make(TIMERS, mechanisms=["blt", "bands"])
     with refuses("time_limit"):
-        planning.make(_TIMERS, time_limit=0.0)
+        planning.make(TIMERS, time_limit=0.0)
 
 
 def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> None:
-    before = planning.computations(_TIMERS, cache_directory=tmp_path)
+    before = planning.computations(TIMERS, cache_directory=tmp_path)
     told: list[str] = []
-    planning.make(_TIMERS, cache_directory=tmp_path, progress=told.append)
+    planning.make(TIMERS, cache_directory=tmp_path, progress=told.append)
     assert [each.name for each in before] == told
     assert not any(each.is_cached for each in before)
-    after = planning.computations(_TIMERS, cache_directory=tmp_path)
+    after = planning.computations(TIMERS, cache_directory=tmp_path)
     computed_at_once = {"identity", "tree online", "tree full"}
     assert {each.name for each in after if not each.is_cached} == computed_at_once
     # Nothing of 24 rounds takes seconds; long searches for 2,052 rounds do, until cached.
     assert {each.expected_seconds for each in before} == {None}
-    large = dataclasses.replace(
-        _TIMERS, num_rounds=2052, population=342_000, clients_per_round=1000
-    )
+    large = dataclasses.replace(TIMERS, num_rounds=2052, population=342_000, clients_per_round=1000)
     large = dataclasses.replace(large, participation=MinSeparation(342))
     long = {
         each.name
@@ -603,7 +592,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> 
     file = tmp_path / "file"
     file.write_text("")
     setting = dataclasses.replace(
-        _TIMERS, num_rounds=3, population=30, participation=MinSeparation(3)
+        TIMERS, num_rounds=3, population=30, participation=MinSeparation(3)
     )
     with pytest.warns(CacheWarning):
         _check(planning.make(setting, cache_directory=file / "cache"))

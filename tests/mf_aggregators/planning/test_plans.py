@@ -15,19 +15,8 @@ from mf_aggregators import (
 from mf_aggregators.participation import (
     MinSeparation,
 )
-from mf_aggregators.planning import Setting
+from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
-
-_TIMERS = Setting(
-    num_rounds=24,
-    population=60,
-    clients_per_round=10,
-    participation=MinSeparation(6),
-    sampling=None,
-    epsilon=8.0,
-    delta=1e-6,
-    model_size=1000,
-)
 
 # BandMF Table 4: noise multipliers, and tuned rates by epsilon, on a grid of powers of 1.7.
 _NOISE = {1: 4.22468, 2: 2.23048, 4: 1.19352, 8: 0.65294, 16: 0.36861}
@@ -111,4 +100,4 @@ def test_no_learning_rate_without_an_error(error: float) -> None:
 )
 def test_bad_settings_are_refused(changes: dict[str, Any], names: list[str]) -> None:
     with refuses(*names, error=(ValueError, TypeError)):
-        dataclasses.replace(_TIMERS, **changes)
+        dataclasses.replace(TIMERS, **changes)
