@@ -150,6 +150,8 @@ def make(
     # A longer wait is none, and the system takes no number without bounds.
     deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
     candidates, infeasible, skipped = [], [], []
+    # All candidates with timers have the same one.
+    bound_of = functools.cache(functools.partial(_lower_bound, setting.num_rounds, cache_directory))
     # Bases of approximations that nobody has: these are skipped as well.
     without: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
     with side_processes.computing(
@@ -168,7 +170,7 @@ def make(
                     # It is read, unless it is damaged or could not be cached.
                     until = max(deadline, time.monotonic() + _SECONDS_TO_READ)
                 with side_processes.until(until):
-                    found = _evaluated(setting, proposal, cache_directory)
+                    found = _evaluated(setting, proposal, cache_directory, bound_of)
             except TimeLimitError as error:
                 without[proposal.kind, proposal.options] = proposal.name
                 skipped.append(Skipped(proposal.name, str(error)))
@@ -238,11 +240,12 @@ def _evaluated(
     setting: Setting,
     proposal: Proposal,
     cache_directory: pathlib.Path | None,
+    bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate | Infeasible:
     if proposal.compute is None:
         return Infeasible(proposal.name, proposal.reason)
     try:
-        candidate = _candidate(setting, proposal, cache_directory)
+        candidate = _candidate(setting, proposal, cache_directory, bound_of)
     except MechanismError as error:
         # What another package cannot make does not keep anybody from the other mechanisms.
         return Infeasible(proposal.name, f"cannot be made: {error}".rstrip("."))
@@ -448,7 +451,10 @@ def _recursion_of(factorization: Factorization) -> NoiseRecursion:
 
 
 def _candidate(
-    setting: Setting, proposal: Proposal, cache_directory: pathlib.Path | None
+    setting: Setting,
+    proposal: Proposal,
+    cache_directory: pathlib.Path | None,
+    bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate | Infeasible:
     assert proposal.compute is not None
     scheme = proposal.sampling
@@ -472,7 +478,6 @@ def _candidate(
     )
     workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
     errors = mechanism.factorization.errors(workload, schema)
-    bound = _lower_bound(workload, schema, cache_directory) if scheme is None else None
     recursion = _recursion_of(mechanism.factorization)
     return Candidate(
         kind=proposal.kind,
@@ -481,7 +486,7 @@ def _candidate(
         mechanism=mechanism,
         is_estimate=is_estimate,
         errors=errors,
-        lower_bound=bound,
+        lower_bound=bound_of(schema) if scheme is None else None,
         kept_bytes=setting.model_size * recursion.bytes_per_parameter,
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         clients_per_round=setting.clients_per_round,
@@ -490,12 +495,12 @@ def _candidate(
 
 
 def _lower_bound(
-    workload: workloads.Workload, schema: Participation, cache_directory: pathlib.Path | None
+    num_rounds: int, cache_directory: pathlib.Path | None, schema: Participation
 ) -> LowerBound:
     """The bound for prefix sums, out of the cache if it is there."""
 
     def compute(name: str) -> float:
-        bound = lower_bounds.compute(workload, schema)
+        bound = lower_bounds.compute(num_rounds, schema)
         assert bound is not None
         return float(getattr(bound, name))
 
@@ -506,7 +511,7 @@ def _lower_bound(
                 {
                     "mechanism": "lower-bound",
                     "error": field.name,
-                    "num_rounds": workload.num_rounds,
+                    "num_rounds": num_rounds,
                     **schema.to_dict(),
                 },
                 functools.partial(compute, field.name),
