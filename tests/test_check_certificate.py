@@ -65,6 +65,7 @@ def test_the_program_is_short_and_imports_numpy_alone() -> None:
     assert imported == {"argparse", "itertools", "json", "math", "numpy", "pathlib", "typing"}
 
 
+@pytest.mark.long_cases(3)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("matrix", "scheme"),

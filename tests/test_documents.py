@@ -625,7 +625,7 @@ def test_commands_of_slow_documents_have_their_flags(name: str, place: pathlib.P
 
 
 @pytest.mark.long
-@pytest.mark.long_cases(6)
+@pytest.mark.long_cases(4)
 @pytest.mark.parametrize("name", _SMALL_IN_SHORT_TEST)
 def test_documents_run_at_their_size(name: str, place: pathlib.Path) -> None:
     _run_document(name, _read(name), is_long_test=True)

@@ -99,6 +99,7 @@ def _configurations(
     return Drawing("trained configurations", {"configurations": found})
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("epsilons", "half_width"),

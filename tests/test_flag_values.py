@@ -137,7 +137,7 @@ def _bad_values(flag: "flags.Flag[Any]") -> tuple[str, ...]:
     return {"IntegerParser": _INTEGERS, "FloatParser": _NUMBERS}.get(kind, ())
 
 
-@pytest.mark.long_cases(6)
+@pytest.mark.long_cases(3)
 @pytest.mark.short_cases(8)
 @pytest.mark.parametrize(
     ("command", "arguments"),

@@ -8,7 +8,7 @@ import math
 import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeAlias
 
 import matplotlib
@@ -31,6 +31,8 @@ _INCHES_PER_PANEL = (5.2, 3.6)
 _CHARACTERS_OF_NAME = 32
 # Characters of a title on an inch, and the inches that labels of an axis take.
 _CHARACTERS_OF_AN_INCH, _INCHES_BESIDE_A_PANEL = 11.5, 0.7
+# Points of a character of a tick's label, and the inches of labels that are above.
+_POINTS_OF_A_CHARACTER, _INCHES_OF_SHORT_LABELS = 5.9, 0.1
 # Inches of a character, and the share of a panel's height below titles and legends.
 _INCHES_OF_A_CHARACTER, _HEIGHT_OF_A_PANEL = 0.075, 0.55
 # Inches of legends that panels have room for.
@@ -563,11 +565,22 @@ class _Ticks(matplotlib.ticker.Locator):
         if self.axis is self.axis.axes.yaxis:
             length, size = height, 13.5
         else:
-            # Labels of powers have TeX commands, which take no room.
-            labels = map(self.axis.get_major_formatter(), places)
-            most = max(len(re.sub(r"\\cdot|[${}^]", "", label)) for label in labels)
-            length, size = width, 5.9 * (most + 1)
+            length, size = width, _POINTS_OF_A_CHARACTER * (_longest_label(self.axis, places) + 1)
+            beside = self.axis.axes.yaxis
+            if not _has_fixed_ticks(beside):
+                # Its ticks follow from the height alone.
+                longest = _longest_label(beside, beside.get_majorticklocs())
+                length -= max(
+                    0.0, _POINTS_OF_A_CHARACTER * longest / 72.0 - _INCHES_OF_SHORT_LABELS
+                )
         return len(places) <= _MOST_TICKS and 72.0 * share * length >= size
+
+
+def _longest_label(axis: matplotlib.axis.Axis, places: Iterable[float]) -> int:
+    """The characters of the longest label of ticks at some places."""
+    labels = map(axis.get_major_formatter(), places)
+    # Labels of powers have TeX commands, which take no room.
+    return max((len(re.sub(r"\\cdot|[${}^]", "", label)) for label in labels), default=0)
 
 
 def _number(value: float, position: int | None = None) -> str:

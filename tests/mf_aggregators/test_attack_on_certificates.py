@@ -38,7 +38,7 @@ from tests.examples import of_many
 from tests.mf_aggregators.attack import Problem
 
 _KINDS = ("optimal", "epochs", "banded", "free norms", "timers")
-_NUM_CASES, _NUM_SHORT = of_many(300, 100), 25
+_NUM_CASES, _NUM_SHORT = of_many(300, 50), 25
 # Searches that end without a certificate, and say so: for one band, free norms and the maximum.
 _WITHOUT_CERTIFICATE = frozenset({113, 248, 263})
 _ROUNDING = 1e-9

@@ -470,6 +470,7 @@ def _slope_by_definition(
     return float(covariance[0, 1] / covariance[0, 0])
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("spread", [pytest.param(0.0, marks=pytest.mark.long), 0.02])
 def test_the_best_rates_are_fitted_to_both_errors(

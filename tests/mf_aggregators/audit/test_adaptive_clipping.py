@@ -50,8 +50,9 @@ def _audit(kind: type | None, trials: int) -> ClippingResult:
     return audit_clipping(built, claim, trials=trials, false_alarm_rate=FALSE_ALARM)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["numpy", pytest.param("graph", marks=pytest.mark.long)])
+@pytest.mark.parametrize("place", ["graph", "numpy"])
 def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close(place: str) -> None:
     result = _audit(AdaptiveClipSumQuery if place == "graph" else None, 500)
     assert not result.exceeded

@@ -97,6 +97,7 @@ def _mu_lower_bound(kind: type, update: float, trials: int) -> float:
 
 
 # The short test has the covariance of what is released, in ``tff/test_private_metrics.py``.
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("update", "trials", "comes_to"),
@@ -114,6 +115,7 @@ def test_an_intact_mechanism_keeps_its_claim_and_the_attack_comes_close(
 
 
 # The short test breaks the query in ``tff/test_private_metrics.py``.
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("update", [1.0, 0.0], ids=["update and metrics", "metrics alone"])
 def test_metrics_with_half_the_noise_are_found(update: float) -> None:

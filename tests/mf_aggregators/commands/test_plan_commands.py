@@ -129,6 +129,7 @@ def test_a_plan_of_drawn_clients_writes_their_scheme(
     assert mechanism.guarantee(1.5e-6).epsilon == pytest.approx(7.123456789, rel=1e-6)
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "arguments",

@@ -42,6 +42,7 @@ def _checked_rmse(num_rounds: int, separation: int) -> float:
     return factorization.rmse(workload, participation)
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_the_papers_size_reaches_the_printed_error() -> None:
     """BandMF Table 2, MF (b = 342) with equal column norms: 1.05 of the optimum 8.1528."""

@@ -233,7 +233,7 @@ def test_one_round_is_independent_noise(num_buffers: int) -> None:
     assert error_of(factorization, "mean", SINGLE) == 1.0
 
 
-@pytest.mark.long_cases(5)
+@pytest.mark.long_cases(2)
 @pytest.mark.long
 @pytest.mark.parametrize("error", ["mean", pytest.param("max", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
@@ -266,6 +266,7 @@ def test_more_buffers_are_never_worse(
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(errors))
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_rounds", "participation", "error"),

@@ -573,6 +573,7 @@ def test_sensitivities_of_any_matrix(kind: str, data: st.DataObject) -> None:
         assert computed.is_exact or not exact
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(5)
 @pytest.mark.parametrize("kind", _KINDS)
 @given(st.data(), st.floats(0.0, 0.95))

@@ -538,6 +538,7 @@ def test_a_bound_on_few_bands_with_weights_of_too_large_a_sum_is_caught(
     assert (max(bounds) > other * (1 + 1e-3)) == is_caught
 
 
+@pytest.mark.long_cases(40)
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100))
 def test_no_other_solver_is_below_a_bound_for_random_sizes_and_schemas(seed: int) -> None:

@@ -217,6 +217,7 @@ def test_toeplitz_against_a_search_over_dense_errors(
     assert found >= least * (1.0 - 1e-6)
 
 
+@pytest.mark.long_cases(10)
 @pytest.mark.short_cases(3)
 @_EVERY_OTHER
 @pytest.mark.parametrize(
@@ -272,6 +273,7 @@ def test_overlapping_columns_against_a_search_over_dense_errors(
     assert found <= least + (3e-3 if error == "max" else 2e-4)
 
 
+@pytest.mark.long_cases(10)
 @pytest.mark.short_cases(3)
 @_EVERY_OTHER
 @pytest.mark.parametrize("schema", [_ONCE, MinSeparation(8)], ids=str)

@@ -30,6 +30,7 @@ def _value(label: str) -> float:
     st.sampled_from([(2.0, 2.0), (4.0, 3.0), (8.0, 2.5)]),
 )
 @example(0.0078125, 0.0625, False, (2.0, 2.0))  # a single tick, at 1.05
+@example(-5.3125, 0.9375, False, (2.0, 2.0))  # labels of powers beside the panel
 @settings(deadline=None, max_examples=15)
 def test_ticks_say_where_they_are(
     start: float, decades: float, is_logarithmic: bool, inches: tuple[float, float]

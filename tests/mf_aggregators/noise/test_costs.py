@@ -102,6 +102,7 @@ def _files_bytes(recursion: NoiseRecursion, size: int, directory: pathlib.Path) 
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.long_cases(3)
 @pytest.mark.short_cases(1)
 @_EVERY_MECHANISM
 def test_files_of_small_models_take_no_more_than_said(
@@ -115,6 +116,7 @@ def test_files_of_small_models_take_no_more_than_said(
     assert _files_bytes(recursion, 50, tmp_path) <= cost.disk_bytes
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.long
 @pytest.mark.parametrize("size", [TILE, TILE + 5000])
 @pytest.mark.parametrize(

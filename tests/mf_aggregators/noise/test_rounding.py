@@ -210,6 +210,7 @@ _PRINTED: dict[str, Callable[[int], Factorization]] = {
 _SEARCHED = "`banded`, 16 bands", "`optimal` (dense)"
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(3)
 @pytest.mark.parametrize(
     "name",

@@ -113,7 +113,7 @@ _SHORT = [("positive", 3), ("signs", 5), ("decaying", 8)]
 _ALL = [(kind, n) for kind in _KINDS for n in range(2, 9) if (kind, n) not in _SHORT]
 
 
-@pytest.mark.long_cases(10)
+@pytest.mark.long_cases(5)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("kind", "num_rounds"),
@@ -208,7 +208,7 @@ _ALL_BINS = [
 ]
 
 
-@pytest.mark.long_cases(60)
+@pytest.mark.long_cases(15)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("kind", "num_rounds", "num_bins"),

@@ -463,6 +463,7 @@ def test_many_rounds_are_not_planned_beyond_the_disk(cache: pathlib.Path) -> Non
     assert plan.recommended.cost.seconds_per_round < 0.1
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_noise_that_takes_minutes_a_round_is_no_way_around_the_disk() -> None:
     """All rows of Z drawn again in each round: 20 s for a million parameters and 2,500 rows."""

@@ -287,6 +287,7 @@ def plain_mean() -> list[np.ndarray]:
     return list(process.get_model_weights(state).trainable)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("builder", ["unweighted", "weighted"])

@@ -66,7 +66,7 @@ _KINDS = ("identity", "banded", "optimal", "tree_online", "blt", "banded_inverse
 
 
 # Several blocks of rounds, for noise on disk, in each.
-@pytest.mark.long_cases(3)
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mechanism", "storage", "num_rounds"),

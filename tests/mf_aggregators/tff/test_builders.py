@@ -183,7 +183,7 @@ def _unnoised(process: Any) -> list[set[str]]:
     ]
 
 
-@pytest.mark.long_cases(2)
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize("name", _BUILDERS)
 def test_a_builder_takes_the_aggregator_for_two_rounds(name: str) -> None:
     """Its model differs from the one without noise by noise, and nothing else is released."""

@@ -25,7 +25,7 @@ from tests.examples import of_many
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 5
-_LONG, _RUNS = of_many(100, 5), 5
+_LONG, _RUNS = of_many(100, 3), 5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _check(integers: np.ndarray, name: str, num_rounds: int) -> None:
     assert np.max(difference) < 1e-5 * np.max(np.abs(np.cumsum(exact, axis=0)))
 
 
-@pytest.mark.long_cases(2)
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: in
     np.testing.assert_allclose(output.result, np.array(total) / steps / clients, rtol=1e-14)
 
 
-@pytest.mark.long_cases(3)
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.usefixtures("_simulated_secure_sums")
 @pytest.mark.parametrize(

@@ -226,6 +226,7 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     _check_rows(stream, rows, seed)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("index", "storage"),
@@ -245,6 +246,7 @@ def test_tensors_of_double_precision_leave_the_others_as_they_are(index: int, st
         _assert_same(row[1:-1], other)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "index",
@@ -345,6 +347,7 @@ def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
         tensor_streams.check_rows(parts, matrix)
 
 
+@pytest.mark.long_cases(4)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
     stream = _stream(index, storage)

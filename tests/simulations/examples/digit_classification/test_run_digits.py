@@ -209,6 +209,7 @@ def test_a_run_on_two_workers_equals_the_one_without(
         assert of_divided_row == pytest.approx(row, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 def test_a_run_ends_by_itself_before_a_limit(
