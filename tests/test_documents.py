@@ -58,6 +58,7 @@ from stackoverflow_nwp import datasets, docstrings, federated_text
 from stackoverflow_nwp.federated_text import Example
 from tests import console_commands
 from tests.console_commands import ROOT
+from tests.examples import of_many
 from tests.refusals import refuses
 from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
 from tests.simulations.worker_processes import WorkerProcess, free_port
@@ -624,9 +625,14 @@ def test_commands_of_slow_documents_have_their_flags(name: str, place: pathlib.P
             _check_others_command(command)
 
 
+# Those that the long test runs where not every case is asked for: training, data of one's own, an
+# audit, and a run that ends early.
+_SOONER = [f"docs/{name}.md" for name in ("quick-start", "tasks", "audit", "stopping")]
+_AT_THEIR_SIZE = sorted(_SMALL_IN_SHORT_TEST, key=lambda name: name not in _SOONER)
+
+
 @pytest.mark.long
-@pytest.mark.long_cases(4)
-@pytest.mark.parametrize("name", _SMALL_IN_SHORT_TEST)
+@pytest.mark.parametrize("name", _AT_THEIR_SIZE[: of_many(len(_AT_THEIR_SIZE), len(_SOONER))])
 def test_documents_run_at_their_size(name: str, place: pathlib.Path) -> None:
     _run_document(name, _read(name), is_long_test=True)
 
