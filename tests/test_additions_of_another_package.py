@@ -154,6 +154,7 @@ def test_it_is_audited(programs: pathlib.Path) -> None:
     assert audit["exceeded"] is False
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
     result = _result(

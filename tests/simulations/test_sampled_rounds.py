@@ -72,6 +72,7 @@ def test_a_sampled_run_that_was_stopped_and_resumed_equals_one_that_was_not(
             np.testing.assert_array_equal(cohort, expected)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(

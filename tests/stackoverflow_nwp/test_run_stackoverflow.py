@@ -532,7 +532,7 @@ def test_a_run_without_noise_says_that_it_is_not_private(
     assert "no differential privacy guarantee" in (output / "PRIVACY.md").read_text()
 
 
-@pytest.mark.long_cases(1)
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "place"),

@@ -112,7 +112,7 @@ class _NumpyAggregator:
 _INTACT: dict[str, Callable[..., Any]] = {"tff": _aggregator, "numpy": _NumpyAggregator}
 
 
-@pytest.mark.long_cases(2)
+@pytest.mark.long_cases(1)
 @pytest.mark.short_cases(3)
 @pytest.mark.parametrize("schema", _SCHEMAS)
 @pytest.mark.parametrize("mechanism", _MECHANISMS)

@@ -125,7 +125,7 @@ def test_noise_that_is_added_in_floats_is_told_through_tff(
     assert result.exceeded
 
 
-@pytest.mark.long_cases(2)
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize(
     ("index", "storage", "place"),
     [

@@ -80,6 +80,7 @@ def _numbers(texts: Sequence[str]) -> list[float]:
     return [float(text.removeprefix("~")) for text in texts]
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(

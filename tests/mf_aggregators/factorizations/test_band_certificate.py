@@ -148,7 +148,7 @@ def test_nothing_is_known_of_a_matrix_whose_inverse_is_beyond_floats(num_rounds:
 
 @pytest.mark.long
 @given(st.one_of(st.integers(1, 60), st.integers(61, 512)), st.data())
-@settings(max_examples=of_many(1000, 120), deadline=None)
+@settings(max_examples=of_many(1000, 60), deadline=None)
 def test_no_bound_is_above_the_error_of_a_feasible_matrix_in_many_cases(
     num_rounds: int, data: st.DataObject
 ) -> None:
@@ -306,7 +306,7 @@ def test_no_bound_by_last_rounds_is_above_the_error_of_a_feasible_matrix(
 
 @pytest.mark.long
 @given(st.integers(1, 200), st.data())
-@settings(max_examples=of_many(1000, 120), deadline=None)
+@settings(max_examples=of_many(1000, 60), deadline=None)
 def test_no_bound_by_last_rounds_is_above_the_error_in_many_cases(
     num_rounds: int, data: st.DataObject
 ) -> None:

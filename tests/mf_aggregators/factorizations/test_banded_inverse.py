@@ -125,6 +125,7 @@ def test_what_the_optimiser_returns_is_never_understated(
             assert computed.value == pytest.approx(truth, rel=1e-10)
 
 
+@pytest.mark.long_cases(3)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("num_bands", "participation"),
@@ -373,6 +374,7 @@ _ERRORS_OF_1_0_0 = [
 ]
 
 
+@pytest.mark.long_cases(20)
 @pytest.mark.long
 @pytest.mark.parametrize("case", _ERRORS_OF_1_0_0, ids=str)
 def test_no_error_is_above_that_of_version_1_0_0(

@@ -334,6 +334,7 @@ def test_the_table_of_the_documents_is_what_mechanisms_say() -> None:
     assert _rows_of_the_documents("| mechanism | extended |") == own
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_the_costs_of_the_documents() -> None:
     schema = MinSeparation(100)

@@ -212,6 +212,7 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
         assert found == costs, factorization
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "make",

@@ -151,6 +151,7 @@ def test_nearer_columns_hide_less() -> None:
     assert epsilons[0] < 0.9 * epsilons[2]
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "sampling", [pytest.param("min_separation", marks=pytest.mark.long), "balls_in_bins"]

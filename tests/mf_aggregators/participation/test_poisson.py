@@ -55,6 +55,7 @@ def test_deltas_are_integrals_of_densities(
     np.testing.assert_allclose(loss.get_delta_for_epsilon(epsilons), expected, atol=1e-7)
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("sigma", "probability"),

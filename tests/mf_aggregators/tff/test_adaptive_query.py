@@ -177,6 +177,7 @@ def test_what_is_released_has_the_covariance_of_the_mechanism() -> None:
     check_standard_normal(_whitened(AdaptiveClipSumQuery, examples(400)))
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.parametrize(
     "name",
     [

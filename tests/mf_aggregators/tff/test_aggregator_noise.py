@@ -194,7 +194,7 @@ def test_the_noise_of_a_round_is_not_added_to_other_data(
     again.next(again.initialize(), other)
 
 
-@pytest.mark.long_cases(2)
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("storage", "source"),

@@ -127,7 +127,7 @@ def _saved(state: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: np.asarray(leaf), state)
 
 
-@pytest.mark.long_cases(3)
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(

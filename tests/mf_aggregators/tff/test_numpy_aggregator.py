@@ -189,6 +189,7 @@ def _a_case(**options: Any) -> _Case:
     )
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
 def test_a_mutant_of_the_rows_is_seen(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other way round, each mutant of a graph differs from NumPy in the same comparison."""

@@ -36,6 +36,7 @@ assert not raised, raised[0]
 """
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("first", "then", "status", "saves"),

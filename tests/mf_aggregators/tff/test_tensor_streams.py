@@ -209,7 +209,7 @@ def _assert_same(row: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(tensor, other)
 
 
-@pytest.mark.long_cases(5)
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(2)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
@@ -304,6 +304,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
 
+@pytest.mark.long_cases(2)
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     ("index", "storage"),
@@ -365,6 +366,7 @@ def test_a_state_of_another_noise_of_the_same_seed_is_refused(change: int) -> No
         stream.next_row(other)
 
 
+@pytest.mark.long_cases(3)
 @_EVERY_MECHANISM
 def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
     stream = _stream(index, "state")
@@ -375,6 +377,7 @@ def test_the_state_holds_what_the_recursion_keeps(index: int) -> None:
         assert shapes == ([(1, kept, 11)] if kept else [])
 
 
+@pytest.mark.long_cases(2)
 @_EVERY_MECHANISM_ON_DISK
 def test_on_disk_the_state_holds_no_history(index: int) -> None:
     _, states = _stream(index, "disk").all_rows(_stream(index, "disk").start())

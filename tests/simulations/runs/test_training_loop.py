@@ -406,6 +406,7 @@ def _disturbed_run(process: Any, **changes: Any) -> FederatedRun:
     return _run(process, **{**arguments, **changes})
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("behaviour", [_DISTURBED, pytest.param(_BY_CLOCK, marks=pytest.mark.long)])
 def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(

@@ -258,7 +258,7 @@ _BREAKS = [
 ]
 
 
-@pytest.mark.long_cases(2)
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("what", _BREAKS)

@@ -72,7 +72,7 @@ def test_facts_as_lines() -> None:
     assert list(lines) == [("training images", "1,415"), ("always 3", "10.32 %")]
 
 
-@pytest.mark.long_cases(1)
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
