@@ -23,7 +23,7 @@ _FLOWER = ("-e", f"{_ROOT}[flower]", "scikit-learn", "pytest", "pytest-timeout",
 # Later ones work as well; PyTorch for x86-64 brings gigabytes for graphics cards in any case.
 _PYTORCH = ("-e", str(_ROOT), "scikit-learn", "torch==2.2.2", "numpy<2")
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * _SECONDS)]
+pytestmark = [pytest.mark.begun_first, pytest.mark.long, pytest.mark.timeout(3 * _SECONDS)]
 
 
 def _python(variable: str, packages: tuple[str, ...]) -> str:
