@@ -492,6 +492,7 @@ def test_a_sampled_run_without_its_seed_is_not_resumed(
             planned_runs.sampler_of(scheme, directory, None)
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_trains_a_smaller_model")
 def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
@@ -517,6 +518,7 @@ def test_a_run_that_finds_too_few_clients_stops_and_keeps_its_rounds(
     assert len(_rows(output)) == rounds
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_trains_a_smaller_model")
 def test_a_run_without_noise_says_that_it_is_not_private(

@@ -260,7 +260,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.long_cases(1)
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.parametrize("sampling", ["balls_in_bins", "min_separation"])
 def test_a_comparison_makes_no_more_tests_than_delta_pays_for(

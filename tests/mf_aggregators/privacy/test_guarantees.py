@@ -394,6 +394,7 @@ def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
     guarantees.check_bands(factorization, poisson)
 
 
+@pytest.mark.long_cases(1)
 @pytest.mark.long
 @pytest.mark.parametrize("num_bins", [3, pytest.param(6, marks=pytest.mark.long)])
 def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rounds(

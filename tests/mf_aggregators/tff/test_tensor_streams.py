@@ -388,7 +388,7 @@ def _contents(state: NoiseState) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in tf.nest.flatten(state)]
 
 
-@pytest.mark.long_cases(12)
+@pytest.mark.long_cases(3)
 @_EVERY_MECHANISM_AND_STORAGE
 def test_any_state_gives_its_row_again(index: int, storage: str) -> None:
     """Twice in a row, and from every earlier round: TFF may repeat or resume any of them."""
@@ -442,7 +442,7 @@ def _happen(event: Any, directory: pathlib.Path) -> None:
             file.write_bytes(contents)
 
 
-@pytest.mark.long_cases(6)
+@pytest.mark.long_cases(2)
 @_EVERY_MECHANISM_ON_DISK
 @given(events=st.lists(_EVENTS, min_size=1, max_size=2 * _NUM_ROUNDS))
 @example(events=["delete all"] * _NUM_ROUNDS)
@@ -476,6 +476,7 @@ def test_whatever_happens_to_the_files_rows_stay_the_same(index: int, events: li
         shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.mark.long_cases(4)
 @_EVERY_MECHANISM_ON_DISK
 def test_rows_are_files_of_a_bounded_number(index: int) -> None:
     stream = _stream(index, "disk")

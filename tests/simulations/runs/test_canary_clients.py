@@ -131,6 +131,7 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> _Audited:
     return _Audited(run, task, outcome)
 
 
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 def test_a_run_that_was_stopped_and_resumed_has_the_records_of_one_that_was_not(
     audited: _Audited, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

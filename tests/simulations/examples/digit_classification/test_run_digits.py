@@ -115,7 +115,7 @@ def test_a_whole_run(
         assert "training images" not in out
 
 
-@pytest.mark.long_cases(1)
+@pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")
 @pytest.mark.parametrize(
