@@ -83,7 +83,7 @@ def _conditions_of_epsilon(setting: Setting, chosen: Candidate | None) -> list[s
         stated = (
             f"epsilon {rounded_up(epsilon, '.6g')}"
             if math.isfinite(epsilon)
-            else "too little noise for any epsilon"
+            else "so little noise that no finite epsilon is accounted for"
         )
         lines.append(f"without timers, a client in every round has {stated} ({chosen.name})")
     return lines

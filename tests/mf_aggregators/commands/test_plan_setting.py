@@ -71,7 +71,7 @@ def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
             "enforces --separation=3 and --max_participations=3",
         ),
         ("--separation=1", "this epsilon is that of a client in every round: no timer is needed"),
-        ("--noise_multiplier=0.4", "a client in every round has too little noise for any epsilon"),
+        ("--noise_multiplier=0.4", "a client in every round has so little noise that no finite"),
     ],
 )
 def test_other_conditions_of_the_epsilon_of_a_noise(
