@@ -160,8 +160,9 @@ def banded_inverse(
 
     Returns:
       The factorization; the coefficients of C are non-negative unless clients return and a few
-      small negative ones take 5e-4 off the squared error, though their sensitivity is a bound. If
-      the optimiser stopped before its gradient vanished, the best coefficients found, with a
+      small negative ones take 5e-4 off the squared error, though their sensitivity is a bound.
+      They are a local optimum: where rates of few rounds change at random, there may be others.
+      If the optimiser stopped before its gradient vanished, the best coefficients found, with a
       NotConvergedWarning.
 
     Raises:
