@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
-    audit,
     catalogue,
     checkpoints,
     factorizations,
     noise,
     participation,
-    planning,
-    privacy,
     sensitivity,
     workloads,
 )
@@ -30,6 +27,7 @@ from mf_aggregators.tff import installation
 from mf_aggregators.version import __version__
 
 if TYPE_CHECKING:
+    from mf_aggregators import audit, planning, privacy
     from mf_aggregators.tff.aggregator import mf_dp_aggregator
 
 __all__ = [
@@ -56,7 +54,7 @@ __all__ = [
 ]
 
 # Packages that ``import mf_aggregators`` does without, until somebody asks for them.
-_IMPORTED_WHEN_USED = ("commands", "figures")
+_IMPORTED_WHEN_USED = ("audit", "commands", "figures", "planning", "privacy")
 
 
 def __getattr__(name: str) -> Any:

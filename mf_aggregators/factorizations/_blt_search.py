@@ -30,8 +30,11 @@ from mf_aggregators.factorizations._toeplitz_search import (
 from mf_aggregators.factorizations.convergence import minimise
 from mf_aggregators.progress_bars import ProgressBar
 
-# How many of the places where one more buffer can start are followed to the end.
+# How many of the places where one more buffer can start are followed.
 _STARTS_FOLLOWED = 3
+# A refinement ends where steps take less than this off the logarithm of the error; that of the best
+# of several at the second.
+_LEAST_CHANGES = 1e-9, 1e-13
 # Logarithms of the least and the largest ratio of neighbouring distances in a search.
 _CLOSEST, _FARTHEST = 1e-9, 20.0
 # A logarithm of an error that no decays have.
@@ -122,18 +125,26 @@ class BltSearch:
         return [self._refined(level.distances), (level.distances, level.result)]
 
     def _best(self, candidates: list[tuple[FloatArray, Any]]) -> Level:
-        levels = [Level(found, result, self._log_error(found)[0]) for found, result in candidates]
-        return min(levels, key=lambda level: level.log_error)
+        """The best of some, and what is found from it until hardly anything changes."""
+        found = [self._level(*candidate) for candidate in candidates]
+        best = min(found, key=lambda level: level.log_error)
+        last = self._level(*self._refined(best.distances, _LEAST_CHANGES[1]))
+        return min(last, best, key=lambda level: level.log_error)
 
-    def _refined(self, distances: FloatArray) -> tuple[FloatArray, Any]:
+    def _level(self, distances: FloatArray, result: Any) -> Level:
+        return Level(distances, result, self._log_error(distances)[0])
+
+    def _refined(
+        self, distances: FloatArray, least_change: float = _LEAST_CHANGES[0]
+    ) -> tuple[FloatArray, Any]:
         """What is found from some distances for one objective after another."""
         result = None
         for objective in self._objectives or (None,):
-            distances, result = self._refined_for(distances, objective)
+            distances, result = self._refined_for(distances, objective, least_change)
         return distances, result
 
     def _refined_for(
-        self, distances: FloatArray, objective: StateObjective | None
+        self, distances: FloatArray, objective: StateObjective | None, least_change: float
     ) -> tuple[FloatArray, Any]:
         """L-BFGS from some distances, over the logarithms of their ratios' logarithms."""
 
@@ -154,7 +165,7 @@ class BltSearch:
             bounds=[(np.log(_CLOSEST), np.log(_FARTHEST))] * len(distances),
             max_evaluations=self._max_evaluations,
             corrections=40,
-            least_change=1e-13,
+            least_change=least_change,
             least_slope=1e-9,
         )
         found = np.exp(-np.cumsum(np.exp(result.x)[::-1])[::-1])
@@ -329,8 +340,8 @@ def _squared_sensitivity(
     separation, most = pattern.separation, pattern.most
     starts = np.arange(0, pattern.num_rounds, separation)
     stretch = np.arange(len(starts))
-    lengths = np.minimum(separation, pattern.num_rounds - starts)
-    logs = _log1p(-distances)[:, :, np.newaxis]
+    decays = _log1p(-distances)
+    logs = decays[:, :, np.newaxis]
     weighted = weights[:, :, np.newaxis]
 
     def powers(first: IntArray, last: IntArray, shift: int) -> ComplexArray:
@@ -345,12 +356,12 @@ def _squared_sensitivity(
     at_start = at_start + (stretch < most)
     amplitudes = weighted * powers(earliest, stretch, 0)
     total = np.sum(np.square(at_start), axis=1)
-    decays = logs[:, :, 0]
-    for m in range(distances.shape[1]):
-        for other in range(m, distances.shape[1]):
-            series = _geometric((decays[:, m] + decays[:, other])[:, np.newaxis], lengths - 1)
-            products = amplitudes[:, m] * amplitudes[:, other] * series
-            total = total + (1.0 if m == other else 2.0) * np.sum(products, axis=1)
+    pairs = decays[:, :, np.newaxis] + decays[:, np.newaxis]
+    # All stretches but the last are as long.
+    rest = pattern.num_rounds - starts[-1]
+    for those, length in ((np.s_[:-1], separation), (np.s_[-1:], rest)):
+        products = amplitudes[..., those] @ amplitudes[..., those].swapaxes(1, 2)
+        total = total + np.sum(products * _geometric(pairs, np.asarray(length - 1)), axis=(1, 2))
     return np.asarray(total)
 
 
@@ -371,8 +382,9 @@ def _squared_rows(
 
 def _geometric(logs: ComplexArray, counts: IntArray) -> ComplexArray:
     """The sums of exp(t log) over t from 0 to counts - 1; logs are zero or negative."""
-    safe = np.where(logs == 0.0, -1.0, logs)
-    return np.where(logs == 0.0, counts, _expm1(counts * safe) / _expm1(safe))
+    is_one = logs == 0.0
+    safe = np.where(is_one, -1.0, logs)
+    return np.where(is_one, counts, _expm1(counts * safe) / _expm1(safe))
 
 
 def _weighted_geometric(logs: ComplexArray, num_rounds: int) -> ComplexArray:
@@ -392,8 +404,12 @@ def _weighted_geometric(logs: ComplexArray, num_rounds: int) -> ComplexArray:
 # NumPy's complex log1p and expm1 lose the digits that these keep; imaginary parts are
 # infinitesimal here.
 def _log1p(z: ComplexArray) -> ComplexArray:
-    return np.asarray(np.log1p(z.real) + 1j * z.imag / (1.0 + z.real), np.complex128)
+    found = np.empty_like(z)
+    found.real, found.imag = np.log1p(z.real), z.imag / (1.0 + z.real)
+    return found
 
 
 def _expm1(z: ComplexArray) -> ComplexArray:
-    return np.asarray(np.expm1(z.real) + 1j * np.exp(z.real) * z.imag, np.complex128)
+    found = np.empty_like(z)
+    found.real, found.imag = np.expm1(z.real), np.exp(z.real) * z.imag
+    return found

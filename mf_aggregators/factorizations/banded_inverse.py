@@ -8,7 +8,7 @@ square roots").
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -308,11 +308,12 @@ class _Search:
         padded = [(power_series.padded(each, len(starts[0])), end) for each, end in candidates]
         found, end = min(padded, key=lambda each: self._squared_error(each[0], rows))
         if pattern.most > 1 and rows.is_sum:
-            signed = within.of_any_sign(found[:bands], self.max_evaluations, self.progress)
-            signed = power_series.padded(signed, len(found))
-            least = (1.0 - _WORTH_A_BOUND) * self._squared_error(found, rows)
-            if self._squared_error(signed, rows) < least:
-                return signed, end
+            squared_error = functools.partial(self._squared_error, rows=rows)
+            signed = within.of_any_sign(
+                found[:bands], squared_error, self.max_evaluations, self.progress
+            )
+            if squared_error(signed) < (1.0 - _WORTH_A_BOUND) * squared_error(found):
+                return power_series.padded(signed, len(found)), end
         return found, end
 
     def _squared_error(self, coefficients: FloatArray, rows: Rows) -> float:
@@ -481,7 +482,11 @@ class _ErrorWithin:
         return noising, result
 
     def of_any_sign(
-        self, start: FloatArray, max_evaluations: int, progress: "ProgressBar"
+        self,
+        start: FloatArray,
+        squared_error: Callable[[FloatArray], float],
+        max_evaluations: int,
+        progress: "ProgressBar",
     ) -> FloatArray:
         """Returns (p,) coefficients of C^-1 whose C may be negative, found from a start.
 
@@ -508,6 +513,7 @@ class _ErrorWithin:
             value = float(np.log(squared)) + self._rows.logarithm(noising, 0.0)
             return value, gradient[1:]
 
+        least = squared_error(start)
         for smoothing in _SMOOTHINGS:
             free = minimise(
                 functools.partial(smoothed, smoothing=smoothing),
@@ -516,6 +522,9 @@ class _ErrorWithin:
                 corrections=20,
                 least_change=1e-10,
             ).x
+            # What is no better yet hardly becomes so, and would take long.
+            if not squared_error(np.append(1.0, free)) < least:
+                break
         return np.append(1.0, free)
 
     def _at(self, noising: FloatArray, barrier: float) -> _Point | None:

@@ -151,7 +151,7 @@ def make(
     deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
     candidates, infeasible, skipped = [], [], []
     # All candidates with timers have the same one.
-    bound_of = functools.cache(functools.partial(_lower_bound, setting.num_rounds, cache_directory))
+    bound_of = functools.cache(functools.partial(_lower_bound, setting, cache_directory))
     # Bases of approximations that nobody has: these are skipped as well.
     without: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
     with side_processes.computing(
@@ -495,12 +495,13 @@ def _candidate(
 
 
 def _lower_bound(
-    num_rounds: int, cache_directory: pathlib.Path | None, schema: Participation
+    setting: Setting, cache_directory: pathlib.Path | None, schema: Participation
 ) -> LowerBound:
     """The bound for prefix sums, out of the cache if it is there."""
+    maximum = setting.error == "max"
 
     def compute(name: str) -> float:
-        bound = lower_bounds.compute(num_rounds, schema)
+        bound = lower_bounds.compute(setting.num_rounds, schema, maximum=maximum)
         assert bound is not None
         return float(getattr(bound, name))
 
@@ -511,7 +512,8 @@ def _lower_bound(
                 {
                     "mechanism": "lower-bound",
                     "error": field.name,
-                    "num_rounds": num_rounds,
+                    "maximum": maximum,
+                    "num_rounds": setting.num_rounds,
                     **schema.to_dict(),
                 },
                 functools.partial(compute, field.name),

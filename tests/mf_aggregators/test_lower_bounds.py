@@ -208,7 +208,11 @@ def test_no_strategy_matrix_is_better(num_rounds: int, data: st.DataObject) -> N
     if data.draw(st.booleans()):
         workload = workloads.momentum_sgd(num_rounds, 0.9)
     bound = lower_bounds.compute(workload, participation)
+    of_mean = lower_bounds.compute(workload, participation, maximum=False)
     assert bound is not None
+    assert of_mean is not None
+    assert of_mean.rmse == bound.rmse
+    assert of_mean.max_error <= bound.max_error
     spread = data.draw(st.sampled_from([0.0, 0.1, 1.0]))
     # Not only triangular ones, and close to the symmetric root that is best without patterns.
     _, values, right = np.linalg.svd(workload)
@@ -328,10 +332,10 @@ def test_large_workloads_have_a_bound_by_closed_form_or_by_cells(
     workload, schema = Workload("momentum_sgd", 700, 0.9), MinSeparation(140)
     known = lower_bounds.compute(workload, schema)
     monkeypatch.setattr(lower_bounds, "_MOST_ROUNDS_OF_SINGULAR_VALUES", 600)
-    assert lower_bounds._best(workload, schema) == known
+    assert lower_bounds._best(workload, schema, True) == known
     monkeypatch.setattr(lower_bounds, "_MOST_ROUNDS_BY_COLUMNS", 600)
-    assert lower_bounds._best(workload, schema) is None
-    assert lower_bounds._best(workload.matrix(), schema) is None
+    assert lower_bounds._best(workload, schema, True) is None
+    assert lower_bounds._best(workload.matrix(), schema, True) is None
 
 
 @pytest.mark.parametrize("scale", [1e-180, 1e180])
