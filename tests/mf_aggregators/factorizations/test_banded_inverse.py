@@ -385,7 +385,8 @@ def test_no_error_is_above_that_of_version_1_0_0(
     schema = MinSeparation(separation, most)
     found = banded_inverse(workload, num_bands, schema, error=error)
     measured = found.rmse if error == "mean" else found.max_error
-    assert measured(workload, schema) <= earlier
+    # Processors round the numbers of a search otherwise.
+    assert measured(workload, schema) <= earlier * (1 + 1e-6)
 
 
 @pytest.mark.long
