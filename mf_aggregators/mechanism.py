@@ -331,7 +331,12 @@ class Mechanism:
         return Mechanism(factorization, schema, multiplier, self)
 
     def statement(
-        self, facts: RunFacts, delta: float, *, certification: Certification | None = None
+        self,
+        facts: RunFacts,
+        delta: float,
+        *,
+        certification: Certification | None = None,
+        plan: Guarantee | None = None,
     ) -> PrivacyStatement:
         """Returns the privacy statement of a run that is under way.
 
@@ -339,13 +344,14 @@ class Mechanism:
           facts: What is to be said of the run besides.
           delta: Above 0 and below 1.
           certification: As :meth:`guarantee` takes it.
+          plan: What :meth:`guarantee` returned, which is not proved again then.
 
         Returns:
           The statement, in words (``to_markdown``) and as JSON (``to_dict``).
         """
         return PrivacyStatement(
             facts=facts,
-            plan=self.guarantee(delta, certification=certification),
+            plan=plan or self.guarantee(delta, certification=certification),
             earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),
             other_mechanism=catalogue.sensitivity_of_other_by(self.factorization),
         )

@@ -260,7 +260,7 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     if values.round_times is not None:
         times = _round_times(values)
         with command_line.naming("round_times"):
-            return LedgerReport.of_times(mechanism, times, values.delta)
+            return LedgerReport.of_times(subject.drawn or mechanism, times, values.delta)
     if values.ledger is None:
         return None
     ledger = ledgers.load(values.ledger, values.released_rounds or mechanism.num_rounds)
@@ -273,12 +273,14 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
     _check_rounds(values, ledger)
     seed = _sampling_seed(values, ledger)
     command_line.check_choice(
-        values.statement is None or ledger.sampling is None or seed is not None,
+        values.statement is None
+        or (ledger.sampling is None and subject.drawn is None)
+        or seed is not None,
         "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
         "that it did.",
     )
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
-        return LedgerReport.of(mechanism, ledger, values.delta, seed)
+        return LedgerReport.of(subject, ledger, values.delta, seed)
 
 
 def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
@@ -431,6 +433,7 @@ def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger)
     rounds = subject.factorization.num_rounds
     command_line.check_choice(
         ledger.sampling is None
+        or subject.has_own
         or subject.schema.most_participations(rounds) == 1
         or mechanism_flags.participation(values) is not None,
         f"the clients of {values.ledger} were sampled, and the checkpoint is for another schema: "

@@ -20,11 +20,11 @@ from mf_aggregators import (
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
-from mf_aggregators.commands.command_line import CommandError, check_choice, readable
+from mf_aggregators.commands.command_line import CommandError, check_choice, naming, readable
 from mf_aggregators.factorizations import Errors, Factorization
-from mf_aggregators.mechanism import Mechanism
+from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
-from mf_aggregators.participation import Participation, SingleParticipation
+from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
 from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, counted, pair, rate_field
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -51,6 +51,7 @@ class Subject:
       mechanism: The factorization with the schema and the noise; None if no noise is told.
       drawn: The mechanism of the checkpoint, with the noise, where a scheme draws its clients.
       is_saved: Whether the checkpoint has the mechanism, and flags name no other.
+      has_own: Whether the checkpoint has a mechanism, whatever flags name.
     """
 
     factorization: Factorization
@@ -60,6 +61,7 @@ class Subject:
     mechanism: Mechanism | None
     drawn: Mechanism | None = None
     is_saved: bool = False
+    has_own: bool = False
 
     @classmethod
     def of(
@@ -182,6 +184,9 @@ class Subject:
           CommandError: If there is no such extension; the message says why.
         """
         try:
+            if self.drawn is not None:
+                # Which refuses it.
+                self.drawn.extended(num_rounds)
             workload = _longer(self.workload, num_rounds)
             whole = self.factorization.extended(
                 num_rounds, participation=self.schema, workload=workload
@@ -275,17 +280,36 @@ def read(values: flags.FlagValues) -> Subject:
     if saved is not None and noise is None and schema is not None and not has_taken_place:
         noise = mechanism_flags.noise_under(saved, schema)
     if schema is not None or saved is None:
-        return Subject.of(factorization, schema or own, workload, noise)
+        found = Subject.of(factorization, schema or own, workload, noise)
+        return dataclasses.replace(found, has_own=saved is not None)
     if saved.sampling is not None:
-        is_saved = noise is None
-        noise = saved.noise_multiplier if noise is None else noise
-        found = Subject.of(factorization, saved.schema, workload, noise)
-        drawn = dataclasses.replace(saved, noise_multiplier=noise)
-        return dataclasses.replace(found, drawn=drawn, is_saved=is_saved)
+        drawn = _drawn(values, saved, saved.sampling)
+        found = Subject.of(factorization, saved.schema, workload, drawn.noise_multiplier)
+        return dataclasses.replace(found, drawn=drawn, is_saved=drawn is saved, has_own=True)
     if noise is not None:
-        return Subject.of(factorization, saved.schema, workload, noise)
+        found = Subject.of(factorization, saved.schema, workload, noise)
+        return dataclasses.replace(found, has_own=True)
     errors = factorization.errors(workload, saved.schema)
-    return Subject(factorization, saved.schema, workload, errors, saved, is_saved=True)
+    return Subject(
+        factorization, saved.schema, workload, errors, saved, is_saved=True, has_own=True
+    )
+
+
+def _drawn(values: flags.FlagValues, saved: Mechanism, scheme: SamplingScheme) -> Mechanism:
+    """The mechanism of a checkpoint that draws its clients, with the noise that flags ask for."""
+    if values.target_epsilon is None and values.target_rho is None:
+        noise = mechanism_flags.noise_multiplier(values)
+        return saved if noise is None else dataclasses.replace(saved, noise_multiplier=noise)
+    has_epsilon = values.target_epsilon is not None
+    with naming("target_epsilon" if has_epsilon else "target_rho"):
+        return calibrate(
+            saved.factorization,
+            scheme,
+            epsilon=values.target_epsilon,
+            delta=values.delta if has_epsilon else None,
+            rho=values.target_rho,
+            certification=guarantees.default_certification(show_progress=True),
+        )
 
 
 def _check_declared(factorization: Factorization, own: Participation, given: Participation) -> None:
@@ -399,12 +423,13 @@ class LedgerReport:
 
     @classmethod
     def of(
-        cls, mechanism: Mechanism, ledger: Ledger, delta: float, sampling_seed: int | None = None
+        cls, subject: Subject, ledger: Ledger, delta: float, sampling_seed: int | None = None
     ) -> "LedgerReport":
         """Returns what follows from a ledger.
 
         Args:
-          mechanism: That of the run, with the schema that clients were to keep to.
+          subject: What the report is about, with noise. Where its checkpoint has no mechanism, the
+            ledger says how clients were drawn.
           ledger: Who took part in which round.
           delta: Above 0 and below 1.
           sampling_seed: The secret seed of the data sampler, for a ledger that names its scheme:
@@ -413,7 +438,9 @@ class LedgerReport:
         Raises:
           ValueError: If the ledger is broken, or its scheme does not fit the factorization.
         """
-        if ledger.sampling is not None:
+        mechanism = subject.drawn or subject.mechanism
+        assert mechanism is not None
+        if ledger.sampling is not None and not subject.has_own:
             # Relative to one participation, as schemes have it.
             factorization = mechanism.factorization
             ratio = factorization.sensitivity(mechanism.schema).value
@@ -424,11 +451,12 @@ class LedgerReport:
         observed = mechanism.observed(ledger, sampling_seed=sampling_seed)
         certification = guarantees.default_certification(show_progress=True)
         is_broken = observed.keeps_participation is False
+        is_drawn = (ledger.sampling or mechanism.sampling) is not None
         return cls(
             plan=mechanism.guarantee(delta, certification=certification),
             observed=observed,
             observed_guarantee=observed.unamplified_guarantee(delta),
-            worst_client=None if ledger.sampling is not None else observed.worst_client(delta),
+            worst_client=None if is_drawn else observed.worst_client(delta),
             worst_case=observed.worst_case(delta) if is_broken else None,
         )
 
@@ -526,9 +554,9 @@ class LedgerReport:
             )
         else:
             amplified = (
-                f"{drawn_sentences(self.plan, ', if the scheme of the ledger drew every batch')} "
+                f"{drawn_sentences(self.plan, ', if the scheme drew every batch of the ledger')} "
                 "No ledger shows that: --sampling_seed, with the secret seed of the run, compares "
-                "every draw, as the run has done for its privacy.json."
+                "every draw of its participation.npz, as the run has done for its privacy.json."
             )
         return (
             f"{amplified} For whoever knows who was drawn, nothing is amplified. "

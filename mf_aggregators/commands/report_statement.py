@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, catalogue, validation
+from mf_aggregators import atomic_files, validation
 from mf_aggregators.audit import one_run
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
@@ -375,8 +375,8 @@ def _statement(
             key_file=os.path.relpath(values.sampling_seed, folder) if secret else "",
         ),
     )
-    other = catalogue.sensitivity_of_other_by(found.observed.mechanism.factorization)
-    planned = PrivacyStatement(facts, found.plan, other_mechanism=other)
+    mechanism = found.observed.mechanism
+    planned = mechanism.statement(facts, values.delta, plan=found.plan)
     statement = found.observed.completed(planned)
     return stated_runs.with_other_runs(statement, others, folder, _seed_file(values))
 

@@ -12,7 +12,9 @@ from mf_aggregators import accounting, checkpoints, printed_guarantees, random_s
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
+    MinSeparation,
     MinSeparationSampling,
+    Participation,
     PoissonSampling,
     SamplingScheme,
     Shuffling,
@@ -381,3 +383,91 @@ def test_the_trade_off_curve_of_a_mechanism_is_that_of_drawn_clients(
     fields_of_report(f"--checkpoint={tmp_path / 'mechanism'}", f"--trade_off={curve}")
     expected = json.dumps(mechanism.trade_off_curve())
     assert json.loads(curve.read_text()) == json.loads(expected)
+
+
+def _saved(tmp_path: pathlib.Path, participation: Participation) -> str:
+    """The flag of a Mechanism's checkpoint, for twelve rounds at noise multiplier 1."""
+    mechanism = mfa.Mechanism(mfa.factorizations.banded(12, 4), participation, 1.0)
+    mechanism.save(tmp_path / "mechanism")
+    return f"--checkpoint={tmp_path / 'mechanism'}"
+
+
+def test_a_run_of_drawn_clients_has_no_more_rounds(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    """Its epsilon would be that of one participation, or of a scheme that is not for them."""
+    for flags in (
+        [_saved(tmp_path, _POISSON)],
+        [
+            f"--checkpoint={checkpoint}",
+            "--participation=single",
+            "--noise_multiplier=1",
+            _sampled_ledger(tmp_path, _DRAWN, _POISSON),
+        ],
+    ):
+        status, out, err = console_commands.call("mf-report", *flags, "--extend_to=18")
+        assert (status, out) == (2, "")
+        assert "--extend_to=18" in err
+        assert "poisson" in err
+
+
+def test_a_target_is_met_by_how_clients_are_drawn(tmp_path: pathlib.Path) -> None:
+    flag = _saved(tmp_path, _POISSON)
+    fields = fields_of_report(flag, "--target_epsilon=3")
+    least = fields["noise_multiplier"]
+    assert fields["amplified_noise_multiplier"] == least
+    assert _POISSON.epsilon(0.999 * least, 1e-5) > 3.0 >= _POISSON.epsilon(least, 1e-5)
+    # Three participations of a client, each in a column of its own.
+    fields = fields_of_report(flag, "--target_rho=0.1")
+    assert fields["noise_multiplier"] == pytest.approx(math.sqrt(3.0 / (2.0 * 0.1)))
+
+
+def test_a_ledger_without_a_scheme_is_held_against_that_of_the_mechanism(
+    tmp_path: pathlib.Path,
+) -> None:
+    flag = _saved(tmp_path, _POISSON)
+    lines = [f"{NAMED}{client},{i}" for i, cohort in enumerate(_DRAWN) for client in cohort]
+    ledger = flag_of_ledger(tmp_path, "\n".join(lines))
+    fields = fields_of_report(flag, ledger)
+    assert fields["keeps_plan"] is None
+    assert fields["sampling"] == _POISSON.to_dict()
+    assert fields["amplified_epsilon"] == pytest.approx(_POISSON.epsilon(1.0, 1e-5))
+    assert fields["worst_client_num_rounds"] is None
+    # Client 0 in two rounds in a row, of two parts.
+    broken = flag_of_ledger(tmp_path, "\n".join([f"{NAMED}0,1", *lines]))
+    ended = console_commands.call("mf-report", flag, broken, "--delta=1e-5", "--format=json")
+    assert ended.status == 1
+    assert json.loads(ended.printed)["amplified_epsilon"] is None
+    assert NAMED not in ended.printed
+    # Nothing shows who was drawn, or when somebody could have been.
+    times = tmp_path / "times.csv"
+    times.write_text("\n".join(f"{i},{3600 * i},{3600 * i + 60}" for i in range(12)))
+    words = ("public_data=none", "population=12", "clients_per_round=1", "clip_norm=1")
+    statement = f"--statement={tmp_path / 'PRIVACY.md'}"
+    for wrong in (
+        [flag_of_ledger(tmp_path, "\n".join(lines)), statement, *(f"--{each}" for each in words)],
+        [f"--round_times={times}", "--timer_hours=2"],
+    ):
+        status, out, err = console_commands.call("mf-report", flag, "--delta=1e-5", *wrong)
+        assert (status, out) == (2, ""), wrong
+        assert len(err.splitlines()) == 1
+
+
+def test_no_ledger_changes_how_the_clients_of_a_mechanism_were_drawn(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The guarantee was planned for other draws."""
+    flags = _drawn(tmp_path, PoissonSampling(12, 4, 12, 2), 2**100 + 17)
+    planned = (_POISSON, MinSeparation(4))
+    for participation in planned:
+        flag = _saved(tmp_path, participation)
+        ended = console_commands.call("mf-report", flag, *flags, "--delta=1e-5", "--format=json")
+        assert ended.errors == ""
+        fields = json.loads(ended.printed)
+        seen = mfa.load(tmp_path / "mechanism").observed(
+            tmp_path / "participation.npz", sampling_seed=2**100 + 17
+        )
+        assert fields["keeps_plan"] is seen.keeps_participation
+        assert ended.status == (0 if seen.keeps_participation else 1)
+        assert fields["realised_epsilon"] == pytest.approx(seen.guarantee(1e-5).epsilon)
+        assert fields.get("amplified_epsilon") is None

@@ -195,6 +195,23 @@ def test_a_ledger_that_breaks_the_plan_is_said_first(
     assert _verified(capsys, "PRIVACY.md") == []
 
 
+def test_a_run_that_was_extended_says_so(
+    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Mechanism(banded(workloads.prefix_sum(8), 2), MinSeparation(4, 2), 1.0)
+    first.extended(12, MinSeparation(4)).save(folder / "extended")
+    status, _, err = _call(
+        capsys,
+        *("--checkpoint=extended", "--delta=1e-6", "--ledger=rounds.csv"),
+        *("--statement=PRIVACY.md", *_FACTS),
+    )
+    assert status == 0, err
+    statement = json.loads((folder / "PRIVACY.json").read_text())["statement"]
+    assert [plan["num_rounds"] for plan in statement["earlier_plans"]] == [8]
+    assert "*Extended.*" in (folder / "PRIVACY.md").read_text()
+    assert _verified(capsys, "PRIVACY.md") == []
+
+
 @pytest.mark.parametrize("left_out", [*_FACTS, "--ledger=rounds.csv"])
 def test_what_nobody_said_is_not_asserted(
     capsys: pytest.CaptureFixture[str], folder: pathlib.Path, left_out: str
