@@ -601,7 +601,7 @@ def calibrate(
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= scheme.all_participations(columns).norm
+            multiplier *= scheme.checked_participations(columns).norm
     else:
         assert epsilon is not None
         assert delta is not None
