@@ -372,8 +372,14 @@ class MatrixFactorization(Strategy):
         else:
             self._state = self._aggregator.with_template(self._arrays).initialize()
             self._save()
-        self._mechanism.save(self._directory / "mechanism")
         unfinished = self._path("sum", self._running().round_index)
+        # Before anything is replaced: a sum waits for a mechanism that has a row for it.
+        if unfinished.exists() and self._running().round_index >= self._mechanism.num_rounds:
+            raise ReleaseError(
+                f"{unfinished} is of a round that the mechanism of {self._mechanism.num_rounds} "
+                "rounds does not have: go on with the one that extends it."
+            )
+        self._mechanism.save(self._directory / "mechanism")
         if unfinished.exists():
             number, *sums = _loaded(unfinished).values()
             # Where the wrapped strategy keeps the model that a round began with.

@@ -607,7 +607,7 @@ def calibrate(
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= scheme.all_participations(columns).norm
+            multiplier *= scheme.checked_participations(columns).norm
     else:
         assert epsilon is not None
         assert delta is not None
@@ -627,6 +627,9 @@ def calibrate(
 def load(directory: str | os.PathLike[str]) -> Mechanism:
     """Reads what :meth:`Mechanism.save` wrote, or the mechanism of a training run.
 
+    Nothing signs the files of a run. What its ``privacy.json`` plans is believed unless the matrix
+    beside it contradicts it, or the ``config.json``, where that is there.
+
     Args:
       directory: The directory, or that of the run, whose ``privacy.json`` says what was planned.
 
@@ -635,8 +638,9 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
 
     Raises:
       CheckpointError: If the directory is a checkpoint of a factorization alone; or a file is
-        missing, altered or of a newer format, or says what the factorization is not; or the noise
-        of a run came from a fixed seed, so that it guarantees nothing.
+        missing, altered or of a newer format, or says what the factorization is not; or files of a
+        run contradict one another; or its noise came from a fixed seed, so that it guarantees
+        nothing.
     """
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:

@@ -2,6 +2,7 @@
 
 from mf_aggregators.checkpoints.format import (
     ARRAYS_FILE,
+    CONFIG_FILE,
     DESCRIPTION_FILE,
     FORMAT_VERSION,
     MECHANISM_FILE,
@@ -9,6 +10,7 @@ from mf_aggregators.checkpoints.format import (
     STATEMENT_FILE,
     CheckpointError,
     check_destination,
+    contradictions_of_plan,
     described_by_statement,
     has_mechanism,
     is_run,
@@ -20,6 +22,7 @@ from mf_aggregators.checkpoints.format import (
 
 __all__ = [
     "ARRAYS_FILE",
+    "CONFIG_FILE",
     "DESCRIPTION_FILE",
     "FORMAT_VERSION",
     "MECHANISM_FILE",
@@ -27,6 +30,7 @@ __all__ = [
     "STATEMENT_FILE",
     "CheckpointError",
     "check_destination",
+    "contradictions_of_plan",
     "described_by_statement",
     "factorization_cache",
     "has_mechanism",

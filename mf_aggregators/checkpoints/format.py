@@ -12,6 +12,7 @@ are those of training runs, which have a checkpoint in them.
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -43,8 +44,11 @@ MECHANISM_FILE = "mechanism.json"
 RUN_CHECKPOINT = "factorization"
 # The statement of a training run as data, in its directory.
 STATEMENT_FILE = "privacy.json"
+# What a training run was asked for, in its directory.
+CONFIG_FILE = "config.json"
 
-# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums.
+# Relative tolerance for a recomputed sensitivity: another BLAS rounds other sums. So may another
+# version round a noise multiplier.
 _SENSITIVITY_TOLERANCE = 1e-9
 
 
@@ -255,6 +259,7 @@ def load_with_mechanism(
     Raises:
       CheckpointError: As :func:`load` does; or if nothing describes a mechanism, the file that does
         is broken, altered or of a newer format, or the noise of a run came from a fixed seed.
+        Of a run, only what its ``config.json`` or its matrix contradicts shows as altered.
     """
     is_of_run = is_run(directory)
     path = pathlib.Path(directory) / (STATEMENT_FILE if is_of_run else MECHANISM_FILE)
@@ -270,6 +275,7 @@ def load_with_mechanism(
         if is_of_run:
             described = described_by_statement(contents)
             _check_statement(path, contents, factorization)
+            _check_configuration(path.with_name(CONFIG_FILE), contents, description)
         else:
             stated = (description.get("beside_sha256") or {}).get(MECHANISM_FILE)
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != stated:
@@ -306,6 +312,50 @@ def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
             for plan in (*contents.get("earlier_plans", ()), contents["planned"])
         ]
     }
+
+
+def contradictions_of_plan(
+    contents: Mapping[str, Any], config: Mapping[str, Any], description: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Returns in what the statement of a run says another plan than its other files.
+
+    Args:
+      contents: Those of its ``privacy.json``.
+      config: Those of its ``config.json``.
+      description: Those of the ``factorization.json`` of its matrix.
+
+    Returns:
+      What differs, by name, as it is stated and as the other files have it.
+
+    Raises:
+      KeyError: If something is missing in them.
+      TypeError: If something in them is of another type.
+      ZeroDivisionError: If there are no clients.
+    """
+    flags, plan = config["flags"], contents["planned"]
+    earlier = contents.get("earlier_plans", ())
+    names = "num_rounds", "participation"
+    pairs: dict[str, tuple[Any, Any]] = {
+        "earlier_plans": (
+            [{name: each[name] for name in names} for each in earlier],
+            [{name: each[name] for name in names} for each in config.get("extends", ())],
+        ),
+    }
+    if plan["sampling"] is None:
+        pairs["participation"] = plan["participation"], description["errors"]["participation"]
+        # Of the rounds that a run began with: the matrix decides what more rounds leave of it. In
+        # an estimate, of fewer clients than they stand for.
+        noise, asked = [*earlier, plan][0]["noise_multiplier"], flags["noise_multiplier"]
+        clients = flags["clients_per_round"]
+        share = (flags["simulated_clients"] or clients) / clients
+        added = None if asked is None else asked * share
+    else:
+        pairs["sampling"] = plan["sampling"], config.get("sampling")
+        # What a target needs was found for this population, and is no flag.
+        noise, added = plan["noise_multiplier"], config.get("noise_multiplier")
+    if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
+        pairs["noise_multiplier"] = noise, added
+    return [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
 
 
 def is_run(directory: str | os.PathLike[str]) -> bool:
@@ -382,6 +432,26 @@ def _check_statement(
         else participations.from_dict(planned["participation"])
     )
     _check_sensitivity(path, float(planned["sensitivity"]), factorization, schema)
+
+
+def _check_configuration(
+    path: pathlib.Path, contents: Mapping[str, Any], description: Mapping[str, Any]
+) -> None:
+    """Checks that a run was asked for what its statement says, where its configuration is there."""
+    if not path.exists():
+        return
+    try:
+        config = validation.parsed_json(path.read_text(encoding="utf-8"))
+        found = contradictions_of_plan(contents, config, description)
+        if config["flags"]["seed"] is not None:
+            found.append(("noise_seed_is_fixed", False, True))
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
+    for name, stated, asked in found:
+        raise CheckpointError(
+            f"{path.with_name(STATEMENT_FILE)} states {name} {json.dumps(stated)}, and the run's "
+            f"other files have {json.dumps(asked)}: one of them was altered, or is of another run."
+        )
 
 
 def _versions() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mf_aggregators import (
     random_streams,
     validation,
 )
-from mf_aggregators.checkpoints import RUN_CHECKPOINT, STATEMENT_FILE
+from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
@@ -37,8 +37,7 @@ MEANING_OF_OTHER_RUNS = (
     "Other runs on the same clients, as directories with commas between them: those of training "
     "runs, or what Mechanism.save wrote. The statement has the guarantee of all together."
 )
-# Further files of a run directory, by what they are.
-_CONFIG_FILE = "config.json"
+# A further file of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
 # Where a configuration has the SHA-256 of the weights that training began with.
 _INITIAL_WEIGHTS = "initial_weights_sha256"
@@ -84,7 +83,7 @@ def other_runs(text: str | None) -> list[pathlib.Path]:
 def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files that show what a run released, or of a checkpoint, without secret ones."""
     matrix = directory / RUN_CHECKPOINT if checkpoints.is_run(directory) else directory
-    beside = [directory / name for name in (STATEMENT_FILE, _CONFIG_FILE)]
+    beside = [directory / name for name in (STATEMENT_FILE, CONFIG_FILE)]
     found = [file for file in [*sorted(matrix.glob("*")), *beside] if file.is_file()]
     return [file for file in found if not ledgers.is_of_drawn_clients(file)]
 
@@ -235,7 +234,7 @@ def contradictions(
       KeyError: If the configuration lacks what every run has.
       ValueError: If it cannot be read.
     """
-    config = _json_of(folder / _CONFIG_FILE)
+    config = _json_of(folder / CONFIG_FILE)
     flags = config["flags"]
     matrix, described = checkpoints.load_with_description(folder)
     facts, of_run = statement.facts, _mechanism_of(contents, matrix)
@@ -250,18 +249,6 @@ def contradictions(
             flags["stop_at_epsilon"],
         ),
     }
-    if statement.plan.sampling is None:
-        schema = statement.plan.participation.to_dict()
-        said["participation"] = (schema, described["errors"]["participation"])
-        # Of the rounds that a run began with: the matrix decides what more rounds leave of it.
-        first, asked = (*statement.earlier_plans, statement.plan)[0], flags["noise_multiplier"]
-        share = facts_of_runs.cohort(flags) / flags["clients_per_round"]
-        added = None if asked is None else asked * share
-        said["noise_multiplier"] = (first.noise_multiplier, added)
-    else:
-        # What a target needs was found for this population, and is no flag.
-        added = config.get("noise_multiplier")
-        said["noise_multiplier"] = (statement.plan.noise_multiplier, added)
     broken = []
     if statement.observed_participation is not None:
         population = len(ledgers.load_archive(folder / ledgers.FILE_OF_RUN).client_ids)
@@ -273,6 +260,7 @@ def contradictions(
     ):
         broken.append(f"{ledgers.FILE_OF_RUN} breaks the plan, and the statement does not say so.")
     differing = [(name, *both) for name, both in said.items() if both[0] != both[1]]
+    differing += checkpoints.contradictions_of_plan(contents, config, described)
     differing += _differing_facts(facts, config, of_run)
     differing += differences(*_represented(statement, flags, of_run), "represents")
     return broken + [
@@ -364,7 +352,7 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
         f"--other_runs={directory} is a run whose noise came from a fixed seed: it has no "
         "guarantee to be composed.",
     )
-    of_run = _mechanism_of(contents, checkpoints.load(directory))
+    of_run = mechanism.load(directory)
     if not (directory / ledgers.FILE_OF_RUN).exists():
         return _event_without_ledger(directory, of_run, contents)
     observed = _observed(directory, of_run)
@@ -397,7 +385,7 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
     seed = None
     if of_run.sampling is not None:
         # That of a run for tests is in its configuration.
-        seed = _json_of(folder / _CONFIG_FILE)["flags"]["seed"]
+        seed = _json_of(folder / CONFIG_FILE)["flags"]["seed"]
         if (folder / _SEED_FILE).exists():
             seed = random_streams.load_seed(folder / _SEED_FILE)
     return of_run.observed(ledger, sampling_seed=seed)

@@ -342,16 +342,17 @@ class IntegerRows:
         """Returns the row of the state's round and the state after it; no argument changes.
 
         Args:
-          state: What :meth:`initial_state` or an earlier call returned.
+          state: What :meth:`initial_state` or an earlier call returned, here or of the rows that
+            these continue.
           z: (size,) int64: the round's row of Z, in its steps.
 
         Returns:
           (size,) int64 row in steps of ``steps``, and the next state.
 
         Raises:
-          ValueError: If the mechanism has no more rounds.
+          ValueError: If the mechanism has no more rounds, or the state is of another one.
         """
-        i, history = state.round_index, state.history.copy()
+        i, history = state.round_index, self.normalised.copied_history(state)
         self.recursion.check_has_round(i)
         row = np.empty(len(z), np.int64)
         for start in range(0, len(z), _COORDINATES_AT_ONCE):

@@ -17,6 +17,8 @@ from mf_aggregators.participation.third_party import SchemeError
 # What a scheme draws with a smaller probability counts as drawn in another way. Each of three
 # questions is asked so that a run by the scheme fails it with no larger one.
 LEAST_PROBABILITY = 1e-12
+# What a sampler of another package leaves to the library, which has it from ``_draw``.
+_CHECKED_HERE = ("draw", "num_eligible", "deviation", "num_absent")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,7 +167,8 @@ def sampler_of(scheme: SamplingScheme, seed: int) -> Sampler:
       seed: What they are drawn from.
 
     Raises:
-      SchemeError: If the scheme of another package makes none, or one that draws by another scheme.
+      SchemeError: If the scheme of another package makes none, one that draws by another scheme, or
+        one that overrides what the library checks.
       ValueError: If the seed is negative.
     """
     with third_party.named(scheme, "sampler", ValueError):
@@ -176,6 +179,7 @@ def sampler_of(scheme: SamplingScheme, seed: int) -> Sampler:
             f"{validation.shown(found)}, which is no participation.Sampler: return one that draws "
             "every round from the seed."
         )
+    third_party.check_overrides(scheme, type(found), _CHECKED_HERE)
     if found.scheme != scheme:
         raise SchemeError(
             f"{third_party.described(scheme)}: sampler(seed) returned a sampler of another scheme, "

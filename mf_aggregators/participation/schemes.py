@@ -12,6 +12,7 @@ tell (``samplers.Sampler.deviation``).
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -47,6 +48,21 @@ Each participation of a client is one Gaussian mechanism on the rounds that it c
 
 # Points of a grid of losses, and the standard deviations that it goes beyond the mean.
 _POINTS, _DEVIATIONS = 600, 8.0
+
+# What a class of another package leaves to the library, which has it from the other methods.
+_COMPUTED_HERE = (
+    "is_amplified",
+    "check_participations",
+    "checked_participations",
+    "checked_amplified",
+    "checked_calibrated",
+    "checked_of_first",
+    "epsilon",
+    "noise_multiplier",
+    "deviation",
+    "_unamplified",
+    "_enough",
+)
 
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 
@@ -101,6 +117,8 @@ class SamplingScheme(Participation):
                 f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
                 f"{self.num_rounds} rounds."
             )
+        if packages.other_package(type(self)) is not None:
+            third_party.check_overrides(self, type(self), _COMPUTED_HERE)
 
     @classmethod
     def of_sizes(
@@ -160,14 +178,18 @@ class SamplingScheme(Participation):
         Without an accounting of its own, the columns of C that a client is in have to be
         orthogonal. What another package says of a run that ends early is asked for as well.
         """
-        if not self._overrides("amplified"):
-            self.all_participations(None)
+        if not (self.shares_rows and self._overrides("amplified")):
+            self.checked_participations(None)
         self.checked_of_first(1)
 
     @property
     def shares_rows(self) -> bool:
         """Whether two participations of a client may change the same row of C x."""
-        return False
+        schema = self.schema()
+        return (
+            schema.returns_within(self.num_rounds)
+            and schema.separation_in(self.num_rounds) < self.num_bands
+        )
 
     # Rounds.
 
@@ -332,6 +354,7 @@ class SamplingScheme(Participation):
         given = sigma, delta, columns, certification, num_coordinates
         if packages.other_package(type(self)) is None:
             return self.amplified(*given)
+        third_party.check_participations(self, columns)
         found = third_party.amplified(self, *given)
         try:
             unamplified, _ = self._unamplified(sigma, delta, columns, num_coordinates)
@@ -360,9 +383,11 @@ class SamplingScheme(Participation):
           ValueError: As there, and if :meth:`checked_amplified` has a larger epsilon at that noise.
         """
         given = target, delta, columns, certification, num_coordinates
-        is_own = packages.other_package(type(self)) is None
+        if packages.other_package(type(self)) is None:
+            return self.calibrated(*given)
+        third_party.check_participations(self, columns)
         # What is calibrated here was asked of checked_amplified already.
-        if is_own or not self._overrides("calibrated"):
+        if not self._overrides("calibrated"):
             return self.calibrated(*given)
         return third_party.calibrated(self, *given)
 
@@ -403,6 +428,20 @@ class SamplingScheme(Participation):
                 "account for that itself."
             )
         return AllParticipations(math.sqrt(most), most)
+
+    def checked_participations(self, columns: StrategyColumns | None) -> AllParticipations:
+        """Returns what guarantees rest on: :meth:`all_participations`, of other packages checked.
+
+        Args:
+          columns: As there.
+
+        Raises:
+          ValueError: As there, and if another package says less than its :meth:`schema` allows.
+        """
+        if packages.other_package(type(self)) is None:
+            return self.all_participations(columns)
+        by_schema = functools.partial(SamplingScheme.all_participations, self)
+        return third_party.all_participations(self, columns, by_schema)
 
     def _unamplified(
         self,
@@ -621,7 +660,7 @@ class SamplingScheme(Participation):
             noise_multiplier,
             false_positive_rate,
             guarantees=guarantees,
-            together=self.all_participations(columns),
+            together=self.checked_participations(columns),
             log_moments=self.log_moments(noise_multiplier, columns, num_coordinates),
             divergences=self.divergences(noise_multiplier, columns, 0, num_coordinates),
             num_coordinates=num_coordinates,
@@ -704,7 +743,11 @@ class SamplingScheme(Participation):
                 return f"the clients of {nth_round(index)} are not different ones of the population"
             if size is not None and len(cohort) != size:
                 return f"{nth_round(index)} had {len(cohort)} clients, not {size}"
-        return self._deviation_of_rounds(cohorts)
+        found = None
+        if packages.other_package(type(self)) is not None:
+            # Whatever an override says more.
+            found = SamplingScheme._deviation_of_rounds(self, cohorts)
+        return found or self._deviation_of_rounds(cohorts)
 
     def _batch_size(self) -> int | None:
         """The clients of every batch; None where it varies."""
@@ -730,7 +773,7 @@ class SamplingScheme(Participation):
         gaps = np.diff(rounds[order])[np.diff(clients[order]) == 0]
         most = int(np.bincount(clients, minlength=1).max())
         smallest, largest = (int(gaps.min()), int(gaps.max())) if len(gaps) else (None, None)
-        if self.allows_separations(most, smallest, largest):
+        if self.schema().allows_separations(most, smallest, largest):
             return None
         return f"the rounds of a client are not as the scheme has them: {self.schema()}"
 

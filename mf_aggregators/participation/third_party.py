@@ -7,11 +7,12 @@ of two numbers that contradict each other none is stated.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mf_aggregators import validation
+from mf_aggregators import packages, validation
 from mf_aggregators.accounting.gaussian import TailError
+from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.errors import Error
 from mf_aggregators.participation.monte_carlo.certificates import (
     MECHANISMS,
@@ -30,6 +31,8 @@ _ROUNDINGS = (0.0, 1e-12, 1e-9, 1e-6)
 # How precisely an inverse is found, and from where to where it is looked for.
 _PRECISION = 1e-6
 _LEAST_NOISE, _MOST_NOISE = 1e-6, 1e12
+# More than what floats err by in a norm, relative to it.
+_ROUNDING_OF_NORMS = 1e-9
 
 
 class SchemeError(Error, ValueError):
@@ -66,6 +69,110 @@ def named(scheme: "SamplingScheme", method: str, *refusals: type[Exception]) -> 
         raise SchemeError(
             f"{described(scheme)} failed in {method}: {type(error).__name__}: {error}"
         ) from error
+
+
+def overrides(kind: type, method: str) -> bool:
+    """Returns whether the method that a class has is of another package.
+
+    Args:
+      kind: The class, which has the method or inherits it.
+      method: Its name.
+    """
+    defining = next(each for each in kind.__mro__ if method in vars(each))
+    return packages.other_package(defining) is not None
+
+
+def check_overrides(scheme: "SamplingScheme", kind: type, methods: Sequence[str]) -> None:
+    """Raises SchemeError if another package's class has one of these methods of its own.
+
+    Args:
+      scheme: The scheme.
+      kind: Its class, or that of its sampler.
+      methods: What the library computes or checks, from other methods of the class.
+    """
+    for method in methods:
+        if overrides(kind, method):
+            raise SchemeError(
+                f"{described(scheme)}: {kind.__qualname__} overrides {method}, which follows from "
+                "its other methods: leave it out."
+            )
+
+
+def all_participations(
+    scheme: "SamplingScheme",
+    columns: StrategyColumns | None,
+    by_schema: Callable[[StrategyColumns | None], AllParticipations],
+) -> AllParticipations:
+    """Returns what ``SamplingScheme.all_participations`` does, if its schema allows no more.
+
+    Args:
+      scheme: The scheme.
+      columns: As ``all_participations`` takes them.
+      by_schema: The same of the library's own method, once participations have been counted.
+
+    Returns:
+      What the scheme says. Where participations share rows, only C shows whether it is too little.
+
+    Raises:
+      SchemeError: If it says less than its schema, or fails.
+      ValueError: If participations share rows, and the scheme does not account for them.
+    """
+    if overrides(type(scheme), "most_participations"):
+        with named(scheme, "most_participations"):
+            most = scheme.most_participations()
+        known = scheme.schema().most_participations(scheme.num_rounds)
+        if most != known:
+            raise SchemeError(
+                f"{described(scheme)} contradicts itself: most_participations is {most}, and by "
+                f"schema() a client may take part {known} times. Mend the one that is wrong, or "
+                "leave most_participations out."
+            )
+    if not overrides(type(scheme), "all_participations"):
+        return scheme.all_participations(columns)
+    with named(scheme, "all_participations", ValueError):
+        found = scheme.all_participations(columns)
+    least = by_schema(columns) if not scheme.shares_rows else AllParticipations()
+    is_one = isinstance(found, AllParticipations) and found.disjoint in (1, least.disjoint)
+    # Written so that NaN does not pass.
+    if not (is_one and least.norm <= found.norm * (1.0 + _ROUNDING_OF_NORMS) < math.inf):
+        raise SchemeError(
+            f"{described(scheme)} contradicts itself: all_participations returned "
+            f"{validation.shown(found)}, and by schema() they are {least}. Leave it out."
+        )
+    return found
+
+
+def check_participations(scheme: "SamplingScheme", columns: StrategyColumns | None) -> None:
+    """Raises SchemeError if a scheme says less of all participations than its schema allows.
+
+    Args:
+      scheme: The scheme.
+      columns: As ``all_participations`` takes them.
+
+    Raises:
+      ValueError: As :func:`all_participations` does, but where participations share rows of C, for
+        which ``amplified`` may account by itself.
+    """
+    try:
+        scheme.checked_participations(columns)
+    except ValueError as error:
+        if isinstance(error, SchemeError) or not scheme.shares_rows:
+            raise
+
+
+def check_norm(scheme: "SamplingScheme", norm: float, known: float) -> None:
+    """Raises SchemeError if all participations are said to be less than they are in a matrix.
+
+    Args:
+      scheme: The scheme.
+      norm: What it says, see ``AllParticipations``.
+      known: The sensitivity of C under its schema, over the largest column norm of C.
+    """
+    if norm * (1.0 + _ROUNDING_OF_NORMS) < known:
+        raise SchemeError(
+            f"{described(scheme)}: all_participations has the norm {norm:.6g}, and in this matrix "
+            f"the participations of its schema() have {known:.6g}."
+        )
 
 
 def amplified(

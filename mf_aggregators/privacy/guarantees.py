@@ -30,6 +30,7 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
+    third_party,
 )
 from mf_aggregators.participation.monte_carlo import distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
@@ -489,6 +490,10 @@ def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> No
             "amplification by sampling, use a banded mechanism with bands for at most half of the "
             "rounds."
         )
+    if third_party.overrides(type(scheme), "all_participations"):
+        together = scheme.checked_participations(columns_of(factorization, scheme))
+        one, known = map(factorization.sensitivity, (SingleParticipation(), scheme.schema()))
+        third_party.check_norm(scheme, together.norm, known.value / one.value)
 
 
 def _unamplified(
@@ -527,7 +532,7 @@ def _amplified(
         DEFAULT_NUM_COORDINATES,
     )
     participation = scheme.schema()
-    together = scheme.all_participations(columns)
+    together = scheme.checked_participations(columns)
     unamplified = noise_multiplier / together.norm
     return Guarantee(
         participation=participation,

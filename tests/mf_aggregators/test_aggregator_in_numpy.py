@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
-from mf_aggregators.noise import FixedSeedWarning
+from mf_aggregators.factorizations import Factorization
+from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning, rows_of_z
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -362,6 +363,72 @@ def test_a_run_that_is_extended_goes_on_from_its_state(tmp_path: pathlib.Path) -
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
+
+
+def _extendable(num_rounds: int, kind: int) -> Factorization:
+    return (
+        mfa.factorizations.identity,
+        mfa.factorizations.tree_aggregation,
+        mfa.factorizations.toeplitz,
+        lambda rounds: mfa.factorizations.toeplitz(rounds, coefficients="square_root"),
+        lambda rounds: mfa.factorizations.toeplitz(rounds, min(2, rounds)),
+        lambda rounds: mfa.factorizations.banded(rounds, min(3, rounds)),
+        lambda rounds: small_mechanisms.blt(rounds, 2),
+    )[kind](num_rounds)
+
+
+@given(st.data())
+@settings(
+    deadline=None,
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_rows_of_an_extended_run_are_those_of_its_whole_matrix(
+    tmp_path: pathlib.Path, data: st.DataObject
+) -> None:
+    """From a state of any round of any horizon, saved or not, and extended once or twice."""
+    more = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2))
+    rounds = int(data.draw(st.integers(1, 7)))
+    made = _extendable(rounds, data.draw(st.integers(0, 6)))
+    storage = data.draw(st.sampled_from(["state", "disk"]))
+    schema = mfa.participation.MinSeparation(data.draw(st.integers(1, rounds)))
+    horizons = [mfa.Mechanism(made, schema, 1.5)]
+    for number in more:
+        rounds = min(rounds + number, 4 * made.num_rounds)
+        if rounds > horizons[-1].num_rounds:
+            try:
+                longer = horizons[-1].extended(rounds, num_parameters=70, storage=storage)
+            except ValueError as error:
+                # Rows of a tree grow beyond the integers that a run began with.
+                assume("extend it by less" not in str(error))
+                raise
+            horizons.append(longer)
+    whole = horizons[-1]
+    options: dict[str, Any] = {"noise_storage": storage, "template": np.zeros(70), "seed": 11}
+    last = _aggregator(whole, **options)
+    state = start = last.initialize()
+    planned = []
+    for _ in range(whole.num_rounds):
+        state, release = last.next(state, [])
+        planned.append(release)
+    # Of Z, all of it, and the dense matrix.
+    z = [rows_of_z.integers(DEFAULT_SOURCE, start.seed, i, 0, 70) for i in range(whole.num_rounds)]
+    matrix = whole.noise_recursion().noising_matrix()
+    expected = 1.5 * (matrix @ np.array(z, np.float64)) * rows_of_z.STEP
+    np.testing.assert_allclose(np.array(planned) * 2.0, expected, rtol=1e-5, atol=1e-5)
+    state, released = _aggregator(horizons[0], **options).initialize(), []
+    for horizon in horizons:
+        aggregator = _aggregator(horizon, **options)
+        if data.draw(st.booleans()):
+            aggregator.save_state(state, tmp_path / "state.npz")
+            state = aggregator.load_state(tmp_path / "state.npz")
+        least = whole.num_rounds if horizon is whole else 0
+        for _ in range(
+            state.round_index, max(least, data.draw(st.integers(0, horizon.num_rounds)))
+        ):
+            state, release = aggregator.next(state, [])
+            released.append(release)
+    np.testing.assert_array_equal(released, planned)
 
 
 @pytest.mark.parametrize(

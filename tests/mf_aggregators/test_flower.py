@@ -556,6 +556,41 @@ def test_an_extended_run_goes_on(tmp_path: pathlib.Path) -> None:
     assert mfa.load(tmp_path / "run" / "mechanism") == whole
 
 
+def test_a_run_of_all_bands_is_extended_twice(tmp_path: pathlib.Path) -> None:
+    """The ring of its rows of Z grows; what is released is what the whole would have released."""
+    first = mfa.Mechanism(mfa.factorizations.toeplitz(3), mfa.participation.MinSeparation(3), 1.0)
+    longer = first.extended(5, num_parameters=7, storage="state")
+    whole = longer.extended(8, num_parameters=7, storage="state")
+    clients, models = _Grid(), []
+    for name, horizons in (("extended", (first, longer, whole)), ("planned", (whole,))):
+        *_, model = (_run(_strategy(tmp_path / name, each), clients) for each in horizons)
+        models.append(model)
+    assert models[0] == models[1]
+    assert whole.observed(tmp_path / "extended" / "ledger.npz").keeps_participation
+
+
+def test_a_mechanism_without_the_round_that_goes_on_replaces_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of an extension was summed up, and the run is started without the extension."""
+    first = mfa.Mechanism(mfa.factorizations.blt(3, 2), mfa.participation.MinSeparation(3), 1.0)
+    whole = first.extended(6, num_parameters=7)
+    _run(_strategy(tmp_path / "run", first))
+    with monkeypatch.context() as patched:
+
+        def dying(*_: Any) -> None:
+            raise _Killed
+
+        patched.setattr(flower.MatrixFactorization, "_released", dying)
+        with pytest.raises(_Killed):
+            _run(_strategy(tmp_path / "run", whole))
+    with refuses("3 rounds", error=ReleaseError):
+        _run(_strategy(tmp_path / "run", first))
+    assert mfa.load(tmp_path / "run" / "mechanism") == whole
+    _run(_strategy(tmp_path / "run", whole))
+    assert whole.observed(tmp_path / "run" / "ledger.npz").keeps_participation
+
+
 def test_what_is_saved_is_its_owners(tmp_path: pathlib.Path) -> None:
     _run(_strategy(tmp_path / "run", seed=None), num_rounds=1)
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0

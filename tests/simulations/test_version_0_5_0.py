@@ -73,6 +73,11 @@ def test_its_mechanism_loads_unless_its_seed_was_fixed(run: pathlib.Path) -> Non
     stated = (run / "privacy.json").read_text()
     secret = stated.replace('"noise_seed_is_fixed": true', '"noise_seed_is_fixed": false')
     (run / "privacy.json").write_text(secret)
+    # What the run was asked for says so as well.
+    with refuses("noise_seed_is_fixed", error=checkpoints.CheckpointError):
+        mfa.load(run)
+    asked = (run / "config.json").read_text()
+    (run / "config.json").write_text(asked.replace('"seed": 7', '"seed": null'))
     mechanism = mfa.load(run)
     assert (mechanism.num_rounds, mechanism.participation) == (60, MinSeparation(28))
     assert mechanism.guarantee(1e-4).epsilon == pytest.approx(8.0)

@@ -32,7 +32,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -331,11 +331,39 @@ class NoiseRecursion(abc.ABC):
 
     def initial_state(self, shape: tuple[int, ...]) -> NoiseState:
         """Returns the state before the first round, for rows of the given shape."""
-        rows = self.floats_per_parameter
-        if self.draws_earlier_rows_of_z:
-            # NumPy's stream is given its rows of Z and cannot draw them again.
-            rows += self.rows_of_z_per_round
-        return NoiseState(0, np.zeros((rows, *shape)))
+        return NoiseState(0, np.zeros((self._length_of_history, *shape)))
+
+    @property
+    def _length_of_history(self) -> int:
+        """The rows and vectors of a history."""
+        # NumPy's stream is given its rows of Z and cannot draw them again.
+        redrawn = self.rows_of_z_per_round if self.draws_earlier_rows_of_z else 0
+        return self.floats_per_parameter + redrawn
+
+    def copied_history(self, state: NoiseState) -> RealArray:
+        """Returns a copy of a state's history, in the length that this matrix has.
+
+        The state may be that of a matrix which this one extends, and whose ring of rows of Z is
+        shorter. In a ring that was never full, slot j has row j, whatever its length.
+
+        Args:
+          state: The state.
+
+        Raises:
+          ValueError: If it lacks rows that have been, or has more than this matrix keeps.
+        """
+        ring = len(state.history) - self.num_state_vectors
+        missing = self._length_of_history - len(state.history)
+        if missing == 0:
+            return state.history.copy()
+        if missing < 0 or not self.draws_earlier_rows_of_z or state.round_index > ring:
+            raise ValueError(
+                f"the noise of earlier rounds has {len(state.history)} rows in round "
+                f"{state.round_index + 1}, and this matrix keeps {self._length_of_history}: the "
+                "state is of another one."
+            )
+        kept: Any = state.history
+        return np.asarray(np.insert(kept, [ring] * missing, 0, axis=0))
 
     def next_row(self, state: NoiseState, row_of_z: FloatArray) -> tuple[FloatArray, NoiseState]:
         """Returns the noise row of the state's round and the state after it.
@@ -345,16 +373,17 @@ class NoiseRecursion(abc.ABC):
         :meth:`stream` saves where rows are taken one after another.
 
         Args:
-          state: What :meth:`initial_state` or an earlier call returned.
+          state: What :meth:`initial_state` or an earlier call returned, here or of a matrix that
+            this one extends.
           row_of_z: The round's row of Z, of the state's row shape.
 
         Returns:
           Row ``state.round_index`` of C^-1 Z, and the next state.
 
         Raises:
-          ValueError: If the mechanism has no more rounds.
+          ValueError: If the mechanism has no more rounds, or the state is of another matrix.
         """
-        own = dataclasses.replace(state, history=state.history.copy())
+        own = dataclasses.replace(state, history=self.copied_history(state))
         return self.next_row_in_place(own, row_of_z)
 
     def stream(

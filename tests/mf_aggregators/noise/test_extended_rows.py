@@ -1,5 +1,6 @@
 """Rows of a run that was extended: those that were released, their steps, and what they cover."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,16 @@ def _recursions(factorization: Factorization) -> tuple[NoiseRecursion, NoiseRecu
     return first, second
 
 
-def _rows(rows: IntegerRows, size: int) -> np.ndarray:
-    state, made = rows.initial_state(size), []
-    for i in range(rows.recursion.num_rounds):
-        z = rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, size)
-        row, state = rows.next_row(state, z)
+def _rows(
+    rows: IntegerRows | NoiseRecursion, size: int, before: Any = None, change: int = 0
+) -> np.ndarray:
+    """All rows, of which the first ``change`` are made by the rows before."""
+    num_rounds = rows.num_rounds if isinstance(rows, NoiseRecursion) else rows.recursion.num_rounds
+    shape: Any = (size,) if isinstance(rows, NoiseRecursion) else size
+    state, made = (before or rows).initial_state(shape), []
+    for i in range(num_rounds):
+        z: Any = rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, size)
+        row, state = (before if i < change else rows).next_row(state, z)
         made.append(row)
     return np.array(made)
 
@@ -76,6 +82,35 @@ def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) 
     made = _rows(rows, 50) * rows.steps[:, np.newaxis]
     z = np.array([rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, 50) for i in range(_WHOLE)])
     np.testing.assert_allclose(made, whole.apply(z * STEP), rtol=0, atol=1e-6)
+
+
+@_EVERY
+def test_rows_go_on_from_a_state_of_any_round(factorization: Factorization) -> None:
+    """In integers and in floats, as those of the whole matrix from its first row on."""
+    first, whole = _recursions(factorization)
+    pairs: list[tuple[Any, Any]] = [
+        (IntegerRows.of(first), IntegerRows.continuing(first, whole)),
+        (first, whole),
+    ]
+    for before, after in pairs:
+        expected = _rows(after, 40)
+        for change in range(_ROUNDS + 1):
+            np.testing.assert_array_equal(_rows(after, 40, before, change), expected)
+
+
+def test_a_state_of_a_matrix_that_is_not_extended_is_refused() -> None:
+    short, long = (toeplitz(rounds).noise_recursion() for rounds in (4, 9))
+    few = toeplitz(20, 3).noise_recursion()
+    for recursion, other, rounds in ((short, long, 1), (few, long, 1), (long, few, 3)):
+        state = other.initial_state((2,))
+        for _ in range(rounds):
+            _, state = other.next_row(state, np.ones(2))
+        with refuses("another"):
+            recursion.next_row(state, np.ones(2))
+    # A ring that was gone round lacks its first rows.
+    state = dataclasses.replace(short.initial_state((2,)), round_index=5)
+    with refuses("another"):
+        long.next_row(state, np.ones(2))
 
 
 @_EVERY

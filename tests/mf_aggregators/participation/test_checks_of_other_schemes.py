@@ -6,6 +6,7 @@ Schemes here are of the package ``tests``, which is another one than the library
 import dataclasses
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
+from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.commands import plan_text
 from mf_aggregators.participation import (
     Amplified,
@@ -101,14 +103,14 @@ def test_the_inverse_starts_somewhere_where_participations_share_rows() -> None:
 
 def test_no_noise_gives_what_is_never_met() -> None:
     class Shared(_Enrolled):
-        def all_participations(self, columns: Any) -> Any:
-            raise ValueError("rows are shared")
+        def schema(self) -> FixedEpochOrder:  # type: ignore[override]
+            return FixedEpochOrder(2, 1)
 
         def amplified(self, *_: Any) -> Amplified:
             return Amplified(math.inf, None)
 
     with refuses("no noise multiplier up to 1e+12"):
-        Shared(*_SIZES).noise_multiplier(3.0, _DELTA)
+        Shared(8, 2, 40, 10).noise_multiplier(3.0, _DELTA)
 
 
 def test_noise_that_is_too_little_for_the_own_epsilon_is_refused() -> None:
@@ -230,6 +232,149 @@ def test_never_more_is_stated_than_without_amplification() -> None:
     assert _says(Amplified(99.0, None)).epsilon(1.0, _DELTA) == plain
     assert _says(Amplified(math.inf, None)).epsilon(1.0, _DELTA) == plain
     assert _ENROLLED.epsilon(1.0, _DELTA) < plain
+
+
+@dataclasses.dataclass(frozen=True)
+class _Often(SamplingScheme):
+    """A client may be in each third round of twelve."""
+
+    name: ClassVar[str] = "often"
+    has_random_sizes: ClassVar[bool] = False
+
+    def schema(self) -> FixedEpochOrder:
+        return FixedEpochOrder(4, 3)
+
+    def sampler(self, seed: int) -> Sampler:
+        return _Nobody(self, seed)
+
+
+_BANDED = mfa.factorizations.banded(12, num_bands=2)
+
+
+def _often(num_bands: int = 2, **methods: Any) -> SamplingScheme:
+    made = type("_Other", (_Often,), {**methods, "__module__": __name__})
+    found: SamplingScheme = made(12, num_bands, 100, 10)
+    return found
+
+
+def _stated(scheme: SamplingScheme, matrix: Any = _BANDED) -> tuple[Callable[[], Any], ...]:
+    """All that states something of a scheme, without its numbers being asked for one by one."""
+    return (
+        lambda: mfa.Mechanism(matrix, scheme, 1.0),
+        lambda: mfa.calibrate(matrix, scheme, epsilon=3.0, delta=_DELTA),
+        lambda: mfa.calibrate(matrix, scheme, rho=0.5),
+        lambda: guarantees.sampled(matrix, scheme, 1.0, _DELTA),
+        lambda: scheme.epsilon(1.0, _DELTA),
+        lambda: scheme.noise_multiplier(3.0, _DELTA),
+        lambda: scheme.true_positive_rate(1.0, 0.1),
+        lambda: scheme.event(1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ({"most_participations": lambda *_: 1}, ("most_participations is 1", "4 times")),
+        ({"most_participations": lambda *_: 5}, ("most_participations is 5", "4 times")),
+        ({"all_participations": lambda *_: AllParticipations(0.5)}, ("norm=0.5", "norm=2.0")),
+        ({"all_participations": lambda *_: AllParticipations(math.nan)}, ("norm=nan",)),
+        ({"all_participations": lambda *_: AllParticipations(2.0, 9)}, ("disjoint=9",)),
+        ({"all_participations": lambda *_: 2.0}, ("2.0", "contradicts")),
+    ],
+)
+@pytest.mark.parametrize("is_amplified", [False, True])
+def test_participations_are_those_of_the_schema(
+    methods: dict[str, Any], words: tuple[str, ...], is_amplified: bool
+) -> None:
+    """Whoever knows all draws has the epsilon of the schema, and no smaller one is stated."""
+    if is_amplified:
+        methods = {**methods, "amplified": lambda *_: Amplified(1.0, None)}
+    for stated in _stated(_often(**methods)):
+        with refuses("often", "_Other", *words, error=SchemeError):
+            stated()
+
+
+def test_the_epsilon_of_the_schema_is_that_of_the_matrix() -> None:
+    """More than the schema allows may be accounted for, and what it allows be said again."""
+    order = mfa.Mechanism(_BANDED, FixedEpochOrder(4, 3), 0.5).guarantee(_DELTA)
+    same: list[dict[str, Any]] = [
+        {},
+        {"most_participations": lambda *_: 4},
+        {"all_participations": lambda *_: AllParticipations(2.0, 4)},
+    ]
+    for methods in same:
+        found = mfa.Mechanism(_BANDED, _often(**methods), 1.0).guarantee(_DELTA)
+        assert not found.is_amplified
+        assert found.epsilon == pytest.approx(order.epsilon, rel=1e-9)
+    more = _often(all_participations=lambda *_: AllParticipations(3.0))
+    assert mfa.Mechanism(_BANDED, more, 1.0).guarantee(_DELTA).epsilon > order.epsilon
+
+
+def test_participations_that_share_rows_are_those_of_the_matrix() -> None:
+    """Five bands, and participations three rounds apart: C says how long the sum of columns is."""
+    matrix = mfa.factorizations.banded(12, num_bands=5)
+    dense = matrix.strategy_matrix()
+    lengths = [np.linalg.norm(np.abs(dense[:, first::3]).sum(axis=1)) for first in range(3)]
+    truth = float(max(lengths) / np.max(np.linalg.norm(dense, axis=0)))
+
+    def scheme(norm: float) -> SamplingScheme:
+        return _often(
+            5,
+            all_participations=lambda *_: AllParticipations(norm),
+            amplified=lambda *_: Amplified(1.0, None),
+        )
+
+    assert _often(5, amplified=lambda *_: Amplified(1.0, None)).shares_rows
+    assert mfa.Mechanism(matrix, scheme(truth), 1.0).guarantee(_DELTA).epsilon == 1.0
+    with refuses("often", "_Other", f"{truth:.6g}", error=SchemeError):
+        mfa.Mechanism(matrix, scheme(0.99 * truth), 1.0)
+    with refuses("often", "_Other", f"{truth:.6g}", error=SchemeError):
+        guarantees.sampled(matrix, scheme(0.99 * truth), 1.0, _DELTA)
+
+
+@pytest.mark.parametrize(
+    ("method", "made"),
+    [
+        ("is_amplified", False),
+        ("deviation", lambda *_: None),
+        ("checked_amplified", lambda *_: Amplified(0.1, None)),
+        ("checked_participations", lambda *_: AllParticipations(0.1)),
+        ("check_participations", lambda *_: None),
+        ("noise_multiplier", lambda *_: 0.1),
+        ("_unamplified", lambda *_: (0.1, None)),
+        ("_enough", lambda *_: 0.1),
+    ],
+)
+def test_what_follows_from_other_methods_is_left_to_the_library(method: str, made: Any) -> None:
+    with refuses("often", "_Other", f"overrides {method}", error=SchemeError):
+        _often(**{method: made})
+
+
+def test_a_ledger_is_checked_against_the_schema_whatever_the_scheme_says() -> None:
+    """Its own check may say more, and its own separations count for nothing."""
+    cohorts = [np.array([3]), np.array([3])]
+    weaker: list[dict[str, Any]] = [
+        {},
+        {"_deviation_of_rounds": lambda *_: None},
+        {"allows_separations": lambda *_: True},
+    ]
+    for methods in weaker:
+        scheme = dataclasses.replace(_often(**methods), clients_per_round=1)
+        assert "exactly 3 rounds apart" in str(scheme.deviation(100, cohorts))
+    more = dataclasses.replace(
+        _often(_deviation_of_rounds=lambda *_: "it rained"), clients_per_round=1
+    )
+    assert more.deviation(100, cohorts[:1]) == "it rained"
+
+
+def test_a_sampler_is_checked_whatever_it_overrides() -> None:
+    class Unchecked(_Nobody):
+        def draw(self, round_index: int) -> np.ndarray:
+            return np.array([1, 1])
+
+    scheme = _often(sampler=lambda self, seed: Unchecked(self, seed))
+    with refuses("often", "Unchecked overrides draw", error=SchemeError):
+        samplers.sampler_of(scheme, 1)
 
 
 def test_the_librarys_own_schemes_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     PoissonSampling,
+    Sampler,
     SamplingScheme,
     sampling_scheme,
     sampling_schemes,
@@ -583,11 +584,17 @@ class _OfNumPy(PoissonSampling):
     __module__ = "numpy.random"
 
 
-class _OfNobody(_OfNumPy):
+class _OfNobody(SamplingScheme):
     """Of a module that no installed package has, with nothing amplified."""
 
     __module__ = "nobodys_module"
-    is_amplified = False
+    name = "nobodys"
+
+    def schema(self) -> MinSeparation:
+        return MinSeparation(self.num_bands)
+
+    def sampler(self, seed: int) -> Sampler:
+        raise NotImplementedError
 
 
 def test_what_rests_on_another_package_is_not_credited_to_this_one() -> None:

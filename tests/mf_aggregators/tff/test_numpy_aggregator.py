@@ -201,3 +201,28 @@ def test_a_mutant_of_the_rows_is_seen(storage: str, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(IntegerRows, "integer_row", off_by_one)
     assert "a in round 0 of run 0" in _differences(case)
+
+
+def test_a_run_that_is_extended_twice_has_the_bits_of_the_whole() -> None:
+    """A ring of rows of Z grows with each horizon, where a graph draws them again."""
+    first = mfa.Mechanism(mfa.factorizations.toeplitz(2), mfa.participation.MinSeparation(2), 1.0)
+    longer = first.extended(3, num_parameters=8, storage="state")
+    whole = longer.extended(5, num_parameters=8, storage="state")
+    case = dataclasses.replace(_a_case(noise_storage="state"), clients=(2,) * 5)
+    value_type = tff.types.to_type(
+        collections.OrderedDict(
+            a=tff.TensorType(np.float64, (6,)), b=tff.TensorType(np.float32, (2,))
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FixedSeedWarning)
+        in_tff = mfa.mf_dp_aggregator(whole, **case.options).create(value_type)
+        horizons = [mfa.Aggregator(each, **case.options) for each in whole.horizons]
+    tff_state, state = in_tff.initialize(), horizons[0].initialize()
+    for i, updates in enumerate(case.updates(0)):
+        output = in_tff.next(tff_state, updates)
+        tff_state = output.state
+        aggregator = next(each for each in horizons if i < each.mechanism.num_rounds)
+        state, release = aggregator.next(state, updates)
+        for name, array in release.items():
+            np.testing.assert_array_equal(array, np.asarray(output.result[name]))

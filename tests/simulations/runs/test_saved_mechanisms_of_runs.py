@@ -11,7 +11,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators.checkpoints import CheckpointError
-from mf_aggregators.commands import command_line, facts_of_runs, report
+from mf_aggregators.commands import command_line, facts_of_runs, report, stated_runs
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -156,6 +156,84 @@ def test_directories_that_are_not_of_one_run_are_refused(tmp_path: pathlib.Path)
     file.unlink()
     with refuses("privacy.json", "after its first round", error=CheckpointError):
         mfa.load(path)
+
+
+def _forge(path: pathlib.Path, **changed: Any) -> None:
+    """Changes what the statement of a run plans, and nothing else of its files."""
+    file = path / "privacy.json"
+    contents = json.loads(file.read_text())
+    file.write_text(json.dumps({**contents, "planned": {**contents["planned"], **changed}}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "forged", "named"),
+    [
+        (TIMERS, {"noise_multiplier": 50.0}, "noise_multiplier 50.0"),
+        # Of the larger cohort that few clients stand for.
+        (
+            (*BANDED, "--clients_per_round=20", "--simulated_clients=5", "--noise_multiplier=4"),
+            {"noise_multiplier": 4.0},
+            "noise_multiplier 4.0, and the run's other files have 1.0",
+        ),
+        # In which three participations have the same sensitivity.
+        (
+            TIMERS,
+            {"participation": MinSeparation(4, 3).to_dict()},
+            '"max_participations": null',
+        ),
+        (
+            TIMERS,
+            {"sampling": PoissonSampling(12, 3, 10**6, 9).to_dict(), "sensitivity": 1.0},
+            "1000000",
+        ),
+        ((*DRAWN, "--noise_multiplier=0.7"), {"noise_multiplier": 0.71}, "0.71"),
+        (
+            (*DRAWN, "--noise_multiplier=0.7"),
+            {"sampling": PoissonSampling(12, 3, 10 * CLIENTS, 9).to_dict()},
+            str(10 * CLIENTS),
+        ),
+    ],
+)
+def test_a_plan_that_the_configuration_contradicts_is_refused(
+    arguments: tuple[str, ...], forged: dict[str, Any], named: str, tmp_path: pathlib.Path
+) -> None:
+    """By whatever makes a Mechanism of the directory, and so by a report of several runs."""
+    path = tmp_path / "run"
+    leave_run(path, *arguments)
+    honest = mfa.load(path)
+    whole = (path / "privacy.json").read_text()
+    _forge(path, **forged)
+    with refuses("privacy.json", named, error=CheckpointError) as refused:
+        mfa.load(path)
+    assert "\n" not in str(refused.value)
+    with refuses(named, error=command_line.CommandError):
+        stated_runs.event_of(path, 1e-4)
+    (path / "privacy.json").write_text(whole)
+    assert mfa.load(path) == honest
+    # What a run was asked for may be gone, and is then not compared; a broken file is no such.
+    config = (path / "config.json").read_text()
+    for text in ("{", "[]", '{"flags": {}}', config.replace('"seed":', '"other":')):
+        (path / "config.json").write_text(text)
+        with refuses("config.json", error=CheckpointError):
+            mfa.load(path)
+    (path / "config.json").unlink()
+    assert mfa.load(path) == honest
+
+
+def test_a_horizon_that_the_configuration_contradicts_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run"
+    noise = ("--mechanism=banded", "--num_bands=3", "--separation=4", "--noise_multiplier=1.5")
+    leave_run(path, *noise, "--clients_per_round=5")
+    leave_run(path, *noise, "--clients_per_round=5", "--num_rounds=16", rounds=16)
+    contents = json.loads((path / "privacy.json").read_text())
+    for name, forged in (
+        ("noise_multiplier", 1.6),
+        ("participation", MinSeparation(5).to_dict()),
+    ):
+        earlier = [{**contents["earlier_plans"][0], name: forged}]
+        (path / "privacy.json").write_text(json.dumps({**contents, "earlier_plans": earlier}))
+        with refuses("privacy.json", name, error=CheckpointError):
+            mfa.load(path)
 
 
 _COHORT = "--clients_per_round=5"
