@@ -255,7 +255,7 @@ class ObservedParticipation:
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
       keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
-        was planned. Only whoever holds the sampler's seed can find out.
+        was planned, or nobody checked: only whoever holds the sampler's seed can find out.
       largest_separation: The largest distance between adjacent participations of one client;
         None if none took part twice, or if it is not known.
       conditions: Under which conditions it follows, as sentences, where nobody saw who took part

@@ -177,8 +177,8 @@ class PrivacyStatement:
         not known, and for a run whose batches a sampler draws: who was drawn is a secret that no
         statement tells. Its epsilon is at most that of ``observed_guarantee``, which is for every
         pattern of the observed separations and number of participations.
-      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan; None for
-        others.
+      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan, or whose
+        draws nobody checked; None for others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
         other attributes are of the run itself, with the noise that it really added.
       stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
@@ -194,9 +194,10 @@ class PrivacyStatement:
         that was are compared with what is made again without.
 
     Raises:
-      ValueError: If a run that broke its plan has no worst-case guarantee, a plan of a run that was
-        extended forbids what the one before it allowed, a client is named for a run whose batches
-        were to be drawn, or a rule that is not there ended the run.
+      ValueError: If a run that ended, and is not known to have kept its plan, has no worst-case
+        guarantee, a plan of a run that was extended forbids what the one before it allowed, a
+        client is named for a run whose batches were to be drawn, or a rule that is not there ended
+        the run.
     """
 
     facts: RunFacts
@@ -216,10 +217,15 @@ class PrivacyStatement:
     def __post_init__(self) -> None:
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
-        if self.keeps_plan is False and self.worst_case is None:
+        if (
+            self.observed_participation is not None
+            and self.keeps_plan is not True
+            and self.worst_case is None
+        ):
             raise ValueError(
-                "a run that broke its plan needs its worst-case guarantee, because the planned one "
-                "does not hold: worst_case=guarantees.worst_case(plan, factorization, observed)."
+                "a run that broke its plan, or whose draws nobody checked, needs its worst-case "
+                "guarantee, because the planned one need not hold: "
+                "worst_case=guarantees.worst_case(plan, factorization, observed)."
             )
         horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
         if horizons != sorted(set(horizons)):
@@ -248,12 +254,14 @@ class PrivacyStatement:
 
     @property
     def keeps_plan(self) -> bool | None:
-        """Whether the observed participations are within the planned schema."""
-        if self.observed_participation is None:
+        """Whether the observed participations are within the plan.
+
+        None while the run is under way, and where nobody checked the draws of a sampler.
+        """
+        observed, sampling = self.observed_participation, self.plan.sampling
+        if observed is None or (sampling is not None and observed.keeps_sampling is None):
             return None
-        return keeps_plan(
-            self.plan.sampling or self.plan.participation, self.observed_participation
-        )
+        return keeps_plan(sampling or self.plan.participation, observed)
 
     @property
     def stated(self) -> Guarantee:
@@ -367,6 +375,11 @@ class PrivacyStatement:
             found.append(
                 "The observed batches were not drawn by the planned sampling scheme: nothing is "
                 "amplified."
+            )
+        elif self.keeps_plan is None and self.observed_participation is not None:
+            found.append(
+                "Without the sampler's seed, nothing shows that the observed batches were drawn by "
+                "the planned sampling scheme: nothing is amplified."
             )
         if self.status == "interrupted" and self.plan.noise_multiplier > 0.0:
             found.append(

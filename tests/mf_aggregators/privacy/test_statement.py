@@ -304,6 +304,33 @@ def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     assert f"({rounded_up(statement.stated.epsilon)}, " in text
 
 
+def test_draws_that_nobody_checked_have_the_worst_case() -> None:
+    """A ledger without its seed: nothing is said to be kept, nor to be broken."""
+    scheme = PoissonSampling(num_rounds=40, num_bands=2, population=100, clients_per_round=10)
+    mechanism = Mechanism(banded(workloads.prefix_sum(40), 2), scheme, 1.0)
+    sampler = scheme.sampler(5)
+    drawn = [set(sampler.draw(index).tolist()) for index in range(30)]
+    rounds = tuple(
+        np.array([index for index, each in enumerate(drawn) if client in each], np.int64)
+        for client in range(100)
+    )
+    ledger = Ledger(tuple(map(str, range(100))), rounds, 30, scheme)
+    facts = _statement(None).facts
+    unchecked = mechanism.observed(ledger).statement(facts, 1e-4)
+    checked = mechanism.observed(ledger, sampling_seed=5).statement(facts, 1e-4)
+    assert (unchecked.keeps_plan, checked.keeps_plan) == (None, True)
+    assert checked.worst_case is None
+    assert unchecked.worst_case == mechanism.observed(ledger).worst_case(1e-4)
+    assert not unchecked.stated.is_amplified
+    statement_schemas.check(unchecked.to_dict())
+    text = " ".join(unchecked.to_markdown().split())
+    assert "Without the sampler's seed, nothing shows that" in text
+    assert "were not drawn" not in text
+    assert "sampler's seed" not in " ".join(checked.warnings)
+    with refuses("whose draws nobody checked", "worst_case"):
+        dataclasses.replace(unchecked, worst_case=None)
+
+
 @pytest.mark.short_cases(9)
 @pytest.mark.parametrize("keeps_sampling", [True, False, None])
 @pytest.mark.parametrize("name", sampling_schemes())
