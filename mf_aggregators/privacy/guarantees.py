@@ -114,6 +114,8 @@ class Guarantee:
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
         hockey-stick divergence of P from Q, from which it follows as well.
       together: Where clients are sampled, all participations of one together.
+      is_by_rule: Whether it holds because a stopping rule ended the run by the ledger, and not
+        because clients kept to the participation, which is that of the plan then.
       columns: C, where an amplified guarantee depends on it, for :meth:`event`.
     """
 
@@ -130,6 +132,7 @@ class Guarantee:
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
     together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
+    is_by_rule: bool = False
     columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -137,6 +140,8 @@ class Guarantee:
         if math.isfinite(self.epsilon):
             stated = f"{pair(self.epsilon, self.delta)}-DP"
         who = self.participation if self.sampling is None else self.sampling
+        if self.is_by_rule:
+            return f"{stated} for each client, by a stopping rule"
         secret = ", if nobody learns who was drawn" if self.is_amplified else ""
         rounds = counted(self.num_rounds, "round")
         return f"{stated} for each client over {rounds}: {who}{secret}"
@@ -229,7 +234,9 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
         return {
-            "participation": self.participation.to_dict(),
+            "participation": (
+                {"schema": "stopping_rule"} if self.is_by_rule else self.participation.to_dict()
+            ),
             "num_rounds": self.num_rounds,
             "sensitivity": self.sensitivity,
             "sensitivity_is_exact": self.sensitivity_is_exact,

@@ -275,16 +275,28 @@ class PrivacyStatement:
         either.
 
         A run with a stopping rule has the guarantee of the rule as well, whatever ended it
-        (``stopping_rules``). If the rule ended it, neither the data nor what was released had a
-        part in that, and the observed guarantee holds.
+        (``stopping_rules``), unless what was observed shows that the rule was not followed. If the
+        rule ended it, neither the data nor what was released had a part in that, and the observed
+        guarantee holds.
         """
         found = [self._stated_without_rule]
-        # A sampler that left its scheme has nothing amplified, and the rule promised that.
-        if self.stopping_rule is not None and (self.plan.sampling is None or self.keeps_plan):
+        if self.stopping_rule is not None and self._keeps_rule:
             found.append(self.stopping_rule.guarantee)
             if self.stopped_by_rule and self.observed_guarantee is not None:
                 found.append(self.observed_guarantee)
         return min(found, key=lambda guarantee: guarantee.epsilon)
+
+    @property
+    def _keeps_rule(self) -> bool:
+        """Whether the stopping rule, if there is one, allows what was observed."""
+        rule, observed = self.stopping_rule, self.observed_participation
+        if rule is None or observed is None or self.observed_guarantee is None:
+            return True
+        # A sampler that left its scheme has nothing amplified, and the rule promised that.
+        if self.plan.sampling is not None:
+            return rule.allows(observed)
+        # As the rule does, without the sensitivity of the observed rounds once more.
+        return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
 
     @property
     def _stated_without_rule(self) -> Guarantee:
@@ -380,6 +392,11 @@ class PrivacyStatement:
             found.append(
                 "Without the sampler's seed, nothing shows that the observed batches were drawn by "
                 "the planned sampling scheme: nothing is amplified."
+            )
+        if not self._keeps_rule and (self.plan.sampling is None or self.keeps_plan):
+            found.append(
+                "By what was observed, the stopping rule had to end the run sooner: it was not "
+                "followed, and what it promised is not stated."
             )
         if self.status == "interrupted" and self.plan.noise_multiplier > 0.0:
             found.append(
@@ -557,8 +574,11 @@ class PrivacyStatement:
                 "client that kept the schema has "
                 f"{statement_texts.pair(self.plan)}."
             )
+        running = "if it keeps its plan, it will satisfy"
+        if guarantee.is_by_rule:
+            running = "what it releases satisfies"
         state = {
-            "running": "The run is under way; if it keeps its plan, it will satisfy",
+            "running": f"The run is under way; {running}",
             "interrupted": "The run was stopped before its last round; what it released satisfies",
             "stopped_at_epsilon": "The run was ended by its own rule; what it released satisfies",
             "finished": "The run is finished; what it released satisfies",
@@ -656,10 +676,15 @@ class PrivacyStatement:
             if self.plan.sampling is None
             else "from the plan alone"
         )
+        bounds = (
+            "so that no release of this run exceeds it, whatever ended the run."
+            if self._keeps_rule
+            else "but this run is not within it: a warning above says why."
+        )
         return (
             f"\n   - *Stopping rule.* Fixed before the first round: the run ends before a round\n"
             f"     with which all rounds together would exceed {pair}. That follows {looks_at},\n"
-            "     so that no release of this run exceeds it, whatever ended the run."
+            f"     {bounds}"
         )
 
     def _worst_text(self) -> str:

@@ -192,12 +192,14 @@ def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
         )
     if guarantee.sampling is not None:
         return "if clients are drawn as the assumption below says"
+    found = (
+        "timers and uploads were as the observed statement below says"
+        if by_times
+        else "the ledger of who took part is right"
+    )
+    if guarantee.is_by_rule:
+        return f"on one condition: {found}, by which the stopping rule below ends the run"
     if guarantee.participation != plan.participation:
-        found = (
-            "timers and uploads were as the observed statement below says"
-            if by_times
-            else "the ledger of who took part is right"
-        )
         return f"on one condition: {found}, so that every client had {guarantee.participation}"
     return (
         "on one condition, which the assumption below explains: every client has "

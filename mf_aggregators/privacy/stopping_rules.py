@@ -71,8 +71,8 @@ class StoppingRule:
         """What the rule promises whatever takes place, never worse than the limit.
 
         For timers: a Gaussian mechanism of the smallest noise multiplier that the rule allows,
-        for the largest sensitivity that leaves. Its participation is the planned one, which it
-        does not depend on. For a sampler, the guarantee of the most rounds that the rule allows.
+        for the largest sensitivity that leaves. It does not depend on the planned participation
+        (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
         """
         if self.plan.sampling is not None:
             return guarantees.observed(
@@ -86,6 +86,7 @@ class StoppingRule:
             noise_multiplier=multiplier,
             zcdp_rho=accounting.zcdp_rho(multiplier),
             epsilon=accounting.epsilon(multiplier, self.plan.delta),
+            is_by_rule=True,
         )
 
     def allows(self, participation: ObservedParticipation) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import math
 import re
@@ -425,10 +426,103 @@ def test_no_rule_says_nothing_and_ends_nothing() -> None:
 def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     kept, left = _sampled(True), _sampled(False)
     rule = StoppingRule(kept.plan, banded(workloads.prefix_sum(12), 3), 0.9 * kept.plan.epsilon)
-    interrupted = dataclasses.replace(kept, stopping_rule=rule)
+    exceeding = dataclasses.replace(kept, stopping_rule=rule)
+    assert exceeding.stated == kept.stated
+    assert any("it was not followed" in warning for warning in exceeding.warnings)
+    few = ObservedParticipation(2, 19, None, 1, keeps_sampling=True)
+    assert rule.allows(few)
+    interrupted = dataclasses.replace(
+        exceeding,
+        observed_participation=few,
+        observed_guarantee=guarantees.observed(kept.plan, rule.factorization, few),
+    )
     assert interrupted.stated.epsilon <= rule.epsilon
     assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
-    assert dataclasses.replace(left, stopping_rule=rule).stated == left.stated
+    broken = dataclasses.replace(left, stopping_rule=rule)
+    assert broken.stated == left.stated
+    assert "no release of this run exceeds it" in interrupted.to_markdown()
+    assert "no release of this run exceeds it" not in broken.to_markdown()
+
+
+# A client's rounds, from 0, and what a printed schema says of them: the participations at most,
+# the rounds between them at least, or exactly.
+_MOST = re.compile(r"at most (one|[0-9]+) participation")
+_AT_LEAST = re.compile(r"at least ([0-9]+) rounds? apart")
+_EXACTLY = re.compile(r"exactly ([0-9]+) rounds? apart")
+
+
+def _is_true_of(words: str, rounds: list[int]) -> bool:
+    gaps = [after - before for before, after in itertools.pairwise(rounds)]
+    most, least, exact = (each.search(words) for each in (_MOST, _AT_LEAST, _EXACTLY))
+    assert most or least or exact, words
+    return (
+        (most is None or len(rounds) <= int(most[1].replace("one", "1")))
+        and (least is None or all(gap >= int(least[1]) for gap in gaps))
+        and (exact is None or all(gap == int(exact[1]) for gap in gaps))
+    )
+
+
+def test_every_condition_that_a_statement_prints_is_true_of_its_ledger() -> None:
+    """Random ledgers that keep or break the plan, with rules and without, ended by them or not.
+
+    A client whose rows of independent noise are k has the noise of one over the root of k.
+    """
+    generator = np.random.default_rng(4)
+    plan = guarantees.planned(identity(10), MinSeparation(3, 3), 1.0, 1e-4)
+    facts, counts = _statement(None).facts, dict.fromkeys(("planned", "ledger", "rule"), 0)
+    for _ in range(400):
+        num_rounds = int(generator.integers(1, 11))
+        share = generator.uniform(0.05, 0.5)
+        of_clients = [
+            np.flatnonzero(generator.random(num_rounds) < share).tolist() for _ in range(3)
+        ]
+        observed = guarantees.observed_participation(of_clients, num_rounds)
+        statement = _ended(facts, plan, identity(10), observed)
+        rule = None
+        if generator.random() < 0.7:
+            rule = StoppingRule(plan, identity(10), plan.epsilon * generator.uniform(0.7, 1.3))
+            statement = dataclasses.replace(
+                statement,
+                stopping_rule=rule,
+                stopped_by_rule=bool(rule.allows(observed) and generator.random() < 0.3),
+            )
+        stated = statement.stated.epsilon
+        for rounds in of_clients:
+            if rounds:
+                alone = accounting.epsilon(math.sqrt(3.0 / len(rounds)), 1e-4)
+                assert alone <= stated * (1 + 1e-9)
+        text = " ".join(statement.to_markdown().split())
+        condition = text.partition("privacy** for every client, ")[2].partition(". Epsilon and")[0]
+        earned = statement.to_dict()["earned"]
+        if "by which the stopping rule below ends the run" in condition:
+            counts["rule"] += 1
+            assert rule is not None
+            assert rule.allows(observed)
+            assert earned["participation"] == {"schema": "stopping_rule"}
+            assert "apart" not in str(statement.stated)
+        else:
+            counts["ledger" if "so that every client had" in condition else "planned"] += 1
+            assert all(_is_true_of(condition, rounds) for rounds in of_clients), condition
+            assert earned["participation"]["schema"] != "stopping_rule"
+        # A rule that was not followed promises nothing.
+        is_followed = rule is None or rule.allows(observed)
+        assert is_followed or "it was not followed" in text
+        assert ("no release of this run exceeds it" in text) == (rule is not None and is_followed)
+        statement_schemas.check(statement.to_dict())
+    assert min(counts.values()) > 30, counts
+
+
+def test_a_run_under_way_is_within_its_rule_whether_it_keeps_its_plan_or_not() -> None:
+    statement = _statement(None)
+    rule = StoppingRule(statement.plan, identity(10), 0.8 * statement.plan.epsilon)
+    under_rule = dataclasses.replace(statement, stopping_rule=rule)
+    text = " ".join(under_rule.to_markdown().split())
+    assert "if it keeps its plan" not in text
+    assert "what it releases satisfies" in text
+    assert "the ledger of who took part is right, by which the stopping rule" in text
+    loose = StoppingRule(statement.plan, identity(10), 1.2 * statement.plan.epsilon)
+    kept = dataclasses.replace(statement, stopping_rule=loose)
+    assert "if it keeps its plan" in kept.to_markdown()
 
 
 def test_every_kind_of_statement_is_what_the_published_schema_says() -> None:
