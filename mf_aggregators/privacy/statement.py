@@ -378,7 +378,13 @@ class PrivacyStatement:
                 f"{statement_texts.pair(self.represented.guarantee)}, and "
                 f"needs a population of at least {self.represented.num_clients} clients."
             )
-        if self._is_schema_broken:
+        if self._is_schema_broken and self._is_by_times:
+            found.append(
+                "The times of the rounds allow more than the planned schema. For a client that "
+                "took part beyond the schema the planned guarantee need not hold; for a client "
+                "that kept it, it does."
+            )
+        elif self._is_schema_broken:
             found.append(
                 "The observed participations break the planned schema. For clients that broke it "
                 "the planned guarantee need not hold; for a client that kept it, it does."
@@ -413,8 +419,14 @@ class PrivacyStatement:
 
     @property
     def _is_schema_broken(self) -> bool:
-        """Whether clients broke the planned schema: others, who kept it, have the plan's pair."""
+        """Whether clients broke the planned schema, or may have: others have the plan's pair."""
         return self.keeps_plan is False and self.plan.sampling is None
+
+    @property
+    def _is_by_times(self) -> bool:
+        """Whether the times of rounds show what clients could do, and nobody saw what they did."""
+        observed = self.observed_participation
+        return observed is not None and observed.conditions is not None
 
     def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns the contents of ``privacy.json``, JSON-able.
@@ -486,8 +498,7 @@ class PrivacyStatement:
             if sampling.is_amplified
             else (texts.DRAWS_VERIFIED_BY_FILES, texts.DRAWS_VERIFIED_BY_ROUNDS)
         )
-        observed = self.observed_participation
-        if observed is not None and observed.conditions is not None:
+        if self._is_by_times:
             by_rounds = texts.VERIFIED_BY_TIMES
         has_random_sizes = sampling is not None and sampling.has_random_sizes
         unit = texts.UNIT_OF_TIMERS if sampling is None else texts.UNIT_OF_SAMPLING
@@ -568,11 +579,15 @@ class PrivacyStatement:
         if not math.isfinite(guarantee.epsilon):
             if not (self._is_schema_broken and math.isfinite(self.plan.epsilon)):
                 return "This run has no differential privacy guarantee."
+            why = (
+                "the times of the rounds allow more than the planned schema, and of a client that "
+                "took part as often and as closely as they allow"
+                if self._is_by_times
+                else "clients broke the planned schema, and of the one that is protected least"
+            )
             return (
-                "**No guarantee can be stated for every client**: clients broke the planned "
-                "schema, and of the one that is protected least no epsilon is accounted for. A "
-                "client that kept the schema has "
-                f"{statement_texts.pair(self.plan)}."
+                f"**No guarantee can be stated for every client**: {why} no epsilon is accounted "
+                f"for. A client that kept the schema has {statement_texts.pair(self.plan)}."
             )
         running = "if it keeps its plan, it will satisfy"
         if guarantee.is_by_rule:
@@ -591,9 +606,7 @@ class PrivacyStatement:
         )
 
     def _condition(self) -> str:
-        observed = self.observed_participation
-        by_times = observed is not None and observed.conditions is not None
-        return statement_texts.condition(self.stated, self.plan, by_times=by_times)
+        return statement_texts.condition(self.stated, self.plan, by_times=self._is_by_times)
 
     def _observed_text(self) -> str:
         observed, guarantee = self.observed_participation, self.observed_guarantee

@@ -647,6 +647,28 @@ def test_a_headline_names_the_condition_that_its_guarantee_rests_on() -> None:
     assert "--noise_multiplier= --delta= --round_times=" in by_times
 
 
+@pytest.mark.parametrize("multiplier", [1.0, 0.25])
+def test_times_that_allow_more_than_the_plan_accuse_no_client(multiplier: float) -> None:
+    """Twelve rounds an hour apart, with timers of two hours under a plan of four rounds."""
+    starts = 3600.0 * np.arange(12)
+    times = RoundTimes(starts, starts + 1800.0, timer_hours=2.0)
+    mechanism = Mechanism(identity(12), MinSeparation(4), multiplier)
+    statement = mechanism.observed(times).statement(_statement(None).facts, 1e-4)
+    assert statement.keeps_plan is False
+    text = " ".join(statement.to_markdown().split())
+    assert re.search(r"clients? (that )?broke|break the planned schema", text) is None
+    assert "The times of the rounds allow more than the planned schema." in text
+    is_stated = math.isfinite(statement.stated.epsilon)
+    assert is_stated == (multiplier == 1.0)
+    kept = f"A client that kept the schema has ({rounded_up(statement.plan.epsilon)}, 0.0001)-DP"
+    assert (kept in text) == (not is_stated)
+    # A ledger shows what clients did.
+    everywhere = Ledger(("a",), (np.arange(12),), 12)
+    of_ledger = mechanism.observed(everywhere).statement(_statement(None).facts, 1e-4)
+    assert "The observed participations break the planned schema." in of_ledger.to_markdown()
+    assert "times of the rounds" not in of_ledger.to_markdown()
+
+
 def test_what_was_observed_is_not_said_twice() -> None:
     text = _statement([0, 3, 6]).to_markdown()
     assert text.count("The sensitivity of C is exactly") == 1
