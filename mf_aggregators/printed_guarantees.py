@@ -80,6 +80,22 @@ def pair(epsilon: float, delta: float, form: str = ".4g") -> str:
     return f"({rounded_up(epsilon, form)}, {rounded_up(delta, '.6g')})"
 
 
+def stated_pair(epsilon: float, delta: float, form: str = ".4g") -> str:
+    """Returns the numbers of a guarantee as ``(8, 1e-06)-DP``, or that there is no finite epsilon.
+
+    Args:
+      epsilon: The epsilon, or infinity.
+      delta: As in :func:`pair`.
+      form: As there.
+
+    Raises:
+      ValueError: As there.
+    """
+    if math.isfinite(epsilon):
+        return f"{pair(epsilon, delta, form)}-DP"
+    return f"no finite epsilon at delta {rounded_up(delta, '.6g')}"
+
+
 def rate_field(false_positive_rate: float, prefix: str = "") -> str:
     """Returns the name of the field that has the true positive rate at a false positive rate.
 

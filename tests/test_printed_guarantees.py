@@ -226,6 +226,12 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
 def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
     guarantee = guarantees.planned(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
     _check(federated_runs.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
+    # Others broke the plan so far that no epsilon is accounted for.
+    none = guarantees.planned(factorizations.identity(4), MinSeparation(2), 0.1, 1e-4)
+    text = federated_runs.stated_privacy(none, guarantee)
+    _check(text, [guarantee.epsilon], 1e-4)
+    assert text.endswith("for each client that kept the planned schema, none for the others")
+    assert federated_runs.stated_privacy(none) == "none: this run is not private"
 
 
 def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str, status: int = 0) -> str:

@@ -41,9 +41,8 @@ from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.printed_guarantees import (
     FALSE_POSITIVE_RATES,
     counted,
-    pair,
     rate_field,
-    rounded_up,
+    stated_pair,
 )
 
 # Relative rounding error of a product of floats and an exponential.
@@ -136,9 +135,7 @@ class Guarantee:
     columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        stated = f"no finite epsilon at delta {rounded_up(self.delta, '.6g')}"
-        if math.isfinite(self.epsilon):
-            stated = f"{pair(self.epsilon, self.delta)}-DP"
+        stated = stated_pair(self.epsilon, self.delta)
         who = self.participation if self.sampling is None else self.sampling
         if self.is_by_rule:
             return f"{stated} for each client, by a stopping rule"

@@ -287,6 +287,15 @@ class PrivacyStatement:
         return min(found, key=lambda guarantee: guarantee.epsilon)
 
     @property
+    def kept_guarantee(self) -> Guarantee | None:
+        """What clients that kept the planned schema have, where no other client has any guarantee.
+
+        None where there is one for every client, and where there is none for anybody.
+        """
+        has_none = math.isinf(self.stated.epsilon) and self._is_schema_broken
+        return self.plan if has_none and math.isfinite(self.plan.epsilon) else None
+
+    @property
     def _keeps_rule(self) -> bool:
         """Whether the stopping rule, if there is one, allows what was observed."""
         rule, observed = self.stopping_rule, self.observed_participation
@@ -532,6 +541,8 @@ class PrivacyStatement:
                 )
                 if math.isfinite(self.stated.epsilon) and not facts.noise_seed_is_fixed
                 else texts.NOTHING_PUBLISHABLE
+                if self.kept_guarantee is None or facts.noise_seed_is_fixed
+                else texts.NOTHING_PUBLISHABLE_OF_ALL
             ),
             left_out=texts.left_out(is_adaptive=adaptive is not None, has_metrics=are_released),
             mechanism=facts.mechanism,
@@ -577,7 +588,12 @@ class PrivacyStatement:
     def _summary(self) -> str:
         guarantee = self.stated
         if not math.isfinite(guarantee.epsilon):
-            if not (self._is_schema_broken and math.isfinite(self.plan.epsilon)):
+            if self.kept_guarantee is None:
+                if self.keeps_plan is None and math.isfinite(self.plan.epsilon):
+                    return (
+                        "**No guarantee can be stated**: nothing shows that clients were drawn as "
+                        "planned, and without amplification no epsilon is accounted for."
+                    )
                 return "This run has no differential privacy guarantee."
             why = (
                 "the times of the rounds allow more than the planned schema, and of a client that "
@@ -587,7 +603,8 @@ class PrivacyStatement:
             )
             return (
                 f"**No guarantee can be stated for every client**: {why} no epsilon is accounted "
-                f"for. A client that kept the schema has {statement_texts.pair(self.plan)}."
+                f"for. A client that kept the schema has "
+                f"{statement_texts.pair(self.kept_guarantee)}."
             )
         running = "if it keeps its plan, it will satisfy"
         if guarantee.is_by_rule:

@@ -231,9 +231,7 @@ def meaning(guarantee: Guarantee, num_clients: int) -> str:
 
 def pair(guarantee: Guarantee) -> str:
     """Returns epsilon and delta in a few words, also where there is no guarantee."""
-    if not math.isfinite(guarantee.epsilon):
-        return "no guarantee"
-    return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
+    return printed_guarantees.stated_pair(guarantee.epsilon, guarantee.delta)
 
 
 def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) -> str:
@@ -441,6 +439,10 @@ Every round's noisy average update, and with it every intermediate and
 
 NOTHING_PUBLISHABLE = """\
 Nothing, as far as this statement says: it guarantees nothing."""
+
+NOTHING_PUBLISHABLE_OF_ALL = """\
+Nothing that concerns every client: this statement guarantees nothing to one that took
+     part beyond the planned schema."""
 
 RELEASED_METRICS = """\
 Every round's metrics of training, with noise, are as well."""

@@ -211,6 +211,32 @@ def test_who_kept_a_broken_plan_has_what_was_planned() -> None:
     assert "This run has no differential privacy guarantee" not in text
     planned = f"({rounded_up(statement.plan.epsilon)}, 0.0001)-DP"
     assert f"A client that kept the schema has {planned}" in text
+    assert statement.kept_guarantee == statement.plan
+    assert "it guarantees nothing." not in text
+    assert "this statement guarantees nothing to one that took part beyond" in text
+    # A fixed seed voids that as well, and without noise there is nothing to void.
+    facts = dataclasses.replace(statement.facts, noise_seed_is_fixed=True)
+    void = dataclasses.replace(statement, facts=facts)
+    assert "it guarantees nothing." in void.to_markdown()
+    silent = _statement([*range(10)], multiplier=0.0)
+    assert silent.kept_guarantee is None
+    assert "it guarantees nothing." in silent.to_markdown()
+    for other in (_statement([0, 3, 6]), _statement([0, 1, 2]), _sampled(False)):
+        assert other.kept_guarantee is None
+
+
+def test_draws_that_nobody_checked_are_not_denied_a_guarantee() -> None:
+    """Too little noise without amplification, and enough with it."""
+    scheme = PoissonSampling(12, 3, 300, 10)
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, scheme, 0.25, 1e-4)
+    observed = ObservedParticipation(12, 87, 3, 4)
+    statement = _ended(_statement(None).facts, plan, factorization, observed)
+    assert math.isinf(statement.stated.epsilon)
+    assert math.isfinite(plan.epsilon)
+    text = " ".join(statement.to_markdown().split())
+    assert "**No guarantee can be stated**: nothing shows that clients were drawn" in text
+    assert "This run has no differential privacy guarantee" not in text
 
 
 @pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
