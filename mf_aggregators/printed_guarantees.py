@@ -21,6 +21,8 @@ FALSE_POSITIVE_RATES = (0.01, 0.001)
 _MOST_DIGITS = 15
 # Enough for all digits of any float.
 _ALL_DIGITS = 1100
+# Outside of these, numbers in full have an exponent.
+_LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
 
 
 def rounded_up(value: float, form: str = ".4g") -> str:
@@ -54,6 +56,24 @@ def rounded_down(value: float, form: str = ".4g") -> str:
       ValueError: If the format is no such one, or has more than 15 digits.
     """
     return _rounded(value, form, decimal.ROUND_FLOOR)
+
+
+def in_full(value: float, factor: int = 1) -> str:
+    """Returns all digits of a number, as in ``48`` and ``1234.5649``.
+
+    For what a guarantee assumes, and for flags: rounded either way, it would be another.
+
+    Args:
+      value: Any float.
+      factor: A whole number to multiply it by exactly, as 100 for per cent.
+    """
+    if not math.isfinite(value):
+        return format(value, "g")
+    exact = decimal.Decimal(repr(float(value))) * factor
+    if exact and not _LEAST_IN_FULL <= abs(exact) < _MOST_IN_FULL:
+        return f"{exact.normalize():e}"
+    text = f"{exact:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def counted(number: int, noun: str) -> str:

@@ -27,7 +27,7 @@ from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, 
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, Participation
-from mf_aggregators.printed_guarantees import counted, stated_pair
+from mf_aggregators.printed_guarantees import counted, in_full, stated_pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.progress_bars import ProgressBar
@@ -381,7 +381,7 @@ def _rule(
 ) -> str:
     """How a suggestion follows from what simulations found, in which a device returned or none."""
     (separation, participations), least = suggested, min(separations)
-    share, spread = f"{100.0 * margin:g} %", max(separations) - least
+    share, spread = f"{in_full(margin, 100)} %", max(separations) - least
     apart = "the smallest separation" if returned else f"all {least} rounds"
     if separation < math.floor((1.0 - margin) * least):
         apart += f" less the {spread} by which simulations differ"

@@ -25,7 +25,14 @@ from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, counted, rate_field, stated_pair
+from mf_aggregators.printed_guarantees import (
+    FALSE_POSITIVE_RATES,
+    counted,
+    rate_field,
+    rounded_down,
+    rounded_up,
+    stated_pair,
+)
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
@@ -238,8 +245,8 @@ def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
         rows = tuple(
             (
                 rho,
-                f"{guarantee.zcdp_delta:.2g}",
-                f"{delta:g}",
+                rounded_up(guarantee.zcdp_delta, ".2g"),
+                rounded_up(delta, ".6g"),
                 readable("epsilon", found[delta]) if math.isfinite(found[delta]) else "-",
             )
             for delta in sorted(found, reverse=True)
@@ -313,7 +320,8 @@ def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float)
         given <= had * (1.0 + 1e-9),
         f"--noise_multiplier={noise_multiplier!r} is more noise than the Mechanism of the "
         f"checkpoint has, whose {saved.noise_multiplier!r} for {saved.schema} is "
-        f"{mechanism_flags.noise_under(saved, schema):.6g} for {schema}: leave it out.",
+        f"{rounded_down(mechanism_flags.noise_under(saved, schema), '.6g')} for {schema}: leave it "
+        "out.",
     )
 
 

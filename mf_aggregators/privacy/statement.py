@@ -373,8 +373,9 @@ class PrivacyStatement:
             found.append(client_names.warning(self.facts.num_alike_names))
         if self.plan.delta * self.facts.num_clients >= 1.0:
             found.append(
-                f"Delta, {self.plan.delta:g}, is not below 1 / {self.facts.num_clients} clients: a "
-                "mechanism that publishes all data of one client in so many may satisfy that. "
+                f"Delta, {rounded_up(self.plan.delta, '.6g')}, is not below 1 / "
+                f"{self.facts.num_clients} clients: a mechanism that publishes all data of one "
+                "client in so many may satisfy that. "
                 "Choose a smaller delta."
             )
         if self.represented is not None:

@@ -26,6 +26,7 @@ import functools
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.printed_guarantees import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
 
@@ -62,7 +63,8 @@ class StoppingRule:
                     "where clients draw for themselves, a part of a run has that of all rounds,"
                 )
             raise ValueError(
-                f"{rounds} epsilon {alone.epsilon:.4g}, more than the limit of {self.epsilon:g}: "
+                f"{rounds} epsilon {rounded_up(alone.epsilon, '.6g')}, more than the limit of "
+                f"{in_full(self.epsilon)}: "
                 "no round could take place. Raise the limit, or use more noise."
             )
 
