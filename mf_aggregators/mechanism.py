@@ -33,6 +33,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
+from mf_aggregators.printed_guarantees import rounded_down
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
@@ -562,7 +563,9 @@ class Mechanism:
     def __str__(self) -> str:
         extends = "" if self.extends is None else f", extending {self.extends.num_rounds}"
         kind = f"{self.factorization.mechanism} factorization for {self.num_rounds} rounds{extends}"
-        return f"{kind}, noise multiplier {self.noise_multiplier:.4g}\n{self.participation}"
+        return (
+            f"{kind}, noise multiplier {rounded_down(self.noise_multiplier)}\n{self.participation}"
+        )
 
 
 def calibrate(

@@ -141,8 +141,9 @@ class Observed:
           delta: Above 0 and below 1.
 
         Returns:
-          The statement. Where the plan was broken, it says so first and has the worst case. Of a
-          run that samples it names no client: who was drawn is a secret.
+          The statement. Where the plan was broken, or nobody checked the draws of a sampling
+          scheme, it says so first and has the worst case. Of a run that samples it names no client:
+          who was drawn is a secret.
         """
         return self.completed(self.mechanism.statement(facts, delta))
 
@@ -157,7 +158,7 @@ class Observed:
           says of other runs is left out: a plan that was broken counts otherwise there.
         """
         plan, factorization = statement.plan, self.mechanism.factorization
-        is_drawn, is_broken = self.mechanism.sampling is not None, self.keeps_participation is False
+        is_drawn = self.mechanism.sampling is not None
         observed = dataclasses.replace(
             self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
         )
@@ -166,7 +167,9 @@ class Observed:
             observed_participation=observed,
             observed_guarantee=guarantees.observed(plan, factorization, observed),
             worst_case=(
-                guarantees.worst_case(plan, factorization, observed) if is_broken else None
+                None
+                if self.keeps_participation is True
+                else guarantees.worst_case(plan, factorization, observed)
             ),
             worst_client=(
                 None

@@ -21,6 +21,8 @@ FALSE_POSITIVE_RATES = (0.01, 0.001)
 _MOST_DIGITS = 15
 # Enough for all digits of any float.
 _ALL_DIGITS = 1100
+# Outside of these, numbers in full have an exponent.
+_LEAST_IN_FULL, _MOST_IN_FULL = decimal.Decimal("1e-6"), decimal.Decimal("1e16")
 
 
 def rounded_up(value: float, form: str = ".4g") -> str:
@@ -56,6 +58,24 @@ def rounded_down(value: float, form: str = ".4g") -> str:
     return _rounded(value, form, decimal.ROUND_FLOOR)
 
 
+def in_full(value: float, factor: int = 1) -> str:
+    """Returns all digits of a number, as in ``48`` and ``1234.5649``.
+
+    For what a guarantee assumes, and for flags: rounded either way, it would be another.
+
+    Args:
+      value: Any float.
+      factor: A whole number to multiply it by exactly, as 100 for per cent.
+    """
+    if not math.isfinite(value):
+        return format(value, "g")
+    exact = decimal.Decimal(repr(float(value))) * factor
+    if exact and not _LEAST_IN_FULL <= abs(exact) < _MOST_IN_FULL:
+        return f"{exact.normalize():e}"
+    text = f"{exact:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def counted(number: int, noun: str) -> str:
     """Returns a number of things, as in ``1 round`` and ``3 rounds``.
 
@@ -78,6 +98,22 @@ def pair(epsilon: float, delta: float, form: str = ".4g") -> str:
       ValueError: If the format is none of :func:`rounded_up`.
     """
     return f"({rounded_up(epsilon, form)}, {rounded_up(delta, '.6g')})"
+
+
+def stated_pair(epsilon: float, delta: float, form: str = ".4g") -> str:
+    """Returns the numbers of a guarantee as ``(8, 1e-06)-DP``, or that there is no finite epsilon.
+
+    Args:
+      epsilon: The epsilon, or infinity.
+      delta: As in :func:`pair`.
+      form: As there.
+
+    Raises:
+      ValueError: As there.
+    """
+    if math.isfinite(epsilon):
+        return f"{pair(epsilon, delta, form)}-DP"
+    return f"no finite epsilon at delta {rounded_up(delta, '.6g')}"
 
 
 def rate_field(false_positive_rate: float, prefix: str = "") -> str:

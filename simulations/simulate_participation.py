@@ -27,7 +27,7 @@ from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, 
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, Participation
-from mf_aggregators.printed_guarantees import counted, pair
+from mf_aggregators.printed_guarantees import counted, in_full, stated_pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.progress_bars import ProgressBar
@@ -381,7 +381,7 @@ def _rule(
 ) -> str:
     """How a suggestion follows from what simulations found, in which a device returned or none."""
     (separation, participations), least = suggested, min(separations)
-    share, spread = f"{100.0 * margin:g} %", max(separations) - least
+    share, spread = f"{in_full(margin, 100)} %", max(separations) - least
     apart = "the smallest separation" if returned else f"all {least} rounds"
     if separation < math.floor((1.0 - margin) * least):
         apart += f" less the {spread} by which simulations differ"
@@ -558,7 +558,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     delta = fields["delta"]
     if not math.isfinite(fields["planned_epsilon"]):
         return f"{found}\nWithout noise nothing is guaranteed."
-    planned = f"{pair(fields['planned_epsilon'], delta)}-DP for each device"
+    planned = f"{stated_pair(fields['planned_epsilon'], delta)} for each device"
     if "realised_epsilon" not in fields:
         if fields["keeps_plan"]:
             return (
@@ -567,15 +567,15 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
             )
         return f"{found}\n--checkpoint adds the guarantee that is left."
     observed = (
-        f"The observed participations give {pair(fields['realised_epsilon'], delta)}-DP, by the "
-        "smallest separation and the largest number of participations."
+        f"The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
+        "the smallest separation and the largest number of participations."
     )
     if fields["keeps_plan"]:
         return f"{found}\nThe plan was kept: {planned}. {observed}"
     return (
         f"{found}\nPlanned was {planned}; those that kept the schema still have it. {observed} At "
         "worst, with the smaller separation and the larger number of participations of plan and "
-        f"observation: {pair(fields['widened_epsilon'], delta)}-DP."
+        f"observation: {stated_pair(fields['widened_epsilon'], delta)}."
     )
 
 

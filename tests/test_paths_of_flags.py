@@ -1,5 +1,6 @@
 """Paths that begin with a tilde, and names that are not UTF-8, of every command."""
 
+import json
 import os
 import pathlib
 import re
@@ -54,6 +55,39 @@ def test_every_flag_that_takes_a_path_resolves_it(command: str) -> None:
         flag = console_commands.flags_of(command)[name]
         flag.parse("~/x")
         assert flag.value in (os.path.expanduser("~/x"), [os.path.expanduser("~/x")])
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_no_second_path_drops_the_first(command: str) -> None:
+    """A ledger that is left out makes an epsilon too small."""
+    for name in console_commands.flags_of(command):
+        values = console_commands.flags_of(command)
+        if values[name].flag_type() != "path":
+            continue
+        values([command, f"--{name}=a", f"--{name}=a"])
+        assert values[name].value == "a"
+        with pytest.raises(flags.IllegalFlagValueError, match="given twice"):
+            values([command, f"--{name}=b"])
+
+
+def test_a_report_counts_no_half_of_its_ledgers(home: pathlib.Path) -> None:
+    """Nor of those that a file of flags names, in which numbers may be given another value."""
+    pathlib.Path("other.csv").write_text("bo,1\n")
+    pathlib.Path("usual").write_text(
+        "--ledger=~/ledger.csv\n--checkpoint=~/checkpoint\n--delta=0.1"
+    )
+    flags_of_it = ("--flagfile=usual", "--noise_multiplier=1", "--delta=1e-5", "--format=json")
+    ended = console_commands.call("mf-report", *flags_of_it)
+    assert ended.status == 0, ended.errors
+    assert json.loads(ended.printed)["delta"] == 1e-5
+    for path in ("ledger", "round_times", "checkpoint"):
+        given = (f"--{path}=~/ledger.csv", f"--{path}=other.csv")
+        refused = console_commands.call("mf-report", *given, "--noise_multiplier=1")
+        assert refused.status == 2
+        assert f"--{path} is given twice, and the first one would be lost" in refused.errors
+    refused = console_commands.call("mf-report", *flags_of_it, "--ledger=other.csv")
+    assert refused.status == 2
+    assert "--ledger is given twice" in refused.errors
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """No number of a guarantee is printed better than it was computed: compared as decimals."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -8,6 +9,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,19 +17,23 @@ from hypothesis import strategies as st
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
 from mf_aggregators import printed_guarantees as printed
+from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import (
     TIMERS_BY_ROUNDS,
+    AdaptiveClipping,
     PrivacyStatement,
     Represented,
     RunFacts,
 )
 from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics, ReleasedMetrics
 from simulations import simulate_participation
 from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
@@ -81,6 +87,19 @@ def test_numbers_that_the_format_has_are_printed_as_they_are() -> None:
     assert printed.rounded_up(0.0, ".6g") == "0"
     assert printed.rounded_up(math.inf) == "inf"
     assert printed.pair(7.9999999999, 1.2345678e-6) == "(8, 1.23457e-06)"
+
+
+@given(st.floats(1e-300, 1e300), st.sampled_from([1, 100]))
+def test_numbers_in_full_are_the_numbers(value: float, factor: int) -> None:
+    assert Decimal(printed.in_full(value, factor)) == _decimal(value) * factor
+
+
+def test_numbers_in_full_are_as_people_write_them() -> None:
+    for value, text in ((48.0, "48"), (100.0, "100"), (0.001, "0.001"), (0.0, "0"), (-1.5, "-1.5")):
+        assert printed.in_full(value) == text
+    assert (printed.in_full(0.0007, 100), printed.in_full(0.001, 100)) == ("0.07", "0.1")
+    assert (printed.in_full(1e-9), printed.in_full(1e300)) == ("1e-9", "1e+300")
+    assert printed.in_full(math.inf) == "inf"
 
 
 @pytest.mark.parametrize("form", ["4g", ".4e", ".g", ".16g", ".0f", ""])
@@ -222,10 +241,102 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
     _check(text.replace(amplified.group(), ""), [planned.epsilon, *without, planned.epsilon], 1e-5)
 
 
+_ASSUMED = re.compile(r"within (\S+) hours of .* by at most (\S+) % and (\S+) minutes")
+
+
+@given(st.floats(1.0, 5000.0), st.floats(0.0, 0.01), st.floats(0.0, 30.0), st.floats(-1e-6, 1e-6))
+@example(1234.5649, 0.0, 0.0, -2.3e-6)
+@settings(max_examples=examples(100))
+def test_a_condition_on_timers_as_printed_gives_what_is_stated(
+    hours: float, drift: float, margin: float, apart: float
+) -> None:
+    """Rounds about as far apart as timers: a timer that is printed a little shorter allows more."""
+    timer = 3600.0 * hours * (1.0 - drift) - 60.0 * margin
+    starts = timer * (1.0 + apart) * np.arange(20)
+    if timer < 10.0:
+        return
+    found = RoundTimes(starts, starts + 1.0, hours, drift, margin).participation()
+    assert found.conditions is not None
+    match = _ASSUMED.search(found.conditions)
+    assert match is not None
+    shown = float(match[1]), float(Decimal(match[2]) / 100), float(match[3])
+    assert RoundTimes(starts, starts + 1.0, *shown).participation() == found
+    fields = {"timer_hours": hours, "clock_drift": drift, "clock_margin_minutes": margin}
+    for (name, value), again in zip(fields.items(), (hours, drift, margin), strict=True):
+        assert float(command_line.readable(name, value)) == again
+
+
+@given(st.floats(0.3, 30.0), st.floats(0.3, 30.0), st.floats(1e-3, 1e3))
+@settings(max_examples=examples(30))
+def test_the_noise_of_a_statement_is_no_more_than_there_is(
+    updates: float, others: float, norm: float
+) -> None:
+    """Of updates, indicators and metrics, and the norm and the ranges that it is relative to."""
+    plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, 1e-4)
+    facts = RunFacts("Identity", 7, 2, norm, False, "none", TIMERS_BY_ROUNDS)
+    clip = AdaptiveClip(initial_norm=norm, smallest_norm=0.5 * norm, largest_norm=2.0 * norm)
+    metrics = PrivateMetrics((BoundedMetric("loss", -norm, norm),))
+    released = ReleasedMetrics(metrics, updates, others)
+    plain, adaptive, with_metrics = (
+        PrivacyStatement(each, plan).to_markdown()
+        for each in (
+            facts,
+            dataclasses.replace(facts, adaptive_clip=AdaptiveClipping(clip, updates, others)),
+            dataclasses.replace(facts, private_metrics=released),
+        )
+    )
+    for text, pattern, values in (
+        (plain, r"L2 norm of (\S+); a", [norm]),
+        (adaptive, r"\n     (\S+) in the first round", [norm]),
+        (adaptive, r"between (\S+) and (\S+), towards", [0.5 * norm, 2.0 * norm]),
+        (adaptive, r"Gaussian Z: (\S+) and (\S+) times", [updates, others]),
+        (with_metrics, r"loss within (\S+) and (\S+), and", [-norm, norm]),
+        (with_metrics, r"updates is (\S+) clip norms", [updates]),
+        (with_metrics, r"of a metric (\S+) ranges", [others]),
+    ):
+        match = re.search(pattern, text)
+        assert match is not None, (pattern, text)
+        assert [Decimal(each) for each in match.groups()] == [_decimal(each) for each in values]
+
+
+def test_a_delta_that_is_warned_of_is_not_printed_smaller() -> None:
+    delta = 0.123456499
+    plan = guarantees.planned(factorizations.identity(4), MinSeparation(2), 1.0, delta)
+    facts = RunFacts("Identity", 10, 2, 1.0, False, "none", TIMERS_BY_ROUNDS)
+    warning = re.search(r"Delta, (\S+), is", PrivacyStatement(facts, plan).to_markdown())
+    assert warning is not None
+    assert Decimal(warning[1]) >= _decimal(delta)
+
+
+@given(st.floats(0.3, 1e4))
+@settings(max_examples=examples(30))
+def test_a_mechanism_is_not_printed_with_more_noise_than_it_has(multiplier: float) -> None:
+    mechanism = Mechanism(factorizations.identity(4), MinSeparation(2), multiplier)
+    shown = re.search(r"noise multiplier (\S+)", str(mechanism))
+    assert shown is not None
+    assert 0 <= _decimal(multiplier) - Decimal(shown[1]) < Decimal("1e-3") * _decimal(multiplier)
+
+
+def test_mf_plan_names_no_smaller_rho_than_its_noise_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setting = ("--num_rounds=30", "--population=100", "--clients_per_round=20")
+    text = _run(capsys, plan, *setting, "--target_rho=0.12345649", "--mechanisms=identity")
+    shown = re.search(r"target rho = (\S+) \(", text)
+    assert shown is not None
+    assert Decimal("0.12345649") <= Decimal(shown[1]) < Decimal("0.123458")
+
+
 @pytest.mark.parametrize("multiplier", _MULTIPLIERS)
 def test_what_a_run_prints_at_its_end(multiplier: float) -> None:
     guarantee = guarantees.planned(factorizations.identity(4), MinSeparation(2), multiplier, 1e-4)
     _check(federated_runs.stated_privacy(guarantee), [guarantee.epsilon], 1e-4)
+    # Others broke the plan so far that no epsilon is accounted for.
+    none = guarantees.planned(factorizations.identity(4), MinSeparation(2), 0.1, 1e-4)
+    text = federated_runs.stated_privacy(none, guarantee)
+    _check(text, [guarantee.epsilon], 1e-4)
+    assert text.endswith("for each client that kept the planned schema, none for the others")
+    assert federated_runs.stated_privacy(none) == "none: this run is not private"
 
 
 def _run(capsys: pytest.CaptureFixture[str], command: Any, *arguments: str, status: int = 0) -> str:

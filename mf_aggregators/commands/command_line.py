@@ -24,7 +24,7 @@ from mf_aggregators import version
 from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.errors import Error
-from mf_aggregators.printed_guarantees import rounded_down, rounded_up
+from mf_aggregators.printed_guarantees import in_full, rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
 # Exit statuses.
@@ -61,6 +61,8 @@ _PARAMETER = re.compile(r"([a-z]\w*)(?= must |=)")
 # What follows the path of a file, or of a directory that it is in, in a message.
 _AFTER_PATH = re.compile(r"[\s,:/]")
 
+# What a guarantee assumes is in full.
+_ASSUMED = frozenset({"timer_hours", "clock_drift", "clock_margin_minutes"})
 # A number with one of these words in its name is a part of a guarantee, or one rests on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
 
@@ -244,7 +246,8 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     """Returns aligned lines of names and values, floats to six digits.
 
     No number of a guarantee, told by its name, is printed better than it is: lower bounds are
-    rounded down, the others up, and a noise multiplier, which they follow from, is in full.
+    rounded down, the others up, and what they follow from, a noise multiplier and what is assumed
+    of timers and clocks, is in full.
     """
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {readable(name, value)}" for name, value in rows)
@@ -264,6 +267,8 @@ def readable(name: str, value: Any) -> str:
     words = set(name.split("_"))
     if name.endswith("noise_multiplier"):
         return repr(float(value))
+    if name in _ASSUMED:
+        return in_full(value)
     if name == "ratio" or ("_lower_bound" in name and "over" not in words):
         return rounded_down(value, ".6g")
     if words & _NEVER_ROUNDED_DOWN:

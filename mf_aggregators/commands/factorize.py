@@ -27,6 +27,7 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation, check_fits
+from mf_aggregators.printed_guarantees import rounded_up
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -100,9 +101,10 @@ def main(values: flags.FlagValues) -> None:
     bound = lower_bounds.compute(workload, schema)
     gap = mechanism_flags.gap_for(factorization, workload, schema)
     if gap is None and factorization.optimality_gap is not None:
+        certified = rounded_up(factorization.optimality_gap, ".2g")
         _warn_in_one_line(
             f"the matrix was optimised for {factorization.participation}, where its certified gap "
-            f"is {factorization.optimality_gap:.1e}; what is printed is for {schema}."
+            f"is {certified}; what is printed is for {schema}."
         )
     weights = factorization.parameters.get("weights")
     fields: dict[str, Any] = {

@@ -14,6 +14,7 @@ from mf_aggregators import private_metrics as metrics_of_training
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.printed_guarantees import in_full
 from mf_aggregators.privacy.statement import TIMERS_BY_ROUNDS, AdaptiveClipping
 from mf_aggregators.private_metrics import PrivateMetrics, ReleasedMetrics
 
@@ -184,9 +185,10 @@ def enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, for
         return _OWN_DRAWS if scheme.depends_on_matrix else _DRAWN_BATCHES
     text = TIMERS_BY_ROUNDS
     if timer_hours is not None:
+        unit = "hour" if timer_hours == 1.0 else "hours"
         text = (
-            f"A timer on each client lets {timer_hours:g} hour{'' if timer_hours == 1.0 else 's'} "
-            "pass between two participations;\n"
+            f"A timer on each client lets {in_full(timer_hours)} {unit} pass between two "
+            "participations;\n"
             "     that these are as many rounds apart is assumed, not enforced. What was\n"
             "     observed is said below."
         )

@@ -91,17 +91,23 @@ class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
 
 
 class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
-    """A flag of words or of text, of which a second one would drop the first without a word."""
+    """A flag of words, of text or of a path, of which a second one would drop the first.
+
+    A ledger or a run that is left out makes an epsilon too small without a word. Numbers, choices
+    and switches are in what is printed: of them the last one counts, so that they may be given
+    after a ``--flagfile``. The same value again drops nothing.
+    """
 
     def parse(self, argument: Any) -> None:
-        if self.present:
+        first, was_given = self.value, self.present
+        super().parse(argument)
+        if was_given and self.value != first:
             advice = "give one"
             if isinstance(self.parser, flags.ListParser):
-                advice = f"write --{self.name}={','.join([*self.value, argument])}"
+                advice = f"write --{self.name}={','.join([*first, *self.value])}"
             raise flags.IllegalFlagValueError(
                 f"--{self.name} is given twice, and the first one would be lost: {advice}."
             )
-        super().parse(argument)
 
 
 class FlagGroup:
@@ -134,8 +140,8 @@ class FlagGroup:
         self._define(_define_once, name, meaning, default, parser=flags.ArgumentParser())
 
     def path(self, name: str, meaning: str, default: str | None = None) -> None:
-        """Defines a flag that takes the path of a file or directory; see ``resolved_path``."""
-        self._define(_define_path, name, meaning, default)
+        """Defines a flag that takes the path of a file or directory, once (``resolved_path``)."""
+        self._define(_define_once, name, meaning, default, parser=_PathParser())
 
     def integer(
         self, name: str, meaning: str, default: int | None = None, lower_bound: int | None = None
@@ -193,12 +199,6 @@ def _define_once(
     is_list = isinstance(parser, flags.ListParser)
     serializer = flags.CsvListSerializer(",") if is_list else flags.ArgumentSerializer()
     flags.DEFINE_flag(_OnceFlag(parser, serializer, name, default, help), **others)
-
-
-def _define_path(name: str, default: str | None, help: str, **others: Any) -> None:
-    flags.DEFINE(
-        _PathParser(), name, default, help, serializer=flags.ArgumentSerializer(), **others
-    )
 
 
 def _define_paths(name: str, default: Sequence[str], help: str, **others: Any) -> None:

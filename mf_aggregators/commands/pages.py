@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from mf_aggregators import accounting, atomic_files, figures, version
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy.guarantees import Guarantee
 
 Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -263,5 +264,5 @@ def draw_epsilons(
         x=x,
         y="epsilon",
         logarithmic="xy",
-        levels=None if target is None else {f"epsilon {target:.4g}": target},
+        levels=None if target is None else {f"epsilon {rounded_up(target)}": target},
     )

@@ -54,7 +54,8 @@ def _asked(setting: Setting) -> str:
     if setting.noise_multiplier is not None:
         return f"noise multiplier {setting.noise_multiplier!r} of every mechanism, which is "
     if setting.rho is not None:
-        return f"target rho = {setting.rho:g} (approximate zCDP), which is "
+        rho = rounded_up(setting.rho, ".6g")
+        return f"target rho = {rho} (approximate zCDP), which is "
     return "target "
 
 

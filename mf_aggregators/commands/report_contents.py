@@ -25,7 +25,14 @@ from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, counted, pair, rate_field
+from mf_aggregators.printed_guarantees import (
+    FALSE_POSITIVE_RATES,
+    counted,
+    rate_field,
+    rounded_down,
+    rounded_up,
+    stated_pair,
+)
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
@@ -243,8 +250,8 @@ def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
         rows = tuple(
             (
                 rho,
-                f"{guarantee.zcdp_delta:.2g}",
-                f"{delta:g}",
+                rounded_up(guarantee.zcdp_delta, ".2g"),
+                rounded_up(delta, ".6g"),
                 readable("epsilon", found[delta]) if math.isfinite(found[delta]) else "-",
             )
             for delta in sorted(found, reverse=True)
@@ -337,7 +344,8 @@ def _check_had(saved: Mechanism, schema: Participation, noise_multiplier: float)
         given <= had * (1.0 + 1e-9),
         f"--noise_multiplier={noise_multiplier!r} is more noise than the Mechanism of the "
         f"checkpoint has, whose {saved.noise_multiplier!r} for {saved.schema} is "
-        f"{mechanism_flags.noise_under(saved, schema):.6g} for {schema}: leave it out.",
+        f"{rounded_down(mechanism_flags.noise_under(saved, schema), '.6g')} for {schema}: leave it "
+        "out.",
     )
 
 
@@ -368,13 +376,17 @@ def drawn_sentences(plan: Guarantee, condition: str) -> str:
       plan: The guarantee that was planned.
       condition: What it holds under, with a comma before it; or nothing.
     """
+    if math.isinf(plan.epsilon):
+        found = stated_pair(plan.epsilon, plan.delta)
+        return f"There is so little noise that {found} is accounted for{condition}."
     learns = ", and does not learn who was drawn, learns" if plan.is_amplified else " learns"
     attacker = printed_guarantees.rates_sentence(
         plan.attacker(), knows_rounds=not plan.is_amplified
     )
     return (
         f"Whoever observes all {plan.num_rounds} rounds{learns} about one client at most what "
-        f"{pair(plan.epsilon, plan.delta)}-DP allows (zero-out adjacency){condition}. {attacker}"
+        f"{stated_pair(plan.epsilon, plan.delta)} allows (zero-out adjacency){condition}. "
+        f"{attacker}"
     )
 
 
@@ -528,7 +540,7 @@ class LedgerReport:
             found.append(
                 f"WARNING: {breaks} {self._observed_sentences()} At worst, with the smaller "
                 "separation and the larger number of participations of plan and observation: "
-                f"{pair(self.worst_case.epsilon, self.plan.delta)}-DP. "
+                f"{stated_pair(self.worst_case.epsilon, self.plan.delta)}. "
                 f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
             )
         elif absent := self.observed.num_absent:
@@ -579,8 +591,9 @@ class LedgerReport:
         observed = "observed" if self.times is None else "possible"
         guarantee = (
             f"The {observed} participations give "
-            f"{pair(self.observed_guarantee.epsilon, self.plan.delta)}-DP (zero-out adjacency), by "
-            "the rounds between participations of one client and their largest number."
+            f"{stated_pair(self.observed_guarantee.epsilon, self.plan.delta)} (zero-out "
+            "adjacency), by the rounds between participations of one client and their largest "
+            "number."
         )
         if self.times is not None:
             guarantee += f" {self.times.conditions()}"

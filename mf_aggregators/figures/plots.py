@@ -20,6 +20,7 @@ import matplotlib.ticker
 import numpy as np
 
 from mf_aggregators.figures.colours import COLOURS, LEVELS, Style, mechanism_of, styles, text_colour
+from mf_aggregators.printed_guarantees import rounded_up
 
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
@@ -398,12 +399,12 @@ def cells(
 
 
 def scientific(number: float) -> str:
-    """Returns a number as people write it in a sentence: 1e-6, not 1e-06.
+    """Returns a delta as people write it in a sentence: 1e-6, not 1e-06, rounded up.
 
     Args:
       number: The number.
     """
-    return re.sub(r"e([-+])0*", r"e\1", f"{number:g}").replace("e+", "e")
+    return re.sub(r"e([-+])0*", r"e\1", rounded_up(number, ".6g")).replace("e+", "e")
 
 
 def _colour_bar(

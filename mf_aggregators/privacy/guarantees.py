@@ -42,9 +42,8 @@ from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.printed_guarantees import (
     FALSE_POSITIVE_RATES,
     counted,
-    pair,
     rate_field,
-    rounded_up,
+    stated_pair,
 )
 
 # Relative rounding error of a product of floats and an exponential.
@@ -115,6 +114,8 @@ class Guarantee:
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
         hockey-stick divergence of P from Q, from which it follows as well.
       together: Where clients are sampled, all participations of one together.
+      is_by_rule: Whether it holds because a stopping rule ended the run by the ledger, and not
+        because clients kept to the participation, which is that of the plan then.
       columns: C, where an amplified guarantee depends on it, for :meth:`event`.
     """
 
@@ -131,13 +132,14 @@ class Guarantee:
     log_moments: tuple[tuple[int, float], ...] = ()
     divergences: tuple[tuple[float, float], ...] = ()
     together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
+    is_by_rule: bool = False
     columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        stated = f"no finite epsilon at delta {rounded_up(self.delta, '.6g')}"
-        if math.isfinite(self.epsilon):
-            stated = f"{pair(self.epsilon, self.delta)}-DP"
+        stated = stated_pair(self.epsilon, self.delta)
         who = self.participation if self.sampling is None else self.sampling
+        if self.is_by_rule:
+            return f"{stated} for each client, by a stopping rule"
         secret = ", if nobody learns who was drawn" if self.is_amplified else ""
         rounds = counted(self.num_rounds, "round")
         return f"{stated} for each client over {rounds}: {who}{secret}"
@@ -230,7 +232,9 @@ class Guarantee:
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
         return {
-            "participation": self.participation.to_dict(),
+            "participation": (
+                {"schema": "stopping_rule"} if self.is_by_rule else self.participation.to_dict()
+            ),
             "num_rounds": self.num_rounds,
             "sensitivity": self.sensitivity,
             "sensitivity_is_exact": self.sensitivity_is_exact,
@@ -256,7 +260,7 @@ class ObservedParticipation:
         client; None if none took part twice.
       max_participations: The largest number of participations of one client.
       keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
-        was planned. Only whoever holds the sampler's seed can find out.
+        was planned, or nobody checked: only whoever holds the sampler's seed can find out.
       largest_separation: The largest distance between adjacent participations of one client;
         None if none took part twice, or if it is not known.
       conditions: Under which conditions it follows, as sentences, where nobody saw who took part

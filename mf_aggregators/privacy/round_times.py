@@ -37,6 +37,7 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.printed_guarantees import in_full
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 
@@ -134,17 +135,18 @@ class RoundTimes:
             validation.set_positive_integers(self, "max_participations")
         if self._timer_ticks() <= 0:
             raise ValueError(
-                f"a timer_hours of {self.timer_hours:g} leaves nothing after a clock_drift of "
-                f"{self.clock_drift:g} and a clock_margin_minutes of {self.clock_margin_minutes:g}."
+                f"a timer_hours of {in_full(self.timer_hours)} leaves nothing after a clock_drift "
+                f"of {in_full(self.clock_drift)} and a clock_margin_minutes of "
+                f"{in_full(self.clock_margin_minutes)}."
             )
         starts, ends = self._ticks()
         longest = int(np.argmax(ends - starts))
         if ends[longest] - starts[longest] >= self._timer_ticks():
             raise ValueError(
                 f"round {longest} lasted {(self.ends - self.starts)[longest] / 3600.0:.3g} hours, "
-                f"and timer_hours of {self.timer_hours:g} with its margins is no longer: a device "
-                "may have been in it twice, which no guarantee covers. Give the time at which the "
-                "round really started."
+                f"and timer_hours of {in_full(self.timer_hours)} with its margins is no longer: a "
+                "device may have been in it twice, which no guarantee covers. Give the time at "
+                "which the round really started."
             )
 
     @classmethod
@@ -236,11 +238,12 @@ class RoundTimes:
         counted = "" if most is None else f", and takes part at most {often}"
         return (
             "This holds if each device accepts no request within "
-            f"{self.timer_hours:g} hours of one that it took part on, by a clock that is too fast "
-            f"by at most {100.0 * self.clock_drift:g} % and {self.clock_margin_minutes:g} "
-            f"minutes{counted}; and if an upload is summed only between the start and the end of "
-            "the round that it was made for. A device that is installed again counts from 0, and "
-            "is another client unless it waits for its timer first."
+            f"{in_full(self.timer_hours)} hours of one that it took part on, by a clock that is "
+            f"too fast by at most {in_full(self.clock_drift, 100)} % and "
+            f"{in_full(self.clock_margin_minutes)} minutes{counted}; and if an upload is summed "
+            "only between the start and the end of the round that it was made for. A device that "
+            "is installed again counts from 0, and is another client unless it waits for its timer "
+            "first."
         )
 
     def to_dict(self) -> dict[str, float | int | None]:

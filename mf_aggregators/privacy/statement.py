@@ -177,8 +177,8 @@ class PrivacyStatement:
         not known, and for a run whose batches a sampler draws: who was drawn is a secret that no
         statement tells. Its epsilon is at most that of ``observed_guarantee``, which is for every
         pattern of the observed separations and number of participations.
-      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan; None for
-        others.
+      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan, or whose
+        draws nobody checked; None for others.
       represented: The larger cohort that the run's clients stand for; None if for none. All
         other attributes are of the run itself, with the noise that it really added.
       stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
@@ -194,9 +194,10 @@ class PrivacyStatement:
         that was are compared with what is made again without.
 
     Raises:
-      ValueError: If a run that broke its plan has no worst-case guarantee, a plan of a run that was
-        extended forbids what the one before it allowed, a client is named for a run whose batches
-        were to be drawn, or a rule that is not there ended the run.
+      ValueError: If a run that ended, and is not known to have kept its plan, has no worst-case
+        guarantee, a plan of a run that was extended forbids what the one before it allowed, a
+        client is named for a run whose batches were to be drawn, or a rule that is not there ended
+        the run.
     """
 
     facts: RunFacts
@@ -216,10 +217,15 @@ class PrivacyStatement:
     def __post_init__(self) -> None:
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
-        if self.keeps_plan is False and self.worst_case is None:
+        if (
+            self.observed_participation is not None
+            and self.keeps_plan is not True
+            and self.worst_case is None
+        ):
             raise ValueError(
-                "a run that broke its plan needs its worst-case guarantee, because the planned one "
-                "does not hold: worst_case=guarantees.worst_case(plan, factorization, observed)."
+                "a run that broke its plan, or whose draws nobody checked, needs its worst-case "
+                "guarantee, because the planned one need not hold: "
+                "worst_case=guarantees.worst_case(plan, factorization, observed)."
             )
         horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
         if horizons != sorted(set(horizons)):
@@ -248,12 +254,14 @@ class PrivacyStatement:
 
     @property
     def keeps_plan(self) -> bool | None:
-        """Whether the observed participations are within the planned schema."""
-        if self.observed_participation is None:
+        """Whether the observed participations are within the plan.
+
+        None while the run is under way, and where nobody checked the draws of a sampler.
+        """
+        observed, sampling = self.observed_participation, self.plan.sampling
+        if observed is None or (sampling is not None and observed.keeps_sampling is None):
             return None
-        return keeps_plan(
-            self.plan.sampling or self.plan.participation, self.observed_participation
-        )
+        return keeps_plan(sampling or self.plan.participation, observed)
 
     @property
     def stated(self) -> Guarantee:
@@ -267,16 +275,37 @@ class PrivacyStatement:
         either.
 
         A run with a stopping rule has the guarantee of the rule as well, whatever ended it
-        (``stopping_rules``). If the rule ended it, neither the data nor what was released had a
-        part in that, and the observed guarantee holds.
+        (``stopping_rules``), unless what was observed shows that the rule was not followed. If the
+        rule ended it, neither the data nor what was released had a part in that, and the observed
+        guarantee holds.
         """
         found = [self._stated_without_rule]
-        # A sampler that left its scheme has nothing amplified, and the rule promised that.
-        if self.stopping_rule is not None and (self.plan.sampling is None or self.keeps_plan):
+        if self.stopping_rule is not None and self._keeps_rule:
             found.append(self.stopping_rule.guarantee)
             if self.stopped_by_rule and self.observed_guarantee is not None:
                 found.append(self.observed_guarantee)
         return min(found, key=lambda guarantee: guarantee.epsilon)
+
+    @property
+    def kept_guarantee(self) -> Guarantee | None:
+        """What clients that kept the planned schema have, where no other client has any guarantee.
+
+        None where there is one for every client, and where there is none for anybody.
+        """
+        has_none = math.isinf(self.stated.epsilon) and self._is_schema_broken
+        return self.plan if has_none and math.isfinite(self.plan.epsilon) else None
+
+    @property
+    def _keeps_rule(self) -> bool:
+        """Whether the stopping rule, if there is one, allows what was observed."""
+        rule, observed = self.stopping_rule, self.observed_participation
+        if rule is None or observed is None or self.observed_guarantee is None:
+            return True
+        # A sampler that left its scheme has nothing amplified, and the rule promised that.
+        if self.plan.sampling is not None:
+            return rule.allows(observed)
+        # As the rule does, without the sensitivity of the observed rounds once more.
+        return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
 
     @property
     def _stated_without_rule(self) -> Guarantee:
@@ -344,8 +373,9 @@ class PrivacyStatement:
             found.append(client_names.warning(self.facts.num_alike_names))
         if self.plan.delta * self.facts.num_clients >= 1.0:
             found.append(
-                f"Delta, {self.plan.delta:g}, is not below 1 / {self.facts.num_clients} clients: a "
-                "mechanism that publishes all data of one client in so many may satisfy that. "
+                f"Delta, {rounded_up(self.plan.delta, '.6g')}, is not below 1 / "
+                f"{self.facts.num_clients} clients: a mechanism that publishes all data of one "
+                "client in so many may satisfy that. "
                 "Choose a smaller delta."
             )
         if self.represented is not None:
@@ -358,7 +388,13 @@ class PrivacyStatement:
                 f"{statement_texts.pair(self.represented.guarantee)}, and "
                 f"needs a population of at least {self.represented.num_clients} clients."
             )
-        if self._is_schema_broken:
+        if self._is_schema_broken and self._is_by_times:
+            found.append(
+                "The times of the rounds allow more than the planned schema. For a client that "
+                "took part beyond the schema the planned guarantee need not hold; for a client "
+                "that kept it, it does."
+            )
+        elif self._is_schema_broken:
             found.append(
                 "The observed participations break the planned schema. For clients that broke it "
                 "the planned guarantee need not hold; for a client that kept it, it does."
@@ -367,6 +403,16 @@ class PrivacyStatement:
             found.append(
                 "The observed batches were not drawn by the planned sampling scheme: nothing is "
                 "amplified."
+            )
+        elif self.keeps_plan is None and self.observed_participation is not None:
+            found.append(
+                "Without the sampler's seed, nothing shows that the observed batches were drawn by "
+                "the planned sampling scheme: nothing is amplified."
+            )
+        if not self._keeps_rule and (self.plan.sampling is None or self.keeps_plan):
+            found.append(
+                "By what was observed, the stopping rule had to end the run sooner: it was not "
+                "followed, and what it promised is not stated."
             )
         if self.status == "interrupted" and self.plan.noise_multiplier > 0.0:
             found.append(
@@ -383,8 +429,14 @@ class PrivacyStatement:
 
     @property
     def _is_schema_broken(self) -> bool:
-        """Whether clients broke the planned schema: others, who kept it, have the plan's pair."""
+        """Whether clients broke the planned schema, or may have: others have the plan's pair."""
         return self.keeps_plan is False and self.plan.sampling is None
+
+    @property
+    def _is_by_times(self) -> bool:
+        """Whether the times of rounds show what clients could do, and nobody saw what they did."""
+        observed = self.observed_participation
+        return observed is not None and observed.conditions is not None
 
     def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns the contents of ``privacy.json``, JSON-able.
@@ -456,8 +508,7 @@ class PrivacyStatement:
             if sampling.is_amplified
             else (texts.DRAWS_VERIFIED_BY_FILES, texts.DRAWS_VERIFIED_BY_ROUNDS)
         )
-        observed = self.observed_participation
-        if observed is not None and observed.conditions is not None:
+        if self._is_by_times:
             by_rounds = texts.VERIFIED_BY_TIMES
         has_random_sizes = sampling is not None and sampling.has_random_sizes
         unit = texts.UNIT_OF_TIMERS if sampling is None else texts.UNIT_OF_SAMPLING
@@ -491,6 +542,8 @@ class PrivacyStatement:
                 )
                 if math.isfinite(self.stated.epsilon) and not facts.noise_seed_is_fixed
                 else texts.NOTHING_PUBLISHABLE
+                if self.kept_guarantee is None or facts.noise_seed_is_fixed
+                else texts.NOTHING_PUBLISHABLE_OF_ALL
             ),
             left_out=texts.left_out(is_adaptive=adaptive is not None, has_metrics=are_released),
             mechanism=facts.mechanism,
@@ -536,16 +589,29 @@ class PrivacyStatement:
     def _summary(self) -> str:
         guarantee = self.stated
         if not math.isfinite(guarantee.epsilon):
-            if not (self._is_schema_broken and math.isfinite(self.plan.epsilon)):
+            if self.kept_guarantee is None:
+                if self.keeps_plan is None and math.isfinite(self.plan.epsilon):
+                    return (
+                        "**No guarantee can be stated**: nothing shows that clients were drawn as "
+                        "planned, and without amplification no epsilon is accounted for."
+                    )
                 return "This run has no differential privacy guarantee."
-            return (
-                "**No guarantee can be stated for every client**: clients broke the planned "
-                "schema, and of the one that is protected least no epsilon is accounted for. A "
-                "client that kept the schema has "
-                f"{statement_texts.pair(self.plan)}."
+            why = (
+                "the times of the rounds allow more than the planned schema, and of a client that "
+                "took part as often and as closely as they allow"
+                if self._is_by_times
+                else "clients broke the planned schema, and of the one that is protected least"
             )
+            return (
+                f"**No guarantee can be stated for every client**: {why} no epsilon is accounted "
+                f"for. A client that kept the schema has "
+                f"{statement_texts.pair(self.kept_guarantee)}."
+            )
+        running = "if it keeps its plan, it will satisfy"
+        if guarantee.is_by_rule:
+            running = "what it releases satisfies"
         state = {
-            "running": "The run is under way; if it keeps its plan, it will satisfy",
+            "running": f"The run is under way; {running}",
             "interrupted": "The run was stopped before its last round; what it released satisfies",
             "stopped_at_epsilon": "The run was ended by its own rule; what it released satisfies",
             "finished": "The run is finished; what it released satisfies",
@@ -558,9 +624,7 @@ class PrivacyStatement:
         )
 
     def _condition(self) -> str:
-        observed = self.observed_participation
-        by_times = observed is not None and observed.conditions is not None
-        return statement_texts.condition(self.stated, self.plan, by_times=by_times)
+        return statement_texts.condition(self.stated, self.plan, by_times=self._is_by_times)
 
     def _observed_text(self) -> str:
         observed, guarantee = self.observed_participation, self.observed_guarantee
@@ -643,10 +707,15 @@ class PrivacyStatement:
             if self.plan.sampling is None
             else "from the plan alone"
         )
+        bounds = (
+            "so that no release of this run exceeds it, whatever ended the run."
+            if self._keeps_rule
+            else "but this run is not within it: a warning above says why."
+        )
         return (
             f"\n   - *Stopping rule.* Fixed before the first round: the run ends before a round\n"
             f"     with which all rounds together would exceed {pair}. That follows {looks_at},\n"
-            "     so that no release of this run exceeds it, whatever ended the run."
+            f"     {bounds}"
         )
 
     def _worst_text(self) -> str:

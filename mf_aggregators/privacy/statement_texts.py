@@ -4,7 +4,7 @@ import math
 
 from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.printed_guarantees import counted, rounded_up
+from mf_aggregators.printed_guarantees import counted, in_full, rounded_up
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.private_metrics import ReleasedMetrics
 
@@ -19,7 +19,7 @@ def clipping(clip_norm: float, plan: Guarantee) -> str:
     has_noise = plan.noise_multiplier > 0.0
     noise = "the round's row of C^-1 Z, with Gaussian Z" if has_noise else "no noise"
     return (
-        f"Each client's update is clipped to an L2 norm of {clip_norm:g}; a\n"
+        f"Each client's update is clipped to an L2 norm of {in_full(clip_norm)}; a\n"
         f"     round's sum gets {noise}."
     )
 
@@ -38,15 +38,15 @@ def adaptive_clipping(
     smallest, largest = clip.bounds
     return (
         "\n     Each client's update is clipped to an L2 norm that is\n"
-        f"     {clip.initial_norm:g} in the first round and then follows from what earlier rounds\n"
-        f"     released, between {smallest:g} and {largest:g}, towards the norm that\n"
-        f"     {100.0 * clip.target_unclipped_quantile:g} % of the updates are within. Beside its "
-        "update, a client reports a\n"
+        f"     {in_full(clip.initial_norm)} in the first round and then follows from what earlier "
+        f"rounds\n     released, between {in_full(smallest)} and {in_full(largest)}, towards the "
+        f"norm that\n     {in_full(clip.target_unclipped_quantile, 100)} % of the updates are "
+        "within. Beside its update, a client reports a\n"
         "     clipped-count indicator: plus one half if the update was within the norm, and\n"
         "     minus one half if not. A round's sum of updates, over the round's clip norm, and\n"
         "     its sum of indicators get the round's row of\n"
-        f"     C^-1 Z, with Gaussian Z: {update_noise_multiplier:.6g} and "
-        f"{clipped_count_stddev:.6g} times the sensitivity\n"
+        f"     C^-1 Z, with Gaussian Z: {in_full(update_noise_multiplier)} and "
+        f"{in_full(clipped_count_stddev)} times the sensitivity\n"
         "     of C. Both together have the noise multiplier that is stated below.\n    "
     )
 
@@ -59,7 +59,7 @@ def with_metrics(released: ReleasedMetrics, is_adaptive: bool) -> str:
       is_adaptive: Whether the clip norm adapts: the fraction within it is then said elsewhere.
     """
     ranges = ", ".join(
-        f"{each.name} within {each.smallest:g} and {each.largest:g}"
+        f"{each.name} within {in_full(each.smallest)} and {in_full(each.largest)}"
         for each in released.metrics.metrics
     )
     fraction = "" if is_adaptive else ", and whether its update was clipped (one half either way)"
@@ -68,9 +68,9 @@ def with_metrics(released: ReleasedMetrics, is_adaptive: bool) -> str:
         f"     middle of it and over it: {ranges}{fraction}.\n"
         "     Sums of metrics get the round's row of C^-1 Z as the sum of updates does. Over the\n"
         "     sensitivity of C, the noise of updates is "
-        f"{released.update_noise_multiplier:.6g} clip norms,\n     and that of a metric "
-        f"{released.metric_stddev:.6g} ranges. All of it together has the noise\n     multiplier "
-        "that is stated below.\n    "
+        f"{in_full(released.update_noise_multiplier)} clip norms,\n     and that of a metric "
+        f"{in_full(released.metric_stddev)} ranges. All of it together has the noise\n"
+        "     multiplier that is stated below.\n    "
     )
 
 
@@ -192,12 +192,14 @@ def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
         )
     if guarantee.sampling is not None:
         return "if clients are drawn as the assumption below says"
+    found = (
+        "timers and uploads were as the observed statement below says"
+        if by_times
+        else "the ledger of who took part is right"
+    )
+    if guarantee.is_by_rule:
+        return f"on one condition: {found}, by which the stopping rule below ends the run"
     if guarantee.participation != plan.participation:
-        found = (
-            "timers and uploads were as the observed statement below says"
-            if by_times
-            else "the ledger of who took part is right"
-        )
         return f"on one condition: {found}, so that every client had {guarantee.participation}"
     return (
         "on one condition, which the assumption below explains: every client has "
@@ -229,9 +231,7 @@ def meaning(guarantee: Guarantee, num_clients: int) -> str:
 
 def pair(guarantee: Guarantee) -> str:
     """Returns epsilon and delta in a few words, also where there is no guarantee."""
-    if not math.isfinite(guarantee.epsilon):
-        return "no guarantee"
-    return f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-DP"
+    return printed_guarantees.stated_pair(guarantee.epsilon, guarantee.delta)
 
 
 def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) -> str:
@@ -439,6 +439,10 @@ Every round's noisy average update, and with it every intermediate and
 
 NOTHING_PUBLISHABLE = """\
 Nothing, as far as this statement says: it guarantees nothing."""
+
+NOTHING_PUBLISHABLE_OF_ALL = """\
+Nothing that concerns every client: this statement guarantees nothing to one that took
+     part beyond the planned schema."""
 
 RELEASED_METRICS = """\
 Every round's metrics of training, with noise, are as well."""

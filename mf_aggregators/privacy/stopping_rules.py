@@ -26,6 +26,7 @@ import functools
 
 from mf_aggregators import accounting, validation
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.printed_guarantees import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
 
@@ -62,7 +63,8 @@ class StoppingRule:
                     "where clients draw for themselves, a part of a run has that of all rounds,"
                 )
             raise ValueError(
-                f"{rounds} epsilon {alone.epsilon:.4g}, more than the limit of {self.epsilon:g}: "
+                f"{rounds} epsilon {rounded_up(alone.epsilon, '.6g')}, more than the limit of "
+                f"{in_full(self.epsilon)}: "
                 "no round could take place. Raise the limit, or use more noise."
             )
 
@@ -71,8 +73,8 @@ class StoppingRule:
         """What the rule promises whatever takes place, never worse than the limit.
 
         For timers: a Gaussian mechanism of the smallest noise multiplier that the rule allows,
-        for the largest sensitivity that leaves. Its participation is the planned one, which it
-        does not depend on. For a sampler, the guarantee of the most rounds that the rule allows.
+        for the largest sensitivity that leaves. It does not depend on the planned participation
+        (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
         """
         if self.plan.sampling is not None:
             return guarantees.observed(
@@ -86,6 +88,7 @@ class StoppingRule:
             noise_multiplier=multiplier,
             zcdp_rho=accounting.zcdp_rho(multiplier),
             epsilon=accounting.epsilon(multiplier, self.plan.delta),
+            is_by_rule=True,
         )
 
     def allows(self, participation: ObservedParticipation) -> bool:

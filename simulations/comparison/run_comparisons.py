@@ -264,8 +264,9 @@ def _checked_noise_multiplier(run: FinishedRun) -> float:
     )
     if alone < (1.0 - _COMPOSITION_TOLERANCE) * run.epsilon:
         raise ValueError(
-            f"the result of a run states epsilon {run.epsilon:.6g} at delta {run.delta:g}, and its "
-            f"noise multiplier {sigma:.6g} alone would give {alone:.6g}: it is of another kind of "
+            f"the result of a run states epsilon {rounded_up(run.epsilon, '.6g')} at delta "
+            f"{rounded_up(run.delta, '.6g')}, and its noise multiplier {sigma!r} alone would give "
+            f"{rounded_up(alone, '.6g')}: it is of another kind of "
             "guarantee, which cannot be composed."
         )
     return sigma

@@ -620,7 +620,7 @@ def _print_outcome(
         ),
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
-        ("privacy", stated_privacy(guarantee)),
+        ("privacy", stated_privacy(guarantee, statement.kept_guarantee)),
         *(
             [("attacker", printed_guarantees.rates_line(guarantee.attacker()))]
             if is_private
@@ -645,12 +645,21 @@ def _moved(norms: dict[str, float]) -> str:
     )
 
 
-def stated_privacy(guarantee: Guarantee) -> str:
-    """Returns a run's guarantee for a person to read, rounded up."""
-    if not math.isfinite(guarantee.epsilon):
+def stated_privacy(guarantee: Guarantee, kept: Guarantee | None = None) -> str:
+    """Returns a run's guarantee for a person to read, rounded up.
+
+    Args:
+      guarantee: That of every client.
+      kept: What clients that kept the planned schema have, where others have none
+        (``PrivacyStatement.kept_guarantee``).
+    """
+    if math.isfinite(guarantee.epsilon):
+        numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
+        return f"{numbers}-DP for each client"
+    if kept is None:
         return "none: this run is not private"
-    numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
-    return f"{numbers}-DP for each client"
+    numbers = printed_guarantees.pair(kept.epsilon, kept.delta, ".3f")
+    return f"{numbers}-DP for each client that kept the planned schema, none for the others"
 
 
 def percent(accuracy: float | None) -> str | None:

@@ -29,6 +29,7 @@ import tensorflow_federated as tff
 
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
+from mf_aggregators.printed_guarantees import in_full
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
@@ -342,7 +343,7 @@ def _check_rule(run: FederatedRun, ledger: ParticipationLedger, cohort: np.ndarr
     if not rule.allows(observed):
         raise StoppedByRuleError(
             f"stopped after {ledger.num_rounds} rounds: with round {rounds} the epsilon of all "
-            f"rounds together would be above {rule.epsilon:g}"
+            f"rounds together would be above {in_full(rule.epsilon)}"
         )
 
 

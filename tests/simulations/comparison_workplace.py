@@ -157,11 +157,13 @@ class Workplace:
 
 def call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """The exit status of a comparison in this process, and what it and its runs printed."""
+    has_place = any(each.startswith("--output_dir=") for each in arguments)
+    place = () if has_place else ("--output_dir=comparison",)
     status = command_line.run(
         compare_mechanisms.__doc__ or "",
         compare_mechanisms.define_flags,
         compare_mechanisms.main,
-        ["compare-mechanisms", "--output_dir=comparison", *arguments],
+        ["compare-mechanisms", *place, *arguments],
     )
     captured = capfd.readouterr()
     return status, captured.out, captured.err

@@ -260,6 +260,19 @@ def test_noise_without_a_checkpoint_gives_the_planned_guarantee(
     assert "Without noise nothing is guaranteed." in text
 
 
+def test_no_pair_of_an_infinite_epsilon_is_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    mfa.checkpoints.save(mfa.factorizations.identity(40), tmp_path / "c")
+    flags = (f"--checkpoint={tmp_path / 'c'}", "--noise_multiplier=0.25", "--separation=20")
+    status, text, _ = _call(capsys, *_SETTING, *flags, "--broken_timers=0.5")
+    assert status == 0
+    assert "those that kept the schema still have it" in text
+    assert "The observed participations give no finite epsilon at delta " in text
+    assert "of plan and observation: no finite epsilon at delta " in text
+    assert "(inf" not in text
+
+
 def test_a_run_that_ends_early_reports_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--separation=9", "--max_participations=1", "--format=json")
     status, out, err = _call(capsys, *_SETTING, *arguments)

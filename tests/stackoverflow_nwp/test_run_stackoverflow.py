@@ -73,10 +73,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _arguments(dataset: pathlib.Path, output: pathlib.Path, *more: str) -> list[str]:
+    given = {each.partition("=")[0] for each in more}
+    paths = {"--dataset": dataset, "--cache_dir": dataset.parent, "--output_dir": output}
     return [
-        f"--dataset={dataset}",
-        f"--cache_dir={dataset.parent}",
-        f"--output_dir={output}",
+        *(f"{name}={path}" for name, path in paths.items() if name not in given),
         "--num_rounds=6",
         "--clients_per_round=6",
         "--vocab_size=8",

@@ -104,6 +104,20 @@ def test_a_run_that_broke_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.P
     )
 
 
+def test_no_pair_of_an_infinite_epsilon_is_printed(
+    tmp_path: pathlib.Path, checkpoint: pathlib.Path
+) -> None:
+    """Clients that kept the plan have a guarantee, and one that broke it has none."""
+    ledger = flag_of_ledger(tmp_path, "".join(f"ada,{index}\n" for index in range(12)))
+    flags = (f"--checkpoint={checkpoint}", "--separation=4", "--delta=1e-5", ledger)
+    ended = console_commands.call("mf-report", *flags, "--noise_multiplier=0.22")
+    assert ended.status == 1
+    assert "all others have it still" in ended.printed
+    assert "The observed participations give no finite epsilon at delta 1e-05" in ended.printed
+    assert "of plan and observation: no finite epsilon at delta 1e-05." in ended.printed
+    assert "(inf" not in ended.printed
+
+
 _TIMES = "start,2026-03-01T00:00:00Z\n" + "".join(
     f"{index},2026-03-01T{index + 1:02}:00:00Z\n" for index in range(12)
 )

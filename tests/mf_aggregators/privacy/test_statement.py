@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import math
 import re
@@ -211,6 +212,32 @@ def test_who_kept_a_broken_plan_has_what_was_planned() -> None:
     assert "This run has no differential privacy guarantee" not in text
     planned = f"({rounded_up(statement.plan.epsilon)}, 0.0001)-DP"
     assert f"A client that kept the schema has {planned}" in text
+    assert statement.kept_guarantee == statement.plan
+    assert "it guarantees nothing." not in text
+    assert "this statement guarantees nothing to one that took part beyond" in text
+    # A fixed seed voids that as well, and without noise there is nothing to void.
+    facts = dataclasses.replace(statement.facts, noise_seed_is_fixed=True)
+    void = dataclasses.replace(statement, facts=facts)
+    assert "it guarantees nothing." in void.to_markdown()
+    silent = _statement([*range(10)], multiplier=0.0)
+    assert silent.kept_guarantee is None
+    assert "it guarantees nothing." in silent.to_markdown()
+    for other in (_statement([0, 3, 6]), _statement([0, 1, 2]), _sampled(False)):
+        assert other.kept_guarantee is None
+
+
+def test_draws_that_nobody_checked_are_not_denied_a_guarantee() -> None:
+    """Too little noise without amplification, and enough with it."""
+    scheme = PoissonSampling(12, 3, 300, 10)
+    factorization = banded(workloads.prefix_sum(12), 3)
+    plan = guarantees.sampled(factorization, scheme, 0.25, 1e-4)
+    observed = ObservedParticipation(12, 87, 3, 4)
+    statement = _ended(_statement(None).facts, plan, factorization, observed)
+    assert math.isinf(statement.stated.epsilon)
+    assert math.isfinite(plan.epsilon)
+    text = " ".join(statement.to_markdown().split())
+    assert "**No guarantee can be stated**: nothing shows that clients were drawn" in text
+    assert "This run has no differential privacy guarantee" not in text
 
 
 @pytest.mark.parametrize("rounds", [[0, 1], [0, 2], [0, 1, 3]])
@@ -303,6 +330,33 @@ def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     text = statement.to_markdown()
     assert text.index("nothing is amplified") < text.index("DP setting")
     assert f"({rounded_up(statement.stated.epsilon)}, " in text
+
+
+def test_draws_that_nobody_checked_have_the_worst_case() -> None:
+    """A ledger without its seed: nothing is said to be kept, nor to be broken."""
+    scheme = PoissonSampling(num_rounds=40, num_bands=2, population=100, clients_per_round=10)
+    mechanism = Mechanism(banded(workloads.prefix_sum(40), 2), scheme, 1.0)
+    sampler = scheme.sampler(5)
+    drawn = [set(sampler.draw(index).tolist()) for index in range(30)]
+    rounds = tuple(
+        np.array([index for index, each in enumerate(drawn) if client in each], np.int64)
+        for client in range(100)
+    )
+    ledger = Ledger(tuple(map(str, range(100))), rounds, 30, scheme)
+    facts = _statement(None).facts
+    unchecked = mechanism.observed(ledger).statement(facts, 1e-4)
+    checked = mechanism.observed(ledger, sampling_seed=5).statement(facts, 1e-4)
+    assert (unchecked.keeps_plan, checked.keeps_plan) == (None, True)
+    assert checked.worst_case is None
+    assert unchecked.worst_case == mechanism.observed(ledger).worst_case(1e-4)
+    assert not unchecked.stated.is_amplified
+    statement_schemas.check(unchecked.to_dict())
+    text = " ".join(unchecked.to_markdown().split())
+    assert "Without the sampler's seed, nothing shows that" in text
+    assert "were not drawn" not in text
+    assert "sampler's seed" not in " ".join(checked.warnings)
+    with refuses("whose draws nobody checked", "worst_case"):
+        dataclasses.replace(unchecked, worst_case=None)
 
 
 @pytest.mark.short_cases(9)
@@ -399,10 +453,103 @@ def test_no_rule_says_nothing_and_ends_nothing() -> None:
 def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     kept, left = _sampled(True), _sampled(False)
     rule = StoppingRule(kept.plan, banded(workloads.prefix_sum(12), 3), 0.9 * kept.plan.epsilon)
-    interrupted = dataclasses.replace(kept, stopping_rule=rule)
+    exceeding = dataclasses.replace(kept, stopping_rule=rule)
+    assert exceeding.stated == kept.stated
+    assert any("it was not followed" in warning for warning in exceeding.warnings)
+    few = ObservedParticipation(2, 19, None, 1, keeps_sampling=True)
+    assert rule.allows(few)
+    interrupted = dataclasses.replace(
+        exceeding,
+        observed_participation=few,
+        observed_guarantee=guarantees.observed(kept.plan, rule.factorization, few),
+    )
     assert interrupted.stated.epsilon <= rule.epsilon
     assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
-    assert dataclasses.replace(left, stopping_rule=rule).stated == left.stated
+    broken = dataclasses.replace(left, stopping_rule=rule)
+    assert broken.stated == left.stated
+    assert "no release of this run exceeds it" in interrupted.to_markdown()
+    assert "no release of this run exceeds it" not in broken.to_markdown()
+
+
+# A client's rounds, from 0, and what a printed schema says of them: the participations at most,
+# the rounds between them at least, or exactly.
+_MOST = re.compile(r"at most (one|[0-9]+) participation")
+_AT_LEAST = re.compile(r"at least ([0-9]+) rounds? apart")
+_EXACTLY = re.compile(r"exactly ([0-9]+) rounds? apart")
+
+
+def _is_true_of(words: str, rounds: list[int]) -> bool:
+    gaps = [after - before for before, after in itertools.pairwise(rounds)]
+    most, least, exact = (each.search(words) for each in (_MOST, _AT_LEAST, _EXACTLY))
+    assert most or least or exact, words
+    return (
+        (most is None or len(rounds) <= int(most[1].replace("one", "1")))
+        and (least is None or all(gap >= int(least[1]) for gap in gaps))
+        and (exact is None or all(gap == int(exact[1]) for gap in gaps))
+    )
+
+
+def test_every_condition_that_a_statement_prints_is_true_of_its_ledger() -> None:
+    """Random ledgers that keep or break the plan, with rules and without, ended by them or not.
+
+    A client whose rows of independent noise are k has the noise of one over the root of k.
+    """
+    generator = np.random.default_rng(4)
+    plan = guarantees.planned(identity(10), MinSeparation(3, 3), 1.0, 1e-4)
+    facts, counts = _statement(None).facts, dict.fromkeys(("planned", "ledger", "rule"), 0)
+    for _ in range(400):
+        num_rounds = int(generator.integers(1, 11))
+        share = generator.uniform(0.05, 0.5)
+        of_clients = [
+            np.flatnonzero(generator.random(num_rounds) < share).tolist() for _ in range(3)
+        ]
+        observed = guarantees.observed_participation(of_clients, num_rounds)
+        statement = _ended(facts, plan, identity(10), observed)
+        rule = None
+        if generator.random() < 0.7:
+            rule = StoppingRule(plan, identity(10), plan.epsilon * generator.uniform(0.7, 1.3))
+            statement = dataclasses.replace(
+                statement,
+                stopping_rule=rule,
+                stopped_by_rule=bool(rule.allows(observed) and generator.random() < 0.3),
+            )
+        stated = statement.stated.epsilon
+        for rounds in of_clients:
+            if rounds:
+                alone = accounting.epsilon(math.sqrt(3.0 / len(rounds)), 1e-4)
+                assert alone <= stated * (1 + 1e-9)
+        text = " ".join(statement.to_markdown().split())
+        condition = text.partition("privacy** for every client, ")[2].partition(". Epsilon and")[0]
+        earned = statement.to_dict()["earned"]
+        if "by which the stopping rule below ends the run" in condition:
+            counts["rule"] += 1
+            assert rule is not None
+            assert rule.allows(observed)
+            assert earned["participation"] == {"schema": "stopping_rule"}
+            assert "apart" not in str(statement.stated)
+        else:
+            counts["ledger" if "so that every client had" in condition else "planned"] += 1
+            assert all(_is_true_of(condition, rounds) for rounds in of_clients), condition
+            assert earned["participation"]["schema"] != "stopping_rule"
+        # A rule that was not followed promises nothing.
+        is_followed = rule is None or rule.allows(observed)
+        assert is_followed or "it was not followed" in text
+        assert ("no release of this run exceeds it" in text) == (rule is not None and is_followed)
+        statement_schemas.check(statement.to_dict())
+    assert min(counts.values()) > 30, counts
+
+
+def test_a_run_under_way_is_within_its_rule_whether_it_keeps_its_plan_or_not() -> None:
+    statement = _statement(None)
+    rule = StoppingRule(statement.plan, identity(10), 0.8 * statement.plan.epsilon)
+    under_rule = dataclasses.replace(statement, stopping_rule=rule)
+    text = " ".join(under_rule.to_markdown().split())
+    assert "if it keeps its plan" not in text
+    assert "what it releases satisfies" in text
+    assert "the ledger of who took part is right, by which the stopping rule" in text
+    loose = StoppingRule(statement.plan, identity(10), 1.2 * statement.plan.epsilon)
+    kept = dataclasses.replace(statement, stopping_rule=loose)
+    assert "if it keeps its plan" in kept.to_markdown()
 
 
 def test_every_kind_of_statement_is_what_the_published_schema_says() -> None:
@@ -525,6 +672,28 @@ def test_a_headline_names_the_condition_that_its_guarantee_rests_on() -> None:
     assert "timers and uploads were as the observed statement below says, so that" in by_times
     assert "By the times of 2 released rounds: no client took part more than" in by_times
     assert "--noise_multiplier= --delta= --round_times=" in by_times
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 0.25])
+def test_times_that_allow_more_than_the_plan_accuse_no_client(multiplier: float) -> None:
+    """Twelve rounds an hour apart, with timers of two hours under a plan of four rounds."""
+    starts = 3600.0 * np.arange(12)
+    times = RoundTimes(starts, starts + 1800.0, timer_hours=2.0)
+    mechanism = Mechanism(identity(12), MinSeparation(4), multiplier)
+    statement = mechanism.observed(times).statement(_statement(None).facts, 1e-4)
+    assert statement.keeps_plan is False
+    text = " ".join(statement.to_markdown().split())
+    assert re.search(r"clients? (that )?broke|break the planned schema", text) is None
+    assert "The times of the rounds allow more than the planned schema." in text
+    is_stated = math.isfinite(statement.stated.epsilon)
+    assert is_stated == (multiplier == 1.0)
+    kept = f"A client that kept the schema has ({rounded_up(statement.plan.epsilon)}, 0.0001)-DP"
+    assert (kept in text) == (not is_stated)
+    # A ledger shows what clients did.
+    everywhere = Ledger(("a",), (np.arange(12),), 12)
+    of_ledger = mechanism.observed(everywhere).statement(_statement(None).facts, 1e-4)
+    assert "The observed participations break the planned schema." in of_ledger.to_markdown()
+    assert "times of the rounds" not in of_ledger.to_markdown()
 
 
 def test_what_was_observed_is_not_said_twice() -> None:

@@ -92,7 +92,7 @@ def test_a_clip_norm_that_adapts_has_its_noise_and_its_indicators_in_the_stateme
     text = " ".join(statement.to_markdown().split())
     assert "an L2 norm that is 0.3 in the first round" in text
     assert "the norm that 80 % of the updates are within" in text
-    assert "1.0328 and 2 times the sensitivity of C" in text
+    assert f"{found['update_noise_multiplier']!r} and 2 times the sensitivity of C" in text
     assert "whose updates and indicators are replaced by zero" in text
     assert "its clip norm and the noisy fraction of clients within that" in text
     assert "without noise; the clip norm and the fraction of clients within it are covered" in text
