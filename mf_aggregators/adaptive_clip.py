@@ -47,8 +47,8 @@ _STDDEV_OF_FRACTION = 0.05
 _LEAST_STDDEV_OVER_MULTIPLIER = 2.0
 # Of the initial norm, either way.
 _DEFAULT_RANGE = 1000.0
-# The indicator of a client within the norm. Above it is the opposite, and an absent client adds 0.
-HALF = 0.5
+# The indicator of a client within the norm; above it the negative, and 0 for an absent client.
+INDICATOR_WITHIN = 0.5
 # exp(x) is a power of exp(x / 2^_SQUARINGS), by _TERMS of its series.
 _SQUARINGS, _TERMS = 10, 20
 # No norm of float64 is so many powers of e away from another.
@@ -238,7 +238,7 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
     z = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     sigma = validation.positive_number(clipped_count_stddev, "clipped_count_stddev")
     if z == 0.0:
-        return NoiseSplit(0.0, 0.0, 1.0, math.hypot(1.0, HALF))
+        return NoiseSplit(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
     left = 1.0 - (z / (2.0 * sigma)) ** 2
     # With less left, floats would lose what the updates' noise follows from.
     if left < 1e-6:
@@ -249,7 +249,7 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
     of_updates = z / math.sqrt(left)
     weight = of_updates / sigma
     # Of the weight as it is, so that no rounding of it counts.
-    return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, HALF * weight))
+    return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
 
 
 def check_float32(clip: AdaptiveClip, split: NoiseSplit) -> None:

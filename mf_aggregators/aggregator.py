@@ -42,7 +42,7 @@ from mf_aggregators.noise.recursions import IndependentNoise, NoiseState
 from mf_aggregators.noise.rows_in_files import RowsInFiles
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 
-# Two matrices are one if they do the same to a vector, to so much of its largest number.
+# Two matrices count as one if their products with the same vector agree to within this.
 _TOLERANCE = 1e-9
 # Files of this format are never mistaken for those of another.
 _STATE_FORMAT = 1
@@ -96,8 +96,7 @@ class Aggregator:
 
     The state has the secret seed. Whoever can read it can subtract the noise.
 
-    Attributes of interest to a run that states its guarantee: ``mechanism``. Sums are divided by
-    ``clients_per_round``.
+    A run that states its guarantee reads ``mechanism``. Sums are divided by ``clients_per_round``.
     """
 
     def __init__(
@@ -199,7 +198,7 @@ class Aggregator:
         self._released: dict[tuple[str, int], bytes] = {}
         self._identities = tuple(map(self._identity, mechanism.horizons))
         if template is not None:
-            self._check_size(_described(template)[1])
+            self._check_size(_tensors_of(template))
 
     def with_template(self, template: Any) -> "Aggregator":
         """Returns the same aggregator, with the same record, for updates like a template.
@@ -211,7 +210,7 @@ class Aggregator:
           TypeError: If something in it is not floating point.
           ValueError: If no guarantee is stated for updates of this size.
         """
-        self._check_size(_described(template)[1])
+        self._check_size(_tensors_of(template))
         other = copy.copy(self)
         other._template = template
         return other
@@ -232,7 +231,9 @@ class Aggregator:
         seed, stream = drawn[:2] if self._fixed_seed is None else self._fixed_seed, drawn[2:]
         clip = None if self._clip is None else self._clip.first_state
         state = AggregatorState(0, seed, stream, None, (), clip, self._identities[-1])
-        return state if self._template is None else self._for(state, _described(self._template)[1])
+        if self._template is None:
+            return state
+        return self._with_tensors(state, _tensors_of(self._template))
 
     def next(self, state: AggregatorState, updates: Iterable[Any]) -> tuple[AggregatorState, Any]:
         """Runs a round.
@@ -258,7 +259,7 @@ class Aggregator:
         for update in updates:
             structure = update if structure is None else structure
             if state.tensors is None:
-                state = self._for(state, _described(update)[1])
+                state = self._with_tensors(state, _tensors_of(update))
             record = self.record(state, update)
             total = record if total is None else [a + b for a, b in zip(total, record, strict=True)]
             number += 1
@@ -267,7 +268,7 @@ class Aggregator:
                 "no update and no template says what is to be released: pass template=."
             )
         if total is None:
-            vector = self._vector(_described(structure)[1])
+            vector = self._vector(_tensors_of(structure))
             total = [np.zeros(shape, np.int64) for shape, _ in vector]
         return self.release(state, total, number, structure)
 
@@ -287,9 +288,9 @@ class Aggregator:
           TypeError: If it has arrays that are not floating point.
           ValueError: If it has other tensors than updates before.
         """
-        arrays, tensors = _described(update)
+        arrays, tensors = nests.leaves_of(update), _tensors_of(update)
         if state.tensors is not None:
-            self._for(state, tensors)
+            self._with_tensors(state, tensors)
         if self._split is None or state.clip is None:
             vector = arrays
         else:
@@ -319,8 +320,8 @@ class Aggregator:
             those of so many records can be: a sum modulo a power of two has a sign.
         """
         number = validation.integer_at_least(num_clients, 0, "num_clients")
-        tensors = _described(template)[1]
-        state = self._continued(self._for(state, tensors))
+        tensors = _tensors_of(template)
+        state = self._continued(self._with_tensors(state, tensors))
         vector = self._vector(tensors)
         largest = number * self._sums.steps_per_clip_norm
         for array, (shape, _) in zip(sums, vector, strict=True):
@@ -363,7 +364,8 @@ class Aggregator:
         ]
         if self._clip is not None and clip is not None:
             *released, indicators = released
-            clip = self._clip.following(clip, adaptive_clip.HALF + float(indicators))
+            fraction = adaptive_clip.INDICATOR_WITHIN + float(indicators)
+            clip = self._clip.following(clip, fraction)
         # As tensorflow-privacy's NormalizedQuery divides.
         clients = np.float32(self.clients_per_round)
         means = []
@@ -416,7 +418,7 @@ class Aggregator:
                 described=np.array(json.dumps(described)),
                 seed=state.seed,
                 stream=state.stream,
-                matrix=_matrix(horizon),
+                matrix=_matrix_times_probe(horizon),
                 clip=np.array([] if state.clip is None else state.clip, np.float64),
                 **arrays,
             )
@@ -441,7 +443,7 @@ class Aggregator:
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError("it has another format")
             horizons = [each.to_dict() for each in self.mechanism.horizons]
-            before, whole = arrays["matrix"], _matrix(self.mechanism)
+            before, whole = arrays["matrix"], _matrix_times_probe(self.mechanism)
             if described["mechanism"] not in horizons or not np.allclose(
                 before, whole[: len(before)], rtol=_TOLERANCE, atol=_TOLERANCE
             ):
@@ -490,7 +492,7 @@ class Aggregator:
         """Tells a state of a horizon of this run from those of other aggregators."""
         described = json.dumps([horizon.to_dict(), self._options()]).encode()
         digest = hashlib.blake2b(described, digest_size=16)
-        digest.update(_matrix(horizon).tobytes())
+        digest.update(_matrix_times_probe(horizon).tobytes())
         return digest.digest()
 
     def _horizon_of(self, state: AggregatorState) -> Mechanism:
@@ -510,8 +512,8 @@ class Aggregator:
             self._check_size(state.tensors)
         return dataclasses.replace(state, identity=self._identities[-1])
 
-    def _for(self, state: AggregatorState, tensors: _Tensors) -> AggregatorState:
-        """The state of updates of these tensors; raises ValueError if it is of others."""
+    def _with_tensors(self, state: AggregatorState, tensors: _Tensors) -> AggregatorState:
+        """The state for updates of these tensors; raises ValueError if it is for others."""
         if state.tensors is not None:
             if tensors != state.tensors:
                 raise ValueError(
@@ -584,7 +586,7 @@ class Aggregator:
         self, state: AggregatorState, sums: Sequence[IntArray], step: float
     ) -> None:
         """Records what the round's noise is added to; raises ReleaseError if it was to other."""
-        # In other steps, the same sums would tell what they are beside the same row.
+        # The same sums beside the same row, but in other steps, would reveal the sums.
         how = repr((state.tensors, step, self._unit, state.clip and state.clip.norm)).encode()
         digest = hashlib.blake2b(how, digest_size=32, key=state.seed.tobytes())
         for array in sums:
@@ -605,18 +607,17 @@ class Aggregator:
             )
 
 
-def _described(structure: Any) -> tuple[list[Any], _Tensors]:
-    """The leaves of a structure, and their shapes and dtypes.
+def _tensors_of(structure: Any) -> _Tensors:
+    """The shapes and dtypes of the leaves of a structure.
 
     Raises:
       TypeError: If one is not floating point.
     """
-    leaves = nests.leaves_of(structure)
-    return leaves, tuple(nests.tensor_of(leaf) for leaf in leaves)
+    return tuple(nests.tensor_of(leaf) for leaf in nests.leaves_of(structure))
 
 
-def _matrix(mechanism: Mechanism) -> FloatArray:
-    """What a noising matrix does to a vector: another matrix, from where it differs on, another."""
+def _matrix_times_probe(mechanism: Mechanism) -> FloatArray:
+    """The noising matrix times a fixed vector: products differ from the first row that differs."""
     recursion = mechanism.noise_recursion()
     return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
 

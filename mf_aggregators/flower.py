@@ -44,7 +44,7 @@ from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 # What a ClientApp registers to say which client a node is: ``@app.query(NAME_ACTION)``.
 NAME_ACTION = "client_name"
 
-# Older ones know nothing of rounds that were released since.
+# Older files lack the rounds that were released since.
 _WHAT_TO_DO = (
     "Restore the newest files, which belong together, or start in another directory and account "
     "for both runs."
@@ -324,7 +324,7 @@ class MatrixFactorization(Strategy):
         return [nodes[name] for name in found]
 
     def _schema(self, i: int) -> Any:
-        """What holds in a round: of a run that was extended, the schema of its horizon."""
+        """The schema in force in a round: that of the first horizon that includes it."""
         return next(each.schema for each in self._mechanism.horizons if i < each.num_rounds)
 
     def _may_join(self, name: str, i: int) -> bool:

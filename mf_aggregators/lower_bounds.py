@@ -383,9 +383,9 @@ class _Cells:
         """Returns a lower bound on the root of the weighted mean of the variances of rounds.
 
         Args:
-          second: V' of contributions of which there are ``most``, at most.
+          second: V', the second moments of contributions.
           weights: (n',) of the rounds of each cell, none below zero.
-          most: See there.
+          most: The most contributions of a client.
 
         Returns:
           The bound; 0 if V' is not definite.

@@ -43,9 +43,9 @@ from mf_aggregators.workloads import Workload
 
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
-# Of the losses of a run: more would take gigabytes.
+# The most losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
-# Down to which divergence samples are to bound them closely, over their failure probability.
+# Samples bound divergences closely down to so many times their failure probability.
 _LEVEL_OVER_FAILURE = 1e3
 
 
@@ -158,11 +158,11 @@ class Mechanism:
         return {each.num_rounds: each.schema for each in self.horizons[:-1]}
 
     def noise_recursion(self) -> NoiseRecursion:
-        """Returns how rows of noise follow, for a standard deviation of the noise multiplier.
+        """Returns the noising matrix, for a Z whose standard deviation is the noise multiplier.
 
-        It is that of the C whose sensitivity is one under the schema; of a run that was extended,
-        of the C' whose leading part has been so since the first horizon, whose noise multiplier is
-        then meant: so released rows stay what they are.
+        It is that of C, scaled to sensitivity one under the schema. For a run that was extended,
+        sensitivity, schema and noise multiplier are those of the first horizon, so that released
+        rows stay what they are.
         """
         first = self.horizons[0]
         sensitivity = first.factorization.sensitivity(first.schema).value
@@ -354,7 +354,7 @@ class Mechanism:
             facts=facts,
             plan=plan or self.guarantee(delta, certification=certification),
             earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),
-            other_mechanism=catalogue.sensitivity_of_other_by(self.factorization),
+            other_mechanism=catalogue.sensitivity_computed_by(self.factorization),
         )
 
     def event(self) -> dp_event.DpEvent:

@@ -37,7 +37,7 @@ def available_bytes() -> float:
     """
     found = [_of_machine(), _of_control_group()]
     if resource is not None:
-        used = _kilobytes_of(_STATUS)
+        used = _bytes_by_name(_STATUS)
         for name, limit in (("VmSize", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
             most = resource.getrlimit(limit)[0]
             if most != resource.RLIM_INFINITY:
@@ -92,7 +92,7 @@ def limited() -> Iterator[None]:
         yield
         return
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = int(_kilobytes_of(_STATUS).get("VmData", 0.0) + available)
+    limit = int(_bytes_by_name(_STATUS).get("VmData", 0.0) + available)
     for given in (before, most):
         if given != resource.RLIM_INFINITY:
             limit = min(limit, given)
@@ -104,7 +104,7 @@ def limited() -> Iterator[None]:
 
 
 def _of_machine() -> float:
-    found = _kilobytes_of(_MEMINFO)
+    found = _bytes_by_name(_MEMINFO)
     if "MemAvailable" in found:
         return found["MemAvailable"] + found.get("SwapFree", 0.0)
     try:
@@ -127,8 +127,8 @@ def _of_control_group() -> float:
         return math.inf
 
 
-def _kilobytes_of(path: pathlib.Path) -> dict[str, float]:
-    """The lines "Name: number kB" of a file of /proc, in bytes."""
+def _bytes_by_name(path: pathlib.Path) -> dict[str, float]:
+    """The numbers of the lines "Name: number kB" of a file of /proc, in bytes."""
     found = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():

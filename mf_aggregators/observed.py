@@ -48,7 +48,7 @@ class Observed:
         """How many clients have a name that looks like another's (``client_names.num_alike``)."""
         return 0 if self.ledger is None else client_names.num_alike(self.ledger.client_ids)
 
-    def num_beyond(self) -> int | None:
+    def num_outside_schema(self) -> int | None:
         """Returns how many clients took part in rounds that the mechanism's schema forbids.
 
         The planned guarantee may be lost for these alone: neighbouring data sets differ in one
@@ -67,7 +67,7 @@ class Observed:
             return 0
         sizes = np.array([len(rounds) for rounds in returned])
         gaps = np.delete(np.diff(np.concatenate(returned)), np.cumsum(sizes)[:-1] - 1)
-        return guarantees.num_beyond(schema, sizes, gaps)
+        return guarantees.num_outside_schema(schema, sizes, gaps)
 
     def guarantee(self, delta: float) -> Guarantee:
         """Returns what holds of the rounds that were released.
@@ -180,9 +180,11 @@ class Observed:
         )
 
     def _unamplified(self, delta: float) -> Guarantee:
-        """What fixes the noise: the guarantee of the same Z under the schema."""
-        of = self.mechanism
-        return guarantees.planned(of.factorization, of.schema, of.noise_multiplier, delta)
+        """The guarantee of the same noise under the schema, without amplification."""
+        mechanism = self.mechanism
+        return guarantees.planned(
+            mechanism.factorization, mechanism.schema, mechanism.noise_multiplier, delta
+        )
 
 
 def of_run(

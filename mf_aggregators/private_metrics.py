@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators import adaptive_clip, validation
-from mf_aggregators.adaptive_clip import HALF, AdaptiveClip, NoiseSplit
+from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
 
 # The mean loss of a client's examples in a round.
 LOSS = "loss"
@@ -71,7 +71,7 @@ class BoundedMetric:
     @property
     def middle(self) -> float:
         """The value that a client counts with that is not there."""
-        return self.smallest + HALF * self.range
+        return self.smallest + 0.5 * self.range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PrivateMetrics:
         smallest, largest = rule.bounds
         is_constant = smallest == largest
         if z == 0.0:
-            norm = math.hypot(1.0, HALF * math.sqrt(1 + num_metrics))
+            norm = math.hypot(1.0, 0.5 * math.sqrt(1 + num_metrics))
             return NoiseSplit(0.0, 0.0, 1.0, norm, 0.0, 1.0)
         without, num_equal = z, num_metrics + 1
         if not is_constant:
@@ -128,12 +128,13 @@ class PrivateMetrics:
             num_equal = num_metrics
         of_updates = (1.0 + self.noise_increase) * without
         share = 1.0 - (1.0 + self.noise_increase) ** -2
-        stddev = HALF * math.sqrt(num_equal / share) * without
+        stddev = 0.5 * math.sqrt(num_equal / share) * without
         if is_constant:
             count_stddev = stddev
         weight, of_indicator = of_updates / stddev, of_updates / count_stddev
         # Of the weights as they are, so that no rounding of them counts.
-        norm = math.hypot(1.0, HALF * of_indicator, HALF * weight * math.sqrt(num_metrics))
+        of_metrics = 0.5 * weight * math.sqrt(num_metrics)
+        norm = math.hypot(1.0, INDICATOR_WITHIN * of_indicator, of_metrics)
         return NoiseSplit(of_updates, count_stddev, of_indicator, norm, stddev, weight)
 
 

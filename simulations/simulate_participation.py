@@ -71,7 +71,8 @@ class ParticipationSummary:
       separation_median: Their median; None in the same case.
       participations_mean: The mean number of participations over the devices that took part.
       participations_max: The most of one device.
-      num_beyond: How many devices took part in rounds that the schema forbids; None without one.
+      num_outside_schema: How many devices took part in rounds that the schema forbids; None
+        without one.
     """
 
     observed: ObservedParticipation
@@ -79,7 +80,7 @@ class ParticipationSummary:
     separation_median: float | None
     participations_mean: float
     participations_max: int
-    num_beyond: int | None = None
+    num_outside_schema: int | None = None
 
 
 def summarise(
@@ -104,10 +105,10 @@ def summarise(
     participations_of = np.diff(np.append(first, len(clients)))
     most = int(np.max(participations_of, initial=0))
     twice = len(separations) > 0
-    num_beyond = None
+    num_outside_schema = None
     if schema is not None:
         returned = participations_of[participations_of > 1]
-        num_beyond = guarantees.num_beyond(schema, returned, separations)
+        num_outside_schema = guarantees.num_outside_schema(schema, returned, separations)
     return ParticipationSummary(
         observed=ObservedParticipation(
             num_rounds=len(cohorts),
@@ -120,7 +121,7 @@ def summarise(
         separation_median=float(np.median(separations)) if twice else None,
         participations_mean=len(clients) / max(1, len(first)),
         participations_max=most,
-        num_beyond=num_beyond,
+        num_outside_schema=num_outside_schema,
     )
 
 
@@ -215,7 +216,7 @@ def main(values: flags.FlagValues) -> int | None:
         **_device_fields(device_rounds, population.seconds),
         "broken_timers": len(population.broken),
         "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.observed),
-        "clients_beyond_plan": summary.num_beyond,
+        "clients_beyond_plan": summary.num_outside_schema,
         **_privacy_fields(factorization, schema, summary.observed, multiplier, values.delta),
     }
     if schema is None:

@@ -409,12 +409,9 @@ def check_format(path: pathlib.Path) -> None:
     if not path.is_file():
         raise ValueError(f"There is no file {path}: check the path, or {_REMEDY}.")
     _check_size(path)
-    try:
-        with contextlib.closing(read_only(path)) as connection:
-            _check_tables(path, connection)
-            row = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
-    except sqlite3.Error as error:
-        raise ValueError(f"{path} cannot be read as a SQLite file ({error}): {_REMEDY}.") from error
+    with _reading(path) as connection:
+        _check_tables(path, connection)
+        row = connection.execute("SELECT serialized_example_proto FROM examples").fetchone()
     if row is None:
         raise ValueError(f"{path} holds no examples: {_REMEDY}.")
     try:

@@ -114,11 +114,11 @@ class SampledRun(Hashable, Protocol):
 class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
     """A run whose clients are drawn, as an event of dp-accounting.
 
-    Accountants of dp-accounting take it for what it is without amplification, a Gaussian mechanism,
-    and bound it. :func:`composed_epsilon` knows better.
+    Accountants of dp-accounting see the Gaussian mechanism without amplification, which bounds the
+    run. :func:`composed_epsilon` uses the run itself.
 
     Attributes:
-      noise_multiplier: That of all participations of a client, towards who knows the rounds.
+      noise_multiplier: Of all participations of a client, against whoever knows their rounds.
       run: The run; None for nothing but the Gaussian mechanism.
     """
 
@@ -279,11 +279,12 @@ def connected_losses(
       is_pessimistic: Whether bounds are upper ones, and losses dominate; otherwise bounds are lower
         ones, and losses are dominated.
     """
-    bounds = [
-        np.minimum.accumulate(np.clip(each, 0.0, 1.0)) for each in (with_client, without_client)
-    ]
-    if not is_pessimistic:
-        bounds = [_larger_ones(each) for each in (with_client, without_client)]
+    bounds = [np.clip(each, 0.0, 1.0) for each in (with_client, without_client)]
+    # Divergences fall in epsilon: an upper bound holds for later steps, a lower one for earlier.
+    if is_pessimistic:
+        bounds = [np.minimum.accumulate(each) for each in bounds]
+    else:
+        bounds = [np.maximum.accumulate(each[::-1])[::-1] for each in bounds]
     remove, add = (
         _masses(interval, steps, forward, backward, is_pessimistic)
         for forward, backward in (bounds, bounds[::-1])
@@ -298,11 +299,6 @@ def connected_losses(
         symmetric=False,
     )
     return found
-
-
-def _larger_ones(bounds: FloatArray) -> FloatArray:
-    """Lower bounds of what falls: each at least those that follow."""
-    return np.asarray(np.maximum.accumulate(np.clip(bounds, 0.0, 1.0)[::-1])[::-1])
 
 
 def _masses(
@@ -421,9 +417,9 @@ def rates_of(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns the trade-off curve of losses: false positive rates, and the least false negative.
 
-    A test says "with the client" from some loss on (Neyman and Pearson, 1933). It is wrong without
-    the client with the mass of Q from there on, and with it with that of P before. Tests between
-    two of these are mixtures, so that between points the curve is straight.
+    A test says "with the client" from some loss on (Neyman and Pearson, 1933). Its false positive
+    rate is the mass of Q from there on, and its false negative rate the mass of P before. Tests
+    between two of these are mixtures, so that between points the curve is straight.
 
     Args:
       losses: Pessimistic ones, of few values.

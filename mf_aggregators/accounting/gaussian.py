@@ -121,7 +121,7 @@ def exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
       epsilons: Of any sign, (J,).
 
     Returns:
-      (J,), no less than they are.
+      (J,), rounded up.
     """
     half = 0.5 / noise_multiplier
     low = np.minimum(special.log_ndtr(-half - epsilons * noise_multiplier) + epsilons, 0.0)
@@ -231,8 +231,8 @@ def _noise_multiplier(
 
     def found(log_multiplier: float) -> float:
         try:
-            # What is stated of this noise is its epsilon, with that one's margin, also after
-            # roundings. A tiny epsilon's own rounding may make it larger at the larger of both.
+            # The epsilon that is stated, with its margin, has to hold also for a noise multiplier
+            # that was rounded down. If epsilon is tiny, rounding may make it larger at more noise.
             sigma = math.exp(log_multiplier)
             return max(
                 _epsilon(each, delta, num_coordinates, disjoint_participations)
@@ -253,7 +253,7 @@ def _noise_multiplier(
     # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
     if target * (1.0 - 1e-6) <= found(root + 1e-10) <= target:
         return math.exp(root + 1e-10)
-    # Where it is large, nothing is stated of what little noise it would take.
+    # For a large epsilon, none is stated at so little noise: find the least noise that has one.
     below = scipy.optimize.brentq(exact_excess, low, high, xtol=1e-13, rtol=1e-13)
     root, step = below, 1e-9
     while found(root) > target:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import validation
-from mf_aggregators.adaptive_clip import HALF
+from mf_aggregators.adaptive_clip import INDICATOR_WITHIN
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
@@ -116,7 +116,7 @@ def _vectors(contribution: Contribution, signs: FloatArray, num_rounds: int) -> 
     vectors = np.zeros((2 * num_rounds, signs.shape[1]))
     rounds = np.array(contribution.rounds)
     vectors[rounds] = signs
-    vectors[num_rounds + rounds] = HALF * signs
+    vectors[num_rounds + rounds] = INDICATOR_WITHIN * signs
     return vectors
 
 
@@ -183,8 +183,9 @@ class _Runs:
             sums = np.asarray(result)[:, 0]
             residuals[i] = sums / norms
             fraction = np.asarray(metrics["unclipped_fraction"])
+            indicators = claim.clients_per_round * (fraction - INDICATOR_WITHIN)
             # The other client is within the norm.
-            residuals[claim.num_rounds + i] = claim.clients_per_round * (fraction - HALF) - HALF
+            residuals[claim.num_rounds + i] = indicators - INDICATOR_WITHIN
             released += sums
             norms = np.asarray(metrics["next_clip_norm"])
             self._report_round()

@@ -2,8 +2,8 @@
 
 An entry says which options a mechanism takes, how its factorization is made, and what a plan
 evaluates of it. Another package registers an :class:`Entry` by an entry point of the group
-``mf_aggregators.mechanisms``, whose name is the mechanism's. Nothing that it says of its
-sensitivity or its error is believed. What it makes becomes a factorization of the library's
+``mf_aggregators.mechanisms``, whose name is the mechanism's. The library does not rely on what the
+package says of sensitivity or error: what it makes becomes a factorization of the library's
 classes, or is checked row by row (:mod:`mf_aggregators.catalogue.third_party`).
 """
 
@@ -49,7 +49,7 @@ __all__ = [
     "entry",
     "load",
     "options",
-    "sensitivity_of_other_by",
+    "sensitivity_computed_by",
 ]
 
 # The group of entry points that other packages register mechanisms in.
@@ -150,7 +150,7 @@ def load(
     )
 
 
-def sensitivity_of_other_by(
+def sensitivity_computed_by(
     factorization: Factorization,
 ) -> Literal["library", "package"] | None:
     """Returns who computes the sensitivity of a matrix of another package's mechanism.

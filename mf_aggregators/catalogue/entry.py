@@ -37,7 +37,7 @@ class Option:
         directory of a checkpoint, in which place the mechanism gets the factorization, or an
         ``error`` of the rounds: one of ``choices`` or a file of weights, in which place it gets
         the (n,) array. A plan for an error other than the mean makes the mechanism for it.
-      meaning: What it says, in whole sentences.
+      meaning: The help of the flag, in whole sentences.
       default: The value that holds where it is not given; None for none, and where it depends on
         what a factorization is made for.
       default_text: What follows "Default:" in help, where ``default`` alone does not say it.
@@ -178,8 +178,8 @@ class Entry(abc.ABC):
 
     Commands, planner, audit and checkpoints know mechanisms by this class alone. One of another
     package is found through the entry-point group ``mf_aggregators.mechanisms``; the library
-    computes its sensitivity and its errors from the matrix that it returns, and believes nothing
-    else of it: see :mod:`mf_aggregators.catalogue.third_party`.
+    computes its sensitivity and its errors from the matrix that it returns, and relies on nothing
+    else that it says: see :mod:`mf_aggregators.catalogue.third_party`.
 
     Attributes:
       name: As ``--mechanism`` spells it.

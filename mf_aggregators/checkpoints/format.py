@@ -75,8 +75,8 @@ def save(
       participation: The schema that the stated errors are for; by default the one
         that the factorization was optimised for, or single participation.
       overwrite: Whether a checkpoint that is there already may be replaced.
-      beside: Contents of further JSON files in the directory, by name, to which the versions of
-        format and library are added, and whose SHA-256 the description then has.
+      beside: Contents of further JSON files in the directory, by name. Each gets the versions of
+        format and library, and the description gets its SHA-256.
 
     Raises:
       CheckpointError: If something that is not a checkpoint stands at ``directory``, or a
@@ -237,7 +237,7 @@ def load_with_description(
 
 
 def has_mechanism(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a directory says of what ``Mechanism`` its factorization is.
+    """Returns whether a directory describes a ``Mechanism``, and not a factorization alone.
 
     Args:
       directory: The directory, which need not be there.

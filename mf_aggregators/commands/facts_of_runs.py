@@ -66,7 +66,7 @@ def adaptive_clip(flags: Mapping[str, Any]) -> AdaptiveClip | None:
         return None
     given = {name: flags[flag] for flag, name in OF_ADAPTIVE.items() if flags[flag] is not None}
     if "clipped_count_stddev" in given:
-        # In a fraction of fewer clients, the same noise.
+        # With fewer clients, less noise in the count gives the fraction the same noise.
         given["clipped_count_stddev"] *= cohort(flags) / flags["clients_per_round"]
     return AdaptiveClip(**given)
 

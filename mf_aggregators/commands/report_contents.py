@@ -496,7 +496,7 @@ class LedgerReport:
         worst, worst_case = self.worst_client, self.worst_case
         return {
             "keeps_plan": self.keeps_plan,
-            "clients_beyond_plan": self.observed.num_beyond(),
+            "clients_beyond_plan": self.observed.num_outside_schema(),
             "alike_client_names": self.observed.num_alike_names,
             **self._sampling_fields(),
             **({} if self.times is None else self.times.to_dict()),
@@ -526,7 +526,7 @@ class LedgerReport:
         """Returns what a reader must know before anything else, as sentences."""
         found = []
         if self.worst_case is not None:
-            beyond = counted(self.observed.num_beyond() or 0, "client")
+            beyond = counted(self.observed.num_outside_schema() or 0, "client")
             breaks = (
                 "the times of the rounds allow more than the schema that is declared, whose "
                 "guarantee is not shown."

@@ -50,8 +50,8 @@ _NEAR_PATH = 0.1
 _BARRIER_NEAR_OPTIMUM = 10.0
 # How far steps go towards a singular V or a weight of zero: further ones lose the path.
 _SHARE_OF_WALL = 0.6
-# Logarithms between points of the quadrature, beyond both ends; and the least singular value that
-# matters beside the barrier.
+# The quadrature in logarithms: the step between points, and how far it reaches beyond either end;
+# and the least singular value that it covers, relative to the barrier.
 _STEP_OF_QUADRATURE, _BEFORE, _BEYOND, _BESIDE_BARRIER = 1.2, 5.0, 2.0, 1e-2
 _TINY = 1e-300
 _MOST_STEPS = 100
@@ -196,7 +196,7 @@ class CentralPath:
         num_rounds = len(workload)
         self.cone, self.free_rows = cone, row_weights is None
         row_weights = np.ones(num_rounds) if row_weights is None else row_weights
-        # Other rounds have no part in the bound.
+        # Rounds of next to no weight are left out of the bound.
         counts = row_weights > _LEAST_WEIGHT * np.max(row_weights)
         self._row_weights = row_weights[counts] / np.sum(row_weights)
         self._by_class = workload[np.ix_(counts, cone.layout.order)]

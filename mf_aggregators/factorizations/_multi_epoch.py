@@ -73,8 +73,8 @@ _SAFE_SHARE = 0.9
 # The share of the mean beside the maximum, relative to the gap that is to be certified: where the
 # weights of rounds vanish, X would be nearly singular. It costs a part of itself.
 _SHARE_OF_MEAN, _MOST_OF_MEAN = 0.5, 0.1
-# Larger ones that a search begins with, and its evaluations with each; it ends once a search from
-# where the last one ended takes fewer than so many.
+# Larger shares that a search begins with, and its most evaluations with each. It ends once another
+# search with the last share takes fewer evaluations than the third number.
 _SHARES_OF_MEAN, _EVALUATIONS_OF_SHARE, _FEWEST_EVALUATIONS = (0.1, 0.01), 80, 5
 
 

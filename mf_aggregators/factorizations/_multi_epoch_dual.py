@@ -110,7 +110,7 @@ class PatternSpectra(abc.ABC):
 
 
 class DensePatternSpectra(PatternSpectra):
-    """Those of any workload."""
+    """The spectra for any workload."""
 
     has_cheap_roots = False
 
@@ -169,7 +169,7 @@ class DensePatternSpectra(PatternSpectra):
 
 
 class BandedPatternSpectra(PatternSpectra):
-    """Those of a workload whose inverse has few bands."""
+    """The spectra for a workload whose inverse has few bands."""
 
     has_cheap_roots = True
 

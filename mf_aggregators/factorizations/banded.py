@@ -6,9 +6,9 @@ values; X = C^T C is banded here, and no sum over a pattern needs what is zero.
 **Extension.** Rows of C that were used do not change. What is free is every entry in a later row:
 whole columns from the first new round on, and the lower ends of the last b - 1 columns, which ended
 with the plan. New columns get the norm that the old ones have. An old column can only become
-longer, which takes of the guarantee; where it stays as it is, no later row of the noise takes
-anything back of the noise of its round. Between the two, the squared norm of each of these columns
-may grow by at most a share of what it was. A client has at most one participation in b - 1 rounds,
+longer, which costs guarantee; if it stays as it is, no later row cancels any of the noise of its
+round. Between the two, the squared norm of each of these columns may grow by at most a share of
+what it was. A client has at most one participation in b - 1 rounds,
 so that the share raises the squared sensitivity of k participations by a k-th of it.
 
 The best share of a few is chosen by the error of a simple matrix, and then L-BFGS runs over all
@@ -60,15 +60,16 @@ from mf_aggregators.participation.fixed_epoch_order import maximal_starts
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
-# Of bands, blocks and steps that a search keeps, at least, for each entry of C: for the mean and in
-# an extension, and for the maximum, which has twice as many steps and the last few C^T C.
+# The least bytes that a search keeps for each entry of C, in bands, blocks and steps: for the mean
+# and in an extension; and for the maximum, with twice as many steps and the last few C^T C.
 _BYTES_PER_ENTRY, _BYTES_PER_ENTRY_FOR_MAXIMUM = 8 * 30, 8 * 70
-# With more bands than one in so many rounds, up to so many, the inverse of the dense matrix is
-# quicker than blocks.
-_MOST_SHARE_OF_BANDS, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
+# With fewer rounds than this for each band, and at most this many in all, the inverse of the dense
+# matrix is quicker than blocks.
+_ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
 # Rows of X that are treated at a time.
 _ROWS_AT_A_TIME = 4096
-# For more participations of the worst pattern, only matrices without signs are seen to be exact.
+# With more participations in the worst pattern, the value counts as exact only if no entry of
+# C^T C between them is negative.
 _MOST_PARTICIPATIONS_WITH_SIGNS = 2048
 _ROUNDING_OF_GRAM = 1e-14
 # By which share the squared norm of a column that ended with the plan may grow.
@@ -156,7 +157,7 @@ class BandedFactorization(Factorization):
         else:
             workload = self._checked(workload)
         if (
-            _MOST_SHARE_OF_BANDS * self.num_bands > self.num_rounds
+            _ROUNDS_PER_BAND * self.num_bands > self.num_rounds
             and self.num_rounds <= _MOST_ROUNDS_OF_AN_INVERSE
             and isinstance(workload, Workload)
             and workload.name == "prefix_sum"
@@ -562,7 +563,7 @@ class _FreeRows:
         self._is_free = np.zeros(self.shape, dtype=bool)
         self._is_free[released:] = np.tri(num_rounds, num_bands, dtype=bool)[released:]
         self._is_new = np.arange(num_rounds) >= released
-        # What a share of the squared norm is, of old columns.
+        # The norms of old columns; 0 for new ones.
         self._radii = np.zeros(num_rounds)
         self._radii[:released] = np.sqrt(squared_norms)
 
@@ -587,7 +588,7 @@ class _FreeRows:
         entries, scales, squares = self._scaled(free, share)
         slope = np.where(self._is_free, slope, 0.0)
         along = column_sums(entries * slope)
-        # Of 1 / |v|, and of 1 / sqrt(1 + |v|^2).
+        # From the slopes of 1 / |v| (new columns) and of 1 / sqrt(1 + |v|^2) (old columns).
         divisors = np.where(self._is_new, squares, 1.0 + squares)
         inner = slope - entries * spread_columns(along / divisors, self.shape[1])
         return np.asarray((inner * spread_columns(scales, self.shape[1]))[self._is_free])

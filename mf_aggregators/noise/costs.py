@@ -38,10 +38,12 @@ _SECONDS_PER_PRODUCT = 2e-11
 _SECONDS_PER_STATE_BYTE = 1e-8
 _SECONDS_PER_BYTE_OF_LARGE_STATE = 4e-8
 _SECONDS_PER_FILE_OPERATION = 5e-5
-# What a round with files takes longer than one without, however small the model.
+# How much longer a round takes with files than without, however small the model.
 _SECONDS_PER_ROUND_WITH_FILES = 4e-3
 
-# Of a number of a row as it is kept, and of one while rows are made.
+# State vectors are kept for the block in use, the next one and two before them.
+STATES_KEPT = 4
+# The bytes of a number of a row as it is kept, and of a float: rows in the making, state vectors.
 _BYTES_OF_ROW = 4
 _BYTES_OF_FLOAT = 8
 # What a file of noise has besides its numbers, at most.
@@ -252,8 +254,7 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)
     rows = blocks.rows_kept * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)
-    # State vectors are float64, and kept for as many blocks as tff.rows_on_disk says.
-    states = 4 * (8 * vectors * filled_up + tiles * _BYTES_OF_HEADERS)
+    states = STATES_KEPT * (_BYTES_OF_FLOAT * vectors * filled_up + tiles * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,
         state_bytes=0,

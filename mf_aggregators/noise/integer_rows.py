@@ -14,13 +14,13 @@ where ``earlier_i`` is what earlier rounds add, computed in float64: from the ro
 rounds times 2^c, or from earlier rows of Z. What is added to a sum is y_i, in steps of 2^c
 times Z's step times D[i]. It fits into 32 bits, and that is what is kept of a row.
 
-That it fits does not hold for each Z, but with near certainty. If Z were rounded normal numbers, a
-number of a row would be a normal number and roundings, whose sum is at most sqrt(n) times the norm
-of the row of N, and 32 bits hold _SPREAD = 20 standard deviations of it. For the guarantee, what
-counts is that the *other* one of two neighbouring worlds overflows at what one of them releases:
-their rows differ by at most 5 standard deviations (``discrete_gaussian.LARGEST_SHIFT``), so that
-it takes 15 in the first, of probability 7e-51 for each number. In the proof of
-``discrete_gaussian`` that is one more reason for r = 1, and nothing beside the others.
+A row does not fit for every Z, but nearly certainly does. If Z were rounded normal numbers, a
+number of a row would be a normal number plus roundings, whose sum is at most sqrt(n) times the norm
+of the row of N, and 32 bits hold _SPREAD = 20 standard deviations of it. The guarantee would only
+suffer if what one of two neighbouring worlds releases made the *other* one overflow. Their rows
+differ by at most 5 standard deviations (``discrete_gaussian.LARGEST_SHIFT``), so that a number of
+the first would have to be 15 from zero, which has probability 7e-51. In the proof of
+``discrete_gaussian`` that is one more reason for r = 1, and negligible beside the others.
 
 Rows of a run that was extended have the steps that it began with, though longer rows would have
 coarser ones: then it is enough that 32 bits hold _SPREAD_OF_EXTENSION = 17 standard deviations,
@@ -149,7 +149,7 @@ class Segment:
 
     @property
     def width(self) -> int:
-        """The coordinates of any tile where all are treated alike: the last one is filled up."""
+        """The coordinates of a tile, to which the last of several tiles is filled up."""
         return min(self.size, TILE)
 
 
@@ -448,7 +448,7 @@ class Rounding:
         num_parameters: int,
         largest_cohort: int,
     ) -> float:
-        """Returns what was asked for where Z has a standard deviation: see :meth:`enlarged`.
+        """Returns the standard deviation that :meth:`enlarged` enlarges to the given one.
 
         Args:
           enlarged_stddev: The standard deviation of Z.

@@ -143,7 +143,7 @@ class RowsInFiles:
         return integers(self.source, self.seed, row, first, _width(segment, tile))
 
     def _delete_old(self, segment: Segment, tile: int, block: int) -> None:
-        """Deletes what no block from this one on is made of, and no round before it reads."""
+        """Deletes the files that neither the block before this one nor a later block needs."""
         first = int(self.blocks.starts[max(block - 1, 0)])
         oldest = {"row": first - self.rows.normalised.num_earlier_rows, "state": block - 1}
         for path in self._folder(segment, tile).iterdir():

@@ -39,7 +39,7 @@ from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
 # had 1, and version 1.0.0 had 3.
 NOISE_FORMAT = 4
 
-# Of an entry, where the standard deviation is one: rounded up, so that no noise is less.
+# The step of Z's integers where the standard deviation is one; rounded up, for no less noise.
 STEP = math.nextafter(1.0 / discrete_gaussian.STANDARD_DEVIATION, 1.0)
 # X1, X2 and X3.
 WORDS_PER_COORDINATE = 3

@@ -1,4 +1,4 @@
-r"""What Poisson sampling, fixed-size sampling and shuffling share: groups of clients, in turn.
+r"""What all schemes with groups share: each round draws from one group of clients, in turn.
 
 The clients are split into as many groups as C has bands, and round i draws from group i modulo that
 number alone (BandMF Alg. 2 and 6). A data centre can do that. So a client is in rounds of one group

@@ -184,12 +184,13 @@ def check_fits(participation: Any, num_rounds: int) -> Participation:
       TypeError: If it is no schema.
       ValueError: If it names more participations than fit.
     """
-    separation = check(participation).separation_in(num_rounds)
-    fitting, limit = math.ceil(num_rounds / separation), participation.limit
+    schema = check(participation)
+    separation = schema.separation_in(num_rounds)
+    fitting, limit = math.ceil(num_rounds / separation), schema.limit
     if limit is not None and limit > fitting:
         raise ValueError(
             f"{limit} participations {separation} rounds apart need "
             f"{(limit - 1) * separation + 1} rounds, and there are {num_rounds}: "
             f"at most {fitting} fit."
         )
-    return check(participation)
+    return schema

@@ -108,12 +108,12 @@ class MinSeparationSampling(SeparatedScheme):
         return found or self._too_often(counts, len(cohorts))
 
     def _too_often(self, counts: IntArray, num_rounds: int) -> str | None:
-        """A client's participations, or all together, where there are more than coins give.
+        """Says if a client, or all together, took part more often than coins make likely.
 
-        The k-th participation of a client has had k coins that came up heads, and k - 1 waits of
-        b - 1 rounds without a coin, so that n - (k - 1) (b - 1) coins are the most that there were.
-        Put one client's coins after the other's: how many coins there were is random, and one of
-        the numbers up to m n, for each of which so many heads are binomially distributed.
+        A client with k participations had k coins that came up heads, and k - 1 waits of b - 1
+        rounds without a coin, so that it had at most n - (k - 1) (b - 1) coins. For all clients
+        together, put their coins in a row: how many there are is random, but at most m n, and the
+        heads among any fixed number of them are binomial. Hence the factor m n.
         """
         coins = num_rounds - np.maximum(counts - 1, 0) * (self.separation - 1)
         probability = self.joining_probability

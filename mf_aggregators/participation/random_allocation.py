@@ -16,9 +16,9 @@ log-normal numbers of mean 1. In a last cycle of which only the first r rounds t
 these numbers are 1: whoever is in none of those rounds adds nothing.
 
 **Exact to a grid, on the safe side.** Both divergences of a cycle, E_Q (L - a)_+ and
-E_Q (1 - a L)_+, are means of convex functions of L. A number between two points of a grid that is
-moved to one of both, at random and with the same mean, makes the mean of a convex function of it
-no smaller, nor that of a sum with other independent numbers. So the distribution of L is computed
+E_Q (1 - a L)_+, are means of convex functions of L. Moving a number between two points of a grid
+to one of the two, at random and with its mean kept, makes no mean of a convex function of it
+smaller, nor one of its sum with independent numbers. So the distribution of L is computed
 on a geometric grid: that of one log-normal number by its masses and means between points, that of
 a sum by those of its two parts, moved to the grid each time. The mean is kept, so that the result
 is a pair of distributions again, Q' and P' = L' Q', which dominates, and whose losses are on the
@@ -401,10 +401,11 @@ def _add_equal(masses: FloatArray, first: int, one: _Grid, other: _Grid) -> None
 
 
 def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid) -> None:
-    """Adds the sums of points of which one is above the other one.
+    """Adds the sums of pairs of different points.
 
-    For d of a range [d0, d1] with the same jump j, and M the mass of the smaller ones, T their mean
-    over the larger point: T - (e^(r j) - 1) M of it, over e^(r j) (e^r - 1), is moved to j + 1.
+    All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
+    the sum of their masses times their points, over the larger point. Of the mass M,
+    (T - (e^(r j) - 1) M) / (e^(r j) (e^r - 1)) goes to the jump j + 1, and the rest to j.
     """
     step = larger.step
     # From here on the sum is below the next point.

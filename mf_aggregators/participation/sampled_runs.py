@@ -1,8 +1,8 @@
 """A run whose clients a scheme draws, by value: what is composed with other runs.
 
-Neighbouring data sets differ in one client, all of whose updates are zeroed, in the rounds that it
-is drawn for whether or not they are. A mechanism of somebody else that a client is added to or
-removed from composes with that: either way both have all data of the client, or none of it.
+Neighbouring data sets differ in one client: all of its updates are zeroed, and it is drawn for the
+same rounds as otherwise. This composes with mechanisms of others that add or remove a client: in
+one world both have all data of the client, in the other none of it.
 """
 
 import dataclasses

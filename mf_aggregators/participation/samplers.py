@@ -14,8 +14,8 @@ from mf_aggregators.participation import third_party
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 from mf_aggregators.participation.third_party import SchemeError
 
-# What a scheme draws with a smaller probability counts as drawn in another way. Each of three
-# questions is asked so that a run by the scheme fails it with no larger one.
+# What a scheme draws with a smaller probability counts as drawn in another way. A run by the scheme
+# fails each of three checks with at most this probability.
 LEAST_PROBABILITY = 1e-12
 # What a sampler of another package leaves to the library, which has it from ``_draw``.
 _CHECKED_HERE = ("draw", "num_eligible", "deviation", "num_absent")

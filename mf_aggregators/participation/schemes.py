@@ -2,7 +2,7 @@
 
 A scheme is a random rule by which clients take part. Towards whoever does not know the draws it
 amplifies the guarantee. Devices that decide themselves when to take part, without a coin of known
-probability, follow none, and their participation is never amplified.
+probability, follow no scheme, and nothing amplifies their guarantee.
 
 An amplified guarantee is worth nothing if the batches came about in another way. What the cohorts
 alone can show, anyone can check who may read them (:meth:`SamplingScheme.deviation`). That they are
@@ -86,7 +86,7 @@ class SamplingScheme(Participation):
       covers_absences: Whether the guarantee holds where clients that were drawn are absent.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
-      takes_largest_batch: Whether it has a largest batch, of which more than come are cut.
+      takes_largest_batch: Whether it has a largest batch size, to which larger batches are cut.
       is_dominated: Whether another scheme of the same clients has a smaller epsilon at the same
         noise; plans for any way to take part leave it out.
       largest_move: How many clip norms a client may move the sum of a round by, where draws are
@@ -173,10 +173,11 @@ class SamplingScheme(Participation):
         )
 
     def check_participations(self) -> None:
-        """Raises ValueError where participations may share rows of C, and nothing accounts for it.
+        """Raises ValueError if the scheme cannot be accounted for.
 
-        Without an accounting of its own, the columns of C that a client is in have to be
-        orthogonal. What another package says of a run that ends early is asked for as well.
+        Without an override of :meth:`amplified`, a client's participations must not share rows of
+        C. A scheme of another package must also have a valid :meth:`of_first`: its faults show
+        here, and not when a run ends early.
         """
         if not (self.shares_rows and self._overrides("amplified")):
             self.checked_participations(None)
@@ -233,14 +234,14 @@ class SamplingScheme(Participation):
             for ``num_bands`` rounds, or for ``num_rounds`` bands.
 
         Returns:
-          The scheme, of so many rounds or more; None where the guarantee of all rounds is stated
-          of any part of them.
+          The scheme, of so many rounds or more; None if the guarantee of all rounds is stated for
+          every part of a run.
         """
         del num_rounds
         return None
 
     def checked_of_first(self, num_rounds: int) -> "SamplingScheme | None":
-        """Returns what :meth:`of_first` does, of other packages checked.
+        """Returns what :meth:`of_first` does, and checks it if the scheme is another package's.
 
         Args:
           num_rounds: As there.
@@ -268,8 +269,9 @@ class SamplingScheme(Participation):
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof: without amplification, by default.
 
-        An override whose epsilon is that of real normal numbers takes it at
-        ``accounting.gaussian.delta_left``: integers stand for them. No check finds that it did not.
+        An override that computes epsilon for real normal numbers must do so at
+        ``accounting.gaussian.delta_left``, because integers are drawn. No check notices if it does
+        not.
 
         Args:
           sigma: The noise multiplier, at least 0.
@@ -337,7 +339,7 @@ class SamplingScheme(Participation):
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
-        """Returns what is stated of a run: :meth:`amplified`, of other packages checked.
+        """Returns what :meth:`amplified` does, and checks it if the scheme is another package's.
 
         Their epsilon is never above that without amplification, which holds as well.
 
@@ -370,7 +372,7 @@ class SamplingScheme(Participation):
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
-        """Returns what a run is planned with: :meth:`calibrated`, of other packages checked.
+        """Returns what :meth:`calibrated` does, and checks it if the scheme is another package's.
 
         Args:
           target: As :meth:`calibrated` takes it, and so all others.
@@ -483,8 +485,8 @@ class SamplingScheme(Participation):
     def event_of(self, run: SampledRun) -> dp_event.DpEvent:
         """Returns a run as an event of dp-accounting.
 
-        By default it has the losses of the run, if anything is amplified, and accountants of
-        dp-accounting take it for what it is without.
+        By default it carries the losses of the run, if anything is amplified. Accountants of
+        dp-accounting see the Gaussian mechanism without amplification.
 
         Args:
           run: The run.
@@ -692,7 +694,7 @@ class SamplingScheme(Participation):
         if strategy_matrix is None:
             return None
         columns = distributions.columns_of_matrix(strategy_matrix, self.num_bands)
-        # Nothing is known of how rows are made: of rows of Z, perhaps, where bands are all rounds.
+        # A matrix alone does not say how rows are made: with all bands, perhaps from rows of Z.
         if self.shares_rows or columns.shape[1] == self.num_rounds:
             return StrategyColumns.of_any_noise(columns)
         return StrategyColumns(columns)

@@ -60,8 +60,9 @@ _EPSILONS = tuple(0.25 * step for step in range(41))
 _SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
 # The first step from a noise multiplier whose epsilon is above its target.
 _RELATIVE_STEP = 2e-3
-# Of one that is searched for alone, half of the mechanisms that the failure probability is shared
-# by: its guarantee is another. With fewer than this the search begins with more noise.
+# A search for one noise multiplier may test half of the mechanisms that share the failure
+# probability: the guarantee of its result is another result. With fewer tries left than the second
+# number, it begins with more noise.
 _MOST_TRIES, _TRIES_OF_SMALL_STEPS = certificates.MECHANISMS // 2, 5
 # Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
 # a share of the level down to which bounds are close.
@@ -228,8 +229,8 @@ class SeparatedScheme(SamplingScheme):
     ) -> float:
         """Returns a noise multiplier whose certified epsilon is at most a target.
 
-        It is what suffices without amplification where none below it was proved by as many
-        mechanisms as may be tested: 8, or what is left of the budget.
+        At most 8 are tested, or as many as are left of the budget. If none of them is proved, it is
+        the one that suffices without amplification.
         """
         delta = validation.delta(delta)
         budget = certification.budget
@@ -252,7 +253,7 @@ class SeparatedScheme(SamplingScheme):
             if epsilon <= target:
                 return found
             if budget.left == left:
-                # Nothing was tested of it, and nothing will be.
+                # So little noise is not amplified, and nothing was tested: the try counts.
                 budget.take()
             found = min(found * (1.0 + step), enough)
             step *= 2.0
@@ -368,7 +369,7 @@ class SeparatedScheme(SamplingScheme):
 # Compositions ask for the same losses again and again.
 @functools.lru_cache(maxsize=16)
 def _losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-    """Losses that dominate a run, or are dominated by its pair, but for the probability."""
+    """Losses that dominate a run, or that its pair dominates, unless samples mislead."""
     scheme, interval = run.scheme, approximation.interval
     assert isinstance(scheme, SeparatedScheme)
     pair = scheme.dominating_pair(run.sigma, run.columns)

@@ -211,6 +211,8 @@ def divergences(
       Two arrays of that shape.
     """
     q = sampling_probability
+    # The divergences of (1 - q) N(0, s^2) + q N(1, s^2) from N(0, s^2): for a fixed size, those of
+    # outputs without the client.
     with_client = fixed_size.divergence_without(sigma, q, epsilons)
     without_client = _poisson_without(sigma, q, epsilons)
     if group_size <= largest_batch:

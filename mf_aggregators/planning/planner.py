@@ -55,8 +55,8 @@ _BYTES_PER_ROUND = 24
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
 
-# Mechanisms that are tested for the noise multiplier of one candidate: with those of three, and
-# with the guarantee of what is recommended, as many as delta pays for.
+# How many mechanisms may be tested for the noise multiplier of one candidate. Three candidates, and
+# one more test for the guarantee of the recommended one, use up the 16 that delta pays for.
 _MECHANISMS_OF_A_CANDIDATE = 5
 
 # What is cached is read and evaluated after the time limit as well, in so many seconds.
@@ -152,8 +152,8 @@ def make(
     candidates, infeasible, skipped = [], [], []
     # All candidates with timers have the same one.
     bound_of = functools.cache(functools.partial(_lower_bound, setting, cache_directory))
-    # Bases of approximations that nobody has: these are skipped as well.
-    without: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
+    # Names of skipped mechanisms, by kind and options: what approximates them is skipped as well.
+    skipped_names: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
     with side_processes.computing(
         proposed, compute, most, deadline if cache_directory is not None else None
     ) as wait:
@@ -162,8 +162,9 @@ def make(
             if proposal.compute is not None:
                 progress(proposal.name)
             try:
-                if proposal.base in without:
-                    raise TimeLimitError(f"approximates {without[proposal.base]}, which is skipped")
+                if proposal.base in skipped_names:
+                    base = skipped_names[proposal.base]
+                    raise TimeLimitError(f"approximates {base}, which is skipped")
                 is_there = proposal.is_cached or proposal.compute is None or wait(number)
                 until = deadline
                 if deadline is not None and is_there:
@@ -172,7 +173,7 @@ def make(
                 with side_processes.until(until):
                     found = _evaluated(setting, proposal, cache_directory, bound_of)
             except TimeLimitError as error:
-                without[proposal.kind, proposal.options] = proposal.name
+                skipped_names[proposal.kind, proposal.options] = proposal.name
                 skipped.append(Skipped(proposal.name, str(error)))
                 continue
             evaluated(found)
@@ -191,6 +192,26 @@ def make(
             f"no mechanism fits{why}: allow more noise memory or disk, a smaller model or fewer "
             "rounds, or name other mechanisms."
         )
+    recommended = _certified(setting, candidates, cache_directory, progress)
+    reason = _reason(candidates, recommended)
+    return Plan(
+        setting,
+        tuple(candidates),
+        tuple(infeasible),
+        recommended,
+        reason,
+        tuple(skipped),
+        None if mechanisms is None else tuple(mechanisms),
+    )
+
+
+def _certified(
+    setting: Setting,
+    candidates: list[Candidate],
+    cache_directory: pathlib.Path | None,
+    progress: Callable[[str], None],
+) -> Candidate:
+    """Returns the candidate to recommend, its noise certified; sorts and updates ``candidates``."""
     candidates.sort(key=operator.attrgetter("effective_error"))
     recommended = _recommended(candidates)
     budget = MechanismBudget(MECHANISMS - 1)
@@ -212,16 +233,7 @@ def make(
     if recommended.is_estimate:
         # Those that were certified turned out to need more noise than the estimates of others.
         recommended = _recommended([each for each in candidates if not each.is_estimate])
-    reason = _reason(candidates, recommended)
-    return Plan(
-        setting,
-        tuple(candidates),
-        tuple(infeasible),
-        recommended,
-        reason,
-        tuple(skipped),
-        None if mechanisms is None else tuple(mechanisms),
-    )
+    return recommended
 
 
 def _compute(
@@ -349,10 +361,10 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
     for name, scheme in sampling_schemes().items():
         if scheme.is_dominated:
             continue
-        # A fixed order is the same for all schemes of a data centre.
-        is_told = scheme.has_groups and has_fixed_order
+        # What is made for batches in a fixed order is the same for all schemes with groups.
+        repeats = scheme.has_groups and has_fixed_order
         of_scheme = _for_scheme(setting, name, cache_directory)
-        found += [each for each in of_scheme if each.sampling is not None or not is_told]
+        found += [each for each in of_scheme if each.sampling is not None or not repeats]
         has_fixed_order |= scheme.has_groups
     return found
 
@@ -442,8 +454,8 @@ def _why_infeasible(setting: Setting, candidate: Candidate) -> str | None:
     return None
 
 
-def _recursion_of(factorization: Factorization) -> NoiseRecursion:
-    """A recursion that costs as much as the factorization's, which follows from sizes alone."""
+def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
+    """A recursion that costs as much as the factorization's own: costs depend on sizes alone."""
     if isinstance(factorization, DenseFactorization):
         # Its own takes the inverse of a dense matrix.
         return DenseNoise(np.eye(factorization.num_rounds))
@@ -478,7 +490,7 @@ def _candidate(
     )
     workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
     errors = mechanism.factorization.errors(workload, schema)
-    recursion = _recursion_of(mechanism.factorization)
+    recursion = _recursion_for_costs(mechanism.factorization)
     return Candidate(
         kind=proposal.kind,
         options=proposal.options,

@@ -149,8 +149,8 @@ class Candidate:
         may miss the target. That of a recommended candidate never is.
       errors: Those of prefix sums at noise multiplier 1, relative to the sensitivity under the
         mechanism's schema.
-      lower_bound: What no factorization's errors are below under the schema; None for an amplified
-        candidate, whose noise multiplier belongs to its bands.
+      lower_bound: A lower bound on the errors of every factorization under the schema; None for an
+        amplified candidate, whose noise multiplier belongs to its bands.
       kept_bytes: Noise that the mechanism has to keep between rounds, for all parameters in
         single precision.
       cost: What its noise costs for the model with the storage that is chosen for it, which

@@ -164,6 +164,7 @@ def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
     Raises:
       ValueError: If the population is smaller than one batch.
     """
+    # Refuses a population that is smaller than a batch, in the words of all schemes.
     sampling_scheme(
         "poisson",
         num_rounds=num_rounds,
@@ -208,8 +209,8 @@ def for_timers(
     for proposal in found:
         if proposal.compute is not None:
             most[proposal.kind] = max(_bands(proposal), most.get(proposal.kind, 0))
-    # Fewer bands than another matrix has are for those who look for less memory: in a limited time
-    # they come last.
+    # Matrices with fewer bands than another of their kind only save memory: in a limited time they
+    # come last.
     return sorted(found, key=lambda each: _bands(each) < most.get(each.kind, 0))
 
 
@@ -227,7 +228,7 @@ def for_sampling(
       num_rounds: n.
       population: The clients m.
       clients_per_round: The batch size B.
-      sampling: ``poisson``, ``fixed_size`` or ``shuffling``: a scheme with groups.
+      sampling: The name of a scheme with groups, such as ``poisson``.
       cache_directory: Where factorizations are cached; None for nowhere.
       error: What mechanisms are made for, where they can be.
 
@@ -287,7 +288,7 @@ def for_random_participation(
       num_rounds: n.
       population: The clients m.
       clients_per_round: The expected number of clients in a round B.
-      sampling: ``min_separation`` or ``balls_in_bins``.
+      sampling: The name of a scheme without groups, such as ``min_separation``.
       cache_directory: Where factorizations are cached; None for nowhere.
       error: What mechanisms are made for, where they can be.
 
@@ -379,9 +380,8 @@ def calibrated(
         for nowhere.
       is_estimate: For schemes without groups, whether a rough estimate is enough, in the place of
         a certified noise multiplier: the target may be exceeded.
-      budget: For schemes without groups, how many mechanisms may be tested of those that the
-        certificate of one result pays for, which all count as tested; None where this is the
-        result.
+      budget: For schemes without groups, the mechanisms that may be tested, a part of those that
+        the delta of one result pays for; all of them count as tested. None if this is the result.
       rho: In the place of epsilon and delta, for schemas: the target of approximate zCDP.
       noise_multiplier: In the place of all of them, for schemas: the noise as it is.
 
@@ -425,7 +425,7 @@ def calibrated(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier
 
-    # Nobody says when another version of another package has another noise multiplier.
+    # The cache cannot tell when a new version of another package changes its noise multipliers.
     is_cached = packages.other_package(type(scheme)) is None
     kept_in = cache_directory if is_cached else None
     return dataclasses.replace(

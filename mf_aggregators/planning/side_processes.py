@@ -103,7 +103,7 @@ def until(deadline: float | None) -> Iterator[None]:
 
 
 class _AlarmError(BaseException):
-    """The time is over. No exception that anybody catches who guards against other packages."""
+    """The time is over. A BaseException, as guards against other packages catch Exception."""
 
 
 class _SideProcesses:
@@ -124,14 +124,14 @@ class _SideProcesses:
             if proposal.expected_seconds is not None
         }
         self._expected = long
-        # A process that is to end with another one may have none of its own.
+        # Daemonic processes may not have children.
         may_start = not multiprocessing.current_process().daemon
         if deadline is None:
             may_start = may_start and processes >= 2 and len(long) >= 2
         longest_first = sorted(long, key=lambda number: -long[number])
         self._waiting = longest_first if may_start else []
         self._done: set[int] = set()
-        # Why what will not be computed is not, by number.
+        # Why proposals will not be computed, by their numbers.
         self._skipped: dict[int, str] = {}
         # Threads of several processes on one core would be in each other's way.
         self._threads = max(1, processes // max(1, len(long)))
@@ -226,7 +226,7 @@ def _run(compute: Callable[[int], None], number: int) -> None:
     # An exit, and no death: what is half written is removed on the way.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     warnings.showwarning = _show_warning
-    # Bars have a lock among processes otherwise, which multiprocessing misses if this one is ended.
+    # Bars would have a lock of multiprocessing, which is left behind if this process is ended.
     ProgressBar.set_lock(threading.RLock())
     # Whoever waits finds nothing in the cache and comes upon the same error.
     try:

@@ -461,7 +461,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 
 
 def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> None:
-    """What :func:`check_bands` does, but for how much roundings move."""
+    """Checks all that :func:`check_bands` does, except the size of roundings."""
     num_rounds = factorization.num_rounds
     if scheme.num_rounds != num_rounds:
         raise ValueError(
@@ -653,7 +653,7 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     )
 
 
-def num_beyond(plan: Participation, participations: IntArray, separations: IntArray) -> int:
+def num_outside_schema(plan: Participation, participations: IntArray, separations: IntArray) -> int:
     """Returns how many clients took part in rounds that a schema forbids.
 
     Args:

@@ -169,7 +169,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         clipped, indicator = grid.clip_with_indicator(tensors, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:
-            # Of an update that is not finite nothing counts, as of a client that is not there.
+            # If the update is not finite, the client counts as absent, its metrics included.
             is_there = tf.cast(tf.not_equal(indicator, 0.0), tf.float64)
             bounded = [
                 _bounded(record[_METRICS][each.name], each) for each in self._metrics.metrics
@@ -198,7 +198,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             for record, spec in zip(tf.nest.flatten(records), self._specs, strict=True)
         ]
         result = tf.nest.pack_sequence_as(sample_state.steps[0], narrowed)
-        fraction = adaptive_clip.HALF + indicators
+        fraction = adaptive_clip.INDICATOR_WITHIN + indicators
         state = AdaptiveState(
             self._next(global_state.clip, fraction),
             mechanism,
@@ -207,7 +207,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         return result, state, event
 
     def _means(self, sums: tf.Tensor) -> tf.Tensor:
-        """The released metrics, (k,), of the noisy sums of what clients counted with."""
+        """The released metrics, (k,), from the noisy sums of the clients' clipped metrics."""
         assert self._metrics is not None
         middles = [metric.middle for metric in self._metrics.metrics]
         ranges = [metric.range for metric in self._metrics.metrics]

@@ -36,7 +36,7 @@ from mf_aggregators.tff.tensor_streams import Continued, NoiseOptions, NoisePart
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
     """A ``tff.aggregators`` factory: clipped mean plus the correlated noise of the round.
 
-    Attribute of interest to a run that states its guarantee: ``mechanism``.
+    A run that states its guarantee reads ``mechanism``.
     """
 
     def __init__(
@@ -293,9 +293,8 @@ def mf_dp_aggregator(
     ``noise_multiplier * clip_norm * sens(C) * C^-1 Z``) / clients_per_round. Updates are clipped
     and rounded to multiples of clip_norm / 2^30 or, for secure sums, of a larger step, and are
     added up as integers: whatever the others send, one client moves the sum by at most the
-    clip norm. It holds for
-    at most ``factorization.num_rounds`` rounds; a further one is refused with
-    ``mf_aggregators.tff.processes.RefusalError``.
+    clip norm. There is noise for ``factorization.num_rounds`` rounds; a further one is refused
+    with ``mf_aggregators.tff.processes.RefusalError``.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
     scaled to (``mf_aggregators.tff.declared_participation.in_state``). Never call ``next`` twice
@@ -313,8 +312,8 @@ def mf_dp_aggregator(
     With ``clip_norm=AdaptiveClip(...)`` the clip norm of a round follows from what earlier rounds
     released, and so does the scale of the round's noise. The measurements then have, below
     ``dp_query_metrics``, the round's ``clip_norm``, the ``unclipped_fraction`` of its clients and
-    the ``next_clip_norm``: all of them are released with noise, and part of the guarantee. It is
-    one for clients of whom nothing remains when they are left out: neither update nor indicator.
+    the ``next_clip_norm``: all of them are released with noise, and part of the guarantee.
+    In it, leaving a client out removes its indicator as well as its update.
 
     Pass it as ``model_aggregator`` to ``tff.learning.algorithms.build_unweighted_fed_avg``,
     or, wrapped in ``tff.aggregators.as_weighted_aggregator``, to

@@ -123,8 +123,9 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             validation.of_float32(self._noise_stddev, "noise_stddev")
         recursion = drawn_recursion(recursion, self._noise_stddev)
         self._structure, self._specs = specs, checked_specs(specs)
+        num_parameters = size_of_row(self._specs)
         if self._noise_stddev > 0.0:
-            gaussian.check_charged(size_of_row(self._specs), recursion.num_rounds)
+            gaussian.check_charged(num_parameters, recursion.num_rounds)
         if noise is None:
             noise = tensor_streams.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
@@ -133,7 +134,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
         self._unit = self._l2_norm_clip / self._sums.steps_per_clip_norm
-        num_parameters = size_of_row(self._specs)
         self._sums.check_rounding(num_parameters)
         if self._noise_stddev > 0.0:
             self._noise_stddev = self._noise.store.rounding.enlarged(
@@ -238,10 +238,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         noise_state = global_state.noise
         stddev = self._noise_stddev or 1.0
         noise, step, next_noise_state = self._noise.next_row(noise_state, stddev)
-        steps_of_rounds, units = (
-            self._noise.store.rows.steps * stddev,
-            np.full(self.num_rounds, self._unit),
-        )
+        steps_of_rounds = self._noise.store.rows.steps * stddev
+        units = np.full(self.num_rounds, self._unit)
 
         def of_this_round(numbers: FloatArray) -> tf.Tensor:
             return tensor_streams.of_round(numbers, next_noise_state.round_index - 1)
@@ -283,7 +281,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         return result, next_state, dp_accounting.UnsupportedDpEvent()
 
     def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
-        """The sums in steps, of no more records than cannot overflow."""
+        """The sums in steps, once they are seen to be of few enough records not to overflow."""
         for total in tf.nest.flatten(sample_state):
             if total.dtype != tf.int64:
                 raise TypeError(
@@ -371,7 +369,7 @@ def _tensor_of(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
     tensor = tf.convert_to_tensor(leaf, None if tf.is_tensor(leaf) else spec.dtype)
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         raise TypeError(f"records must be of numbers, found a tensor of {tensor.dtype.name}.")
-    # What no tracing can know, the graph checks.
+    # A shape that is not known while the graph is traced is checked when it runs.
     return tensor if tensor.shape == spec.shape else tf.ensure_shape(tensor, spec.shape)
 
 
@@ -404,7 +402,16 @@ def _released(
     released_step: tf.Tensor,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """A sum and a row of noise, each in steps of its own, in other steps as floats of a type."""
+    """Adds a row of noise to a sum, as integers in the steps of the row, and returns floats.
+
+    Args:
+      sums: The sum, in steps of ``unit``.
+      unit: The step of the sum.
+      row: The row, in steps of ``step``.
+      step: The step of the row, in the units of ``unit``.
+      released_step: What a step of the row stands for in the result.
+      dtype: The type of the result.
+    """
 
     def add(sums: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
         # All that follows is a function of these integers, whatever it rounds.

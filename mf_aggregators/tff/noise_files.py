@@ -153,8 +153,8 @@ class ReleaseRecord:
           sums: The sums of the clients' clipped updates, before noise, in steps.
           unit: float64 scalar: their step.
           clip_norm: The L2 norm that updates are clipped to.
-          step: float64 scalar: that of the row of noise. In another one, the same sums would tell
-            what they are beside the same row.
+          step: float64 scalar: that of the row of noise. The same sums beside the same row, but in
+            other steps, would reveal the sums.
 
         Returns:
           The sums. Running the graph fails with InvalidArgumentError if the round was

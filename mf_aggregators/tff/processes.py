@@ -93,7 +93,7 @@ def raise_refusals(context: Any) -> None:
 
     Args:
       context: What runs computations, such as ``tff.framework.get_context_stack().current``.
-        What lets nobody set its attributes is left as it is.
+        One whose attributes cannot be set is left as it is.
     """
     invoke = context.invoke
     if getattr(invoke, _RAISES_REFUSALS, False):

@@ -7,9 +7,9 @@ of the next block, so that no round has to make a whole block of a large model.
 
 The files are a cache of a function of (noising matrix, seed, round): any of them may be missing,
 damaged or old, and is then made again. What a block is made from is in files as well; if
-that is gone, the tile is made again from the first round on. Transitions alone are not made by
-the graph, which refuses any but its own. The directory may be deleted while no process uses
-it, which costs time and never changes a row.
+that is gone, the tile is made again from the first round on. Only files of transitions cannot be:
+a graph does not make them, and refuses changed ones. The directory may be deleted while no process
+uses it, which costs time and never changes a row.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.noise.costs import Blocks
+from mf_aggregators.noise.costs import STATES_KEPT, Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import noise_files, processes, tensor_rows
@@ -35,8 +35,6 @@ from mf_aggregators.tff.tensor_rows import GraphTable, integer_row, tile_rows
 
 # Files of this format are never mistaken for those of another.
 _FORMAT = 3
-# State vectors are kept for the block in use, the next one and two before them.
-_STATES_KEPT = 4
 # Rows of Z that are combined at once.
 _GROUP = 64
 # Rows that are substituted one by one, between products.
@@ -537,7 +535,7 @@ class _StreamFiles:
         return self._path(tile, "/row", slot)
 
     def _vectors_path(self, tile: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
-        return self._path(tile, "/state", tf.math.floormod(block, _STATES_KEPT))
+        return self._path(tile, "/state", tf.math.floormod(block, STATES_KEPT))
 
     def _label(self, kind: str, tile: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
         """The number of a file's contents: nothing else has it, wherever a file is moved to."""

@@ -98,7 +98,7 @@ def chacha20(
     zeros = tf.zeros_like(low)
     words = [zeros + word for word in shared] + [low, high] + [zeros + word for word in row_words]
     size = counters.shape.num_elements()
-    # Those of a size that is not known are few, for ties.
+    # Only blocks for ties have a size that is not known here, and they are few.
     is_small = size is None or size <= _FEW_BLOCKS
     state = tf.unstack(tf.reshape(tf.stack(words), [4, 4, -1])) if is_small else words
     double_round = _double_round_of_rows if is_small else _double_round
@@ -509,7 +509,7 @@ def _windowed(
         # Nothing leaves the window in its first rounds.
         gains = tf.gather(tf.constant(recursion.right), first) * tf.cast(oldest >= 0, tf.float64)
         following = history + gains[:, tf.newaxis] * tf.cast(leaving, tf.float64)
-        # Z[i] itself is not of what earlier rounds add.
+        # With a window of one row, Z[i] leaves at once, and is not what earlier rounds add.
         of_earlier = history if recursion.window_length == 1 else following
         left = tf.gather(tf.constant(recursion.left), i)
         earlier += tf.linalg.matvec(of_earlier, left, transpose_a=True)

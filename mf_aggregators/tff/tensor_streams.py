@@ -1,10 +1,10 @@
 """Streams of correlated noise as TensorFlow graphs, over any structure of tensors.
 
-``initial_state`` and ``next_row`` are the same pair as in NumPy's ``noise.streams``, with the
-same rows of Z: functions of (seed, row, coordinate) alone, by a counter-based generator, so
-that no state is kept for them. What else a noising matrix needs of earlier rounds is in the state
-(``tensor_rows``) or in files outside it (``rows_on_disk``); ``noise.costs`` says which is
-cheaper, and :func:`make` takes that one.
+``initial_state`` and ``next_row`` are the same pair as in NumPy's ``noise.recursions``. Rows of Z
+are the same, too: each is a function of (seed, row, coordinate) alone, so that no state is kept for
+them. What else a noising matrix needs of earlier rounds is in the state (``tensor_rows``) or in
+files outside it (``rows_on_disk``); ``noise.costs`` says which is cheaper, and :func:`make` takes
+that one.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ _RELATIVE_TOLERANCE = 1e-7
 class NoiseState(NamedTuple):
     """Where a stream of noise rows stands, as tensors.
 
-    It is printed without its seed and its history: TFF keeps the class, whatever a state is nested
-    in, so that no cell of a notebook, log or traceback holds them.
+    It prints neither its seed nor its history. TFF keeps the class wherever a state is nested, so
+    that neither of them shows up in a notebook, a log or a traceback.
 
     Attributes:
       noise_format: int64 scalar: ``noise.NOISE_FORMAT`` of the version that made the state.
@@ -82,7 +82,7 @@ class RowStore(Protocol):
         """Where random bits come from."""
 
     def apart(self) -> AbstractContextManager["RowStore"]:
-        """Returns the same rows, whose files are none of a run's and are deleted at the end."""
+        """Returns the same rows, with files of their own that are deleted after the block."""
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns what the state holds for a segment before the first round; None for nothing."""
@@ -188,10 +188,10 @@ class TensorNoise:
 
 
 def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
-    """Returns a number of a round, as no constant of the graph.
+    """Returns a round's entry of a table, in a form that TensorFlow's optimizer leaves alone.
 
-    TensorFlow's optimizer makes a constant of a table whose entries are all the same. It multiplies
-    constants with other numbers than is written in the graph, which changes last bits.
+    The optimizer makes a constant of a table whose entries are all the same, and regroups products
+    with constants, which changes last bits. The NaN at the end keeps the entries different.
 
     Args:
       numbers: (n,) float64: one for each round.

@@ -18,7 +18,7 @@ REJOIN = facts_of_runs.REJOIN
 _MINUTE = 60.0
 _HOUR = 3600.0
 
-# Probabilities with which a round that is tried often enough ends well.
+# Probabilities that must be below 1: otherwise no attempt at a round could succeed.
 _BELOW_ONE = (
     "dropout_probability",
     "upload_loss_probability",
@@ -76,8 +76,8 @@ class DeviceBehaviour:
       upload_loss_probability: Probability that an upload does not arrive: its device's timer runs.
       late_upload_probability: Probability that an upload that arrives does so after its round was
         closed. It is summed in no round: its token was for this one. Its device's timer runs.
-      minimum_uploads: With how many uploads in time a round is closed at its end, at least 1.
-        With fewer, the attempt is abandoned. None: with all that are needed. A round is closed
+      minimum_uploads: The fewest uploads in time, at least 1, with which a round is closed at its
+        end; None for all that are needed. With fewer, the attempt is abandoned. A round is closed
         before its end once all that are needed are there.
       abandonment_probability: Probability that the server abandons an attempt at a round whose
         uploads were made: because it restarts, for example. Nothing of the attempt is summed or
@@ -155,7 +155,7 @@ class DeviceBehaviour:
         return facts_of_runs.forgets(vars(self))
 
     def fewest_uploads(self, clients_per_round: int) -> int:
-        """Returns with how many uploads a round becomes one.
+        """Returns the fewest uploads with which a round is summed.
 
         Args:
           clients_per_round: How many uploads a round needs, and sums at most.

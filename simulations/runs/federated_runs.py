@@ -581,7 +581,7 @@ def _description(run: Run, command: TaskCommand) -> dict[str, Any]:
 
 
 def _beginning(config: RunConfig) -> dict[str, str]:
-    """What ``config.json`` has of the weights of a file that training begins with."""
+    """The entry of ``config.json`` for the file of weights that training begins with, if any."""
     if config.initial_weights is None:
         return {}
     sha256 = weights_files.sha256(config.initial_weights)

@@ -98,7 +98,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
     _check_clients(run, task)
     names = model_parts.weight_names(task.model_fn)
     task = _begun(run, task)
-    _fix_size(run.directory, task.num_parameters)
+    _record_size(run.directory, task.num_parameters)
     untrained_accuracy = _untrained_accuracy(task)
     federated = _federated_run(run, task)
     process = federated.process
@@ -154,7 +154,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
 
 
 def _abandoned(finished: Round) -> str:
-    """What is to be said of attempts at a round that were abandoned; nothing if none was."""
+    """A sentence on the abandoned attempts at a round; empty if there were none."""
     devices = finished.devices
     if devices is None or not devices.num_abandoned:
         return ""
@@ -191,8 +191,8 @@ def _check_clients(run: Run, task: FederatedTask) -> None:
         )
 
 
-def _fix_size(directory: RunDirectory, num_parameters: int) -> None:
-    """Writes the size of a new run's model down: an extension is charged for it before it loads."""
+def _record_size(directory: RunDirectory, num_parameters: int) -> None:
+    """Records the model size of a new run: an extension needs it before the model is loaded."""
     config = directory.read_config() or {}
     if "num_parameters" not in config:
         config["num_parameters"] = num_parameters

@@ -125,11 +125,11 @@ class Run:
     @property
     def noise_multiplier(self) -> float:
         """The noise multiplier of a cohort of ``clients_per_round``; 0 for no noise."""
-        asked = self.config.noise_multiplier
-        if self.config.simulated_share == 1.0 or self.horizons:
-            return self.mechanism.noise_multiplier / self.config.simulated_share
-        assert asked is not None
-        return asked
+        share = self.config.simulated_share
+        if share == 1.0 or self.horizons:
+            return self.mechanism.noise_multiplier / share
+        assert self.config.noise_multiplier is not None
+        return self.config.noise_multiplier
 
     @property
     def noise_split(self) -> NoiseSplit | None:
@@ -496,30 +496,26 @@ def _of_sampling(
     workload: Workload,
     own_noise_multiplier: float | None,
 ) -> Mechanism:
-    factorization = own
     # Where it can be, the noise is found, or found impossible, before a matrix is computed.
-    scheme = scheme_of(config, data.num_clients, factorization)
+    scheme = scheme_of(config, data.num_clients, own)
 
-    def matrix() -> Factorization:
+    def factorization() -> Factorization:
+        if own is not None:
+            return own
         schema = scheme.schema() if scheme.shares_rows else SingleParticipation()
         return _factorization(config, schema, scheme.num_bands, workload)
 
     multiplier = config.noise_multiplier if own_noise_multiplier is None else own_noise_multiplier
     if multiplier is None and config.target_rho is not None:
-        return calibrate(
-            matrix() if factorization is None else factorization, scheme, rho=config.target_rho
-        )
+        return calibrate(factorization(), scheme, rho=config.target_rho)
     if multiplier is None:
         assert config.target_epsilon is not None
         if scheme.depends_on_matrix:
             return calibrate(
-                matrix() if factorization is None else factorization,
-                scheme,
-                epsilon=config.target_epsilon,
-                delta=config.delta,
+                factorization(), scheme, epsilon=config.target_epsilon, delta=config.delta
             )
         multiplier = scheme.noise_multiplier(config.target_epsilon, config.delta)
-    return Mechanism(matrix() if factorization is None else factorization, scheme, multiplier)
+    return Mechanism(factorization(), scheme, multiplier)
 
 
 def _read(checkpoint: str | os.PathLike[str]) -> tuple[Factorization, Workload]:

@@ -227,7 +227,7 @@ class RoundMetrics:
         for column, stddevs in self._stddevs.items():
             row[f"{column}{_STDDEV}"] = float(stddevs[finished.index])
         if finished.devices is not None:
-            # Nor is who might have. A sampler's draws have no devices, and are secret.
+            # Under timers, who might have taken part is no secret. Drawn clients have no devices.
             row["eligible_clients"] = finished.num_eligible
             row.update(_of_devices(finished.devices))
         return row

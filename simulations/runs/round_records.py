@@ -37,8 +37,8 @@ class ParticipationLedger:
       client_ids: The population, in the order that cohorts' indices refer to.
       cohorts: For each round, the (clients,) int64 indices of its clients.
       sampling: The scheme by which a data sampler drew the cohorts; None for cohorts of
-        clients whose timers allowed it. Of a sampled run, whoever reads the cohorts sees
-        no sampling, and no amplification holds towards them.
+        clients whose timers allowed it. Amplification does not hold towards whoever reads the
+        cohorts of a sampled run.
 
     Raises:
       LedgerError: If a client's id is none that a ledger keeps (``client_names.check``), or two

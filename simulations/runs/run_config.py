@@ -25,7 +25,7 @@ ADAPTIVE = facts_of_runs.ADAPTIVE
 # The mechanism that is none at all.
 NOT_PRIVATE = "none"
 PREFIX_SUM, TRAINING = "prefix_sum", "training"
-# A workload with all that training may have: a mechanism says what it can be optimised for of it.
+# A workload with all that training may have; each mechanism picks what it can be optimised for.
 _TRAINING_WORKLOAD = Workload("momentum_sgd", 2, 0.5, (1.0, 0.5))
 # A value of --sampling: clients take part whenever their participation timers allow it.
 TIMERS = facts_of_runs.TIMERS
@@ -59,7 +59,7 @@ _FLAG = "flag"
 
 @dataclasses.dataclass(frozen=True)
 class _Flag:
-    """How an option is a flag: its subject, its help, its values, and when it is checked.
+    """An option as a flag: its subject, its help, its values, and when it is checked.
 
     ``choices`` and ``meaning`` may be functions, for what depends on installed packages.
     """
@@ -675,14 +675,15 @@ def _clip_norm(value: float | str) -> float | str:
     """The value of a flag that takes a number or a word."""
     if value == ADAPTIVE:
         return value
+    meaning = f"It is a number, or {ADAPTIVE}."
     try:
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError(f"--clip_norm must be a number, found {value!r}.") from None
-        return validation.positive_number(value, "--clip_norm")
+        number = float(value)
+    except ValueError:
+        raise CommandError(f"--clip_norm must be a number, found {value!r}. {meaning}") from None
+    try:
+        return validation.positive_number(number, "--clip_norm")
     except ValueError as error:
-        raise CommandError(f"{error} It is a number, or {ADAPTIVE}.") from None
+        raise CommandError(f"{error} {meaning}") from None
 
 
 def _check_clip(options: RunConfig) -> None:

@@ -34,7 +34,7 @@ NOISE_DIRECTORY = "noise"
 # What each round of an audited run released, along the directions of canaries.
 AUDIT_DIRECTORY = "audit"
 FACTORIZATION_DIRECTORY = "factorization"
-# That of a larger plan, until it takes the place of the one above.
+# The factorization of a larger horizon, until it takes the place of the one above.
 EXTENDED_DIRECTORY = "factorization.extended"
 TENSORBOARD_DIRECTORY = "tensorboard"
 SAMPLING_SEED_FILE = "sampling_seed.json"
@@ -45,7 +45,7 @@ INITIAL_WEIGHTS_SHA256 = "initial_weights_sha256"
 # The entry of config.json that has the horizons before, of a run that was extended.
 EXTENDS = "extends"
 
-# A directory that others make and remove again and again is there in one of these.
+# How often to try to lock a directory that other processes make and remove in the meantime.
 _ATTEMPTS_TO_LOCK = 100
 _SECONDS_BETWEEN_ATTEMPTS = 0.002
 
@@ -110,14 +110,14 @@ class RunDirectory:
         return _description_sha256(self.factorization)
 
     def extended_factorization_sha256(self) -> str:
-        """Returns that of the checkpoint of a larger plan."""
+        """Returns the fingerprint of the checkpoint of a larger horizon."""
         return _description_sha256(self.extended_factorization)
 
     def settle_factorization(self, config: Mapping[str, Any]) -> None:
         """Puts the checkpoint of a larger horizon into its place, once the configuration names it.
 
         A process that was killed may have left it at any step of that. A checkpoint that the
-        configuration does not name is left of an extension that never began to count.
+        configuration does not name is a remnant of an extension that never began to count.
 
         Raises:
           OSError: If it cannot be moved.

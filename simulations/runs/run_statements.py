@@ -82,11 +82,7 @@ class RunStatements:
         if found.keeps_participation:
             return None
         before = None if self._broken is None else self._broken.observed_participation
-        if (
-            self._broken is None
-            or before is None
-            or before.schema() != found.participation.schema()
-        ):
+        if before is None or before.schema() != found.participation.schema():
             self._broken = self.after(ledger)
         return self._broken
 
@@ -227,7 +223,10 @@ def _with_provenance(run: Run, statement: PrivacyStatement) -> PrivacyStatement:
 def _files(
     directory: RunDirectory, others: Sequence[pathlib.Path], *, is_secret: bool
 ) -> dict[str, Any]:
-    """The hashes of what a statement follows from; of who was drawn, one that confirms no guess."""
+    """The hashes of the files that a statement follows from.
+
+    The ledger of a sampled run gets a keyed hash, which confirms no guess of who was drawn.
+    """
     folder = directory.path
     own = [
         folder / run_directory.CONFIG_FILE,

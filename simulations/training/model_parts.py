@@ -27,7 +27,7 @@ _NAMED = 12
 def weight_names(model_fn: Callable[[], tff.learning.models.VariableModel]) -> tuple[str, ...]:
     """Returns the names of a model's trainable weights, in its order, as ``layer/weight``.
 
-    They are those of the first model of a program: Keras numbers the layers of later ones on.
+    They are those of the first model of a program: Keras goes on counting layers after it.
 
     Args:
       model_fn: What ``tff.learning`` builds its model from.

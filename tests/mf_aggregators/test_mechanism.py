@@ -238,7 +238,7 @@ def test_an_observed_guarantee_covers_every_client(
         for rounds in observed.ledger.rounds_of_clients
         if len(rounds) > 3 or np.any(np.diff(rounds) < 4)
     ]
-    assert observed.num_beyond() == len(beyond)
+    assert observed.num_outside_schema() == len(beyond)
     own = []
     for rounds in observed.ledger.rounds_of_clients:
         x = np.zeros(_ROUNDS)

@@ -236,7 +236,7 @@ class WindowNoise(NoiseRecursion):
         """Combines the earlier rows of Z in the window, and the accumulators."""
         length = self.window_length
         ring, accumulators = history[:length], history[length:]
-        # Before the ring is full, its length has no part in what is summed up, nor in the order.
+        # Rows so far only: neither the terms nor their order depend on the length of the ring.
         ring = ring[:i]
         lags = (i - np.arange(len(ring))) % length
         weights = self.window[i if len(self.window) > 1 else 0][lags]
@@ -276,7 +276,7 @@ class WindowNoise(NoiseRecursion):
         # The accumulators at the start hold rows up to start - length.
         added = (rows_of_z > start - length) & (lags >= length - 1)
         of_z = of_z + np.where(added, left @ right.T, 0.0)
-        # Z itself is not of what a row has beside it, also where it leaves the window at once.
+        # A row's own row of Z has no weight here, even where it leaves the window at once.
         weights = np.concatenate([left, np.where(lags > 0, of_z, 0.0)], axis=1)
         leaves = (rows_of_z > start - length) & (rows_of_z <= end - length)
         kept = np.eye(self.num_state_vectors)

@@ -17,10 +17,10 @@ and rows are multiplied by the diagonal after that.
 
 The rows are linear in Z, so those of rounds s to e - 1 together are
 
-    rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (what drives),
+    rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (what drives).
 
-with the rows of Z or, where rows follow from rows, the rows themselves as what drives, each row
-by those before it alone. The state vectors at e follow in the same way. These weights, the
+What drives the block are rows of Z or, where rows follow from rows, its own rows, each of which
+enters only later ones. The state vectors at e follow in the same way. These weights, the
 *transition* of a block, are small and the same for all coordinates of the model.
 
 **C with few bands** is the first kind (:class:`SubstitutionNoise`), by forward substitution
@@ -50,7 +50,7 @@ _FEWEST_ROWS_PER_BLOCK = 24
 _EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
 # Columns of C^-1 that are computed at once.
 _COLUMNS = 512
-# Squares of entries are far from where floats end or lose digits.
+# The least and the largest sensitivity of C: their squares are far from where floats lose digits.
 _SENSITIVITIES = (1e-100, 1e100)
 # Tables of a noising matrix up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
@@ -126,7 +126,8 @@ class NoiseRecursion(abc.ABC):
             all rounds.
         """
         array = getattr(self, name)
-        if array.ndim == 2 and len(array) > 1:
+        has_row_per_round = array.ndim == 2 and len(array) > 1
+        if has_row_per_round:
             first = array[: array.shape[1]]
             beyond = first[np.arange(len(first))[:, np.newaxis] < np.arange(array.shape[1])]
         else:
@@ -134,7 +135,7 @@ class NoiseRecursion(abc.ABC):
         if not np.any(beyond):
             return
         cleared = array.copy()
-        if array.ndim == 2 and len(array) > 1:
+        if has_row_per_round:
             cleared[: array.shape[1]] = np.tril(first)
         else:
             cleared[..., self.num_rounds :] = 0.0

@@ -83,10 +83,10 @@ class MechanismBudgetError(Error, ValueError):
 
 @dataclasses.dataclass(eq=False)
 class MechanismBudget:
-    """How many mechanisms may still be tested for one result: for what is chosen by all tests.
+    """How many mechanisms may still be tested on the way to one result.
 
     Attributes:
-      left: How many. It falls with each that is tested, or that a part is made for.
+      left: How many. Each test takes one, and :meth:`take` takes a part.
     """
 
     left: int = MECHANISMS
@@ -98,10 +98,10 @@ class MechanismBudget:
             )
 
     def take(self, mechanisms: int = 1) -> "MechanismBudget":
-        """Returns a part of it, and takes it away.
+        """Takes a part out of the budget and returns it.
 
         Args:
-          mechanisms: Of how many; all of them count, whether they are tested or not.
+          mechanisms: The size of the part. All of it counts as used, tested or not.
 
         Raises:
           MechanismBudgetError: If fewer are left.
@@ -171,8 +171,8 @@ class Certification:
       max_samples: The most samples of a test; as many as take minutes by default.
       directory: Where certificates are kept, to be proved again; None for nowhere.
       show_progress: Whether to show progress bars on standard error.
-      budget: The mechanisms that may be tested. Give one and the same to all calls whose results
-        one is chosen from; None has each call make a result of its own.
+      budget: The mechanisms that may be tested. If one of several results is chosen, give all
+        their calls the same budget; None makes each call a result of its own.
     """
 
     seed: int = 0
@@ -232,11 +232,11 @@ def is_proved(
       show_progress: Whether to show a progress bar on standard error.
 
     Returns:
-      Whether it is proved. A false one is with probability at most beta, of random seeds.
+      Whether it is proved. Over random seeds, a false one passes with probability at most beta.
     """
     total = certificate.num_samples + certificate.num_untilted
     with ProgressBar(total=total, desc="certificate", disable=not show_progress) as bar:
-        return _from_without_is_small(pair, certificate, bar) and _without_is_small(
+        return _p_from_q_is_small(pair, certificate, bar) and _q_from_p_is_small(
             pair, certificate, bar
         )
 
@@ -281,8 +281,8 @@ def tested_delta(delta: float) -> float:
     return delta * (1.0 - FAILURE_SHARE)
 
 
-def _from_without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) -> bool:
-    """Whether P is near enough to Q: the loss of taking part."""
+def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) -> bool:
+    """Whether the divergence of P from Q is proved: the loss of taking part."""
     sampler = ImportanceSampler(pair, certificate.order)
     largest = largest_term(sampler.log_mgf, certificate.order, certificate.epsilon)
     if largest <= certificate.largest_divergence:
@@ -299,8 +299,8 @@ def _from_without_is_small(pair: DominatingPair, certificate: Certificate, bar: 
     return bool(grown >= -math.log(certificate.failure_probability))
 
 
-def _without_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) -> bool:
-    """Whether Q is near enough to P: the loss of not taking part."""
+def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) -> bool:
+    """Whether the divergence of Q from P is proved: the loss of not taking part."""
     if certificate.epsilon == 0.0:
         # Both divergences are the total variation distance, which was tested before.
         return True

@@ -149,8 +149,8 @@ class MinSeparationRounds:
       is_stationary: Whether timers begin in their stationary state; otherwise every client may
         join in round 0.
       has_timer: Whether a client has to wait after a round.
-      tuning_without: How many outputs of Q are drawn to find out how Q from P is tested.
-      samples_without: How many its test may draw, the fewest first.
+      num_tuning_outputs_of_q: How many outputs of Q are drawn to choose how Q from P is tested.
+      sample_sizes_of_q: How many outputs that test may draw, the fewest first.
       stream_name: What random numbers and kept certificates follow from: it never changes.
     """
 
@@ -159,8 +159,8 @@ class MinSeparationRounds:
     is_stationary: bool = True
 
     has_timer: ClassVar[bool] = True
-    tuning_without: ClassVar[int] = 2**14
-    samples_without: ClassVar[tuple[int, ...]] = (2**16, 2**18)
+    num_tuning_outputs_of_q: ClassVar[int] = 2**14
+    sample_sizes_of_q: ClassVar[tuple[int, ...]] = (2**16, 2**18)
     stream_name: ClassVar[str] = "CoinsUnderTimers"
 
     def __post_init__(self) -> None:
@@ -245,15 +245,16 @@ class BallsInBinsRounds:
         validation.positive_integer(self.separation, "separation")
 
     @property
-    def tuning_without(self) -> int:
+    def num_tuning_outputs_of_q(self) -> int:
         """The outputs of Q for tuning: outputs of few coordinates cost little."""
         powers = _POWER_OF_NUMBERS - (self.separation - 1).bit_length()
         return int(2 ** min(max(powers, 14), 20))
 
     @property
-    def samples_without(self) -> tuple[int, ...]:
-        """The outputs of Q that a test may draw."""
-        return tuple(sorted({2**16, 2**18, self.tuning_without, 4 * self.tuning_without}))
+    def sample_sizes_of_q(self) -> tuple[int, ...]:
+        """How many outputs of Q a test may draw."""
+        tuning = self.num_tuning_outputs_of_q
+        return tuple(sorted({2**16, 2**18, tuning, 4 * tuning}))
 
     def products(self, columns: FloatArray, rounding: float) -> "BinProducts":
         """Returns products with the vectors m_S of all bins; see :class:`DominatingPair`."""
@@ -472,7 +473,7 @@ class BandedProducts:
             self._blocks.append((slice(start, stop), slice(start, last), block))
 
     def turned(self, outputs: FloatArray) -> FloatArray:
-        """Returns (n, m) outputs of rounds, all of which count."""
+        """Returns (n, m) outputs of rounds as they are: P/Q depends on all of them."""
         return outputs
 
     def times(self, x: FloatArray) -> FloatArray:
@@ -529,7 +530,7 @@ class BinProducts:
         return np.asarray(self._basis.T @ outputs)
 
     def times(self, x: FloatArray) -> FloatArray:
-        """Returns the sum of the vectors, so often as each is in (b, m) numbers."""
+        """Returns the (num_outputs, m) sums of the vectors, weighted by (b, m) numbers."""
         return np.asarray(self._vectors @ x)
 
     def transposed_times(self, y: FloatArray) -> FloatArray:

@@ -47,8 +47,8 @@ _proved: set[tuple[str, Certificate | None]] = set()
 # The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
 _MOST_NUMBERS = 6_000_000_000
-# Tuning samples: few to begin with, and more where few of them count, so many for each largest term
-# that delta leaves room for.
+# Tuning samples: how many at first, and at most. Where the largest term is above the tested mean,
+# there are at least _FOR_LARGEST times the quotient of the two, if the most allows it.
 _FIRST_TUNING, _MOST_TUNING = 2**13, 2**17
 _FOR_LARGEST = 20.0
 # For rough estimates. Farther from the target than this, in the logarithm, the first ones decide.
@@ -63,8 +63,8 @@ _DEVIATIONS = 2.5
 # An order is worth its larger table if it lowers the largest term so much.
 _WORTHWHILE = 0.7
 _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
-# A search for an epsilon by bisection takes no more steps, and one upwards no more of its smallest
-# step and no more in all. Losses are not known to less than the least epsilon.
+# The most steps of a bisection. Of a search upwards: its first step, how many of that size, and how
+# many in all. Losses are not known to less than the least epsilon.
 _MOST_HALVINGS = 60
 _UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
 _LEAST_EPSILON = 1e-8
@@ -120,7 +120,7 @@ def certificate_of(
     shown = certification.show_progress
 
     def is_proved(kept: Certificate) -> bool:
-        """Whether :func:`proved` may return what others may have written, and it is proved."""
+        """Whether a kept certificate is one that was asked for, and its test passes again."""
         return (
             kept.delta == delta
             and kept.seed == seed
@@ -128,7 +128,7 @@ def certificate_of(
             and 0 <= kept.attempt < certificates.ATTEMPTS
             and kept.order in possible_orders(pair)
             and 0 <= kept.num_samples <= limit
-            and (kept.num_untilted in pair.rounds.samples_without or kept.epsilon == 0.0)
+            and (kept.num_untilted in pair.rounds.sample_sizes_of_q or kept.epsilon == 0.0)
             and certificates.is_proved(pair, kept, show_progress=shown)
         )
 
@@ -233,15 +233,15 @@ def _candidate_by(
             f"it would take {found}. Use a larger delta or epsilon, or more samples.",
             needed,
         )
-    without = _Without(pair, delta, seed).thresholds(epsilon)
-    if without is None:
+    found_of_q = _SamplesOfQ(pair, delta, seed).thresholds(epsilon)
+    if found_of_q is None:
         raise SampleBudgetError(
             f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified for outputs without "
-            f"the client with {pair.rounds.samples_without[-1]} samples: use a larger delta or "
+            f"the client with {pair.rounds.sample_sizes_of_q[-1]} samples: use a larger delta or "
             "epsilon.",
             math.inf,
         )
-    thresholds, num_untilted = without
+    thresholds, num_untilted = found_of_q
     return Certificate(
         epsilon=epsilon,
         delta=delta,
@@ -343,7 +343,7 @@ class _TuningSamples:
         )
 
     def is_clear(self, epsilon: float) -> bool:
-        """Whether the mean is far below what is tested with largest terms, or far above without."""
+        """Whether the mean is far below the tested one with largest terms, or far above without."""
         if self.excess(epsilon) < -_CLEAR:
             return True
         sampler = self._sampler
@@ -365,7 +365,7 @@ class _TuningSamples:
         return certificates.largest_term(sampler.log_mgf, sampler.order, epsilon)
 
     def _with_largest(self, epsilon: float) -> FloatArray:
-        """Terms, and largest ones that add a standard error to their mean, at least one."""
+        """The terms, and as many largest ones as raise the mean by a standard error, plus one."""
         sampler, largest = self._sampler, self.largest(epsilon)
         values = certificates.terms(self._losses, sampler.log_mgf, sampler.order, epsilon)
         error = float(np.std(values)) * math.sqrt(len(values))
@@ -386,7 +386,7 @@ class _TuningSamples:
         """Positive if a test is not worth trying; continuous and decreasing in epsilon."""
         largest = self.largest(epsilon)
         if largest <= self._mean:
-            # Of a huge epsilon, no float is as small as the term.
+            # At a huge epsilon, the largest term underflows to zero.
             return math.log(max(largest / self._mean, 1e-300)) - 1.0
         too_large = math.log(float(np.mean(self._with_largest(epsilon))) / (_SHARE * self._mean))
         if too_large > 0.0:
@@ -429,8 +429,8 @@ def _smallest_epsilon(
     if high >= below:
         return None
     # Each step upwards asks the same losses.
-    without = _Without(pair, delta, seed)
-    tested = _first_upwards(lambda each: without.thresholds(each) is not None, high, below)
+    samples = _SamplesOfQ(pair, delta, seed)
+    tested = _first_upwards(lambda each: samples.thresholds(each) is not None, high, below)
     return None if tested is None else (tested, tuning)
 
 
@@ -457,7 +457,7 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
 
 
 def _between(is_enough: Callable[[float], bool], low: float, high: float) -> float:
-    """An epsilon that is enough, of two of which the larger one is: no step above the least."""
+    """Bisects between ``low``, which is not enough, and ``high``, which is, to within a step."""
     for _ in range(_MOST_HALVINGS):
         if high <= (1.0 + 1.01 * _UPWARD_STEP) * low or high <= _LEAST_EPSILON:
             break
@@ -511,8 +511,8 @@ def _best_sampler(pair: DominatingPair, epsilon: float, delta: float) -> Importa
     return best
 
 
-class _Without:
-    """Losses of outputs without the client, drawn to find out how what Q is from P is tested."""
+class _SamplesOfQ:
+    """Losses of outputs of Q, drawn to choose how the divergence of Q from P is tested."""
 
     def __init__(self, pair: DominatingPair, delta: float, seed: int) -> None:
         self._pair, self._seed = pair, seed
@@ -523,17 +523,17 @@ class _Without:
     def _losses(self) -> FloatArray:
         key = _tuning_key(self._seed, 0, self._pair.num_outputs)
         sampler = SamplerOfQ(self._pair)
-        count = self._pair.rounds.tuning_without
+        count = self._pair.rounds.num_tuning_outputs_of_q
         drawn = certificates.in_batches(sampler, key, count, lambda losses: losses)
         return np.sort(np.concatenate(drawn))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
-        """Thresholds and numbers of samples that are likely to bound what Q is from P."""
+        """Thresholds and a number of samples whose test is likely to pass; None if none is."""
         if epsilon == 0.0:
             # The test of P from Q is of the same number.
             return (0.0, 0.0), 0
-        losses, tuning = self._losses, self._pair.rounds.tuning_without
-        for samples in self._pair.rounds.samples_without:
+        losses, tuning = self._losses, self._pair.rounds.num_tuning_outputs_of_q
+        for samples in self._pair.rounds.sample_sizes_of_q:
             best = (math.inf, (0.0, 0.0))
             for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):
                 for high_count in (tuning // 2, tuning // 8):

@@ -151,7 +151,7 @@ def test_false_candidates_are_not_proved(
         candidate, epsilon=truth, bet=0.1 * candidate.bet, num_samples=4 * candidate.num_samples
     )
 
-    tests = ("_from_without_is_small", "_without_is_small")
+    tests = ("_p_from_q_is_small", "_q_from_p_is_small")
     monkeypatch.setattr(certificates, tests[1 - direction], lambda *unused: True)
     assert certificates.is_proved(of, candidate)
     for seed in range(3):
@@ -264,7 +264,7 @@ def test_the_lower_tail_is_bounded_with_the_failure_probability_of_the_candidate
         epsilon += 1e-4
     # With one half in the place of beta, all three would be proved.
     assert largest_divergence(epsilon, 0.5) < 0.9 * tested
-    found = certificates._without_is_small(
+    found = certificates._q_from_p_is_small(
         of, dataclasses.replace(candidate, epsilon=epsilon), None
     )
     assert found == (share < 1.0)
@@ -280,7 +280,7 @@ def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
     for factor, is_proved in ((1.0 + 1e-9, True), (1.0 - 1e-9, False), (math.nan, False)):
         grown = [0.25 * factor * needed, 0.75 * factor * needed]
         monkeypatch.setattr(certificates, "in_batches", lambda *unused, grown=grown: grown)
-        assert certificates._from_without_is_small(of, candidate, None) == is_proved
+        assert certificates._p_from_q_is_small(of, candidate, None) == is_proved
 
 
 def test_losses_that_are_not_numbers_count_against_a_candidate(
@@ -295,7 +295,7 @@ def test_losses_that_are_not_numbers_count_against_a_candidate(
         return counts
 
     monkeypatch.setattr(certificates, "in_batches", one_batch)
-    certificates._without_is_small(of, candidate, None)
+    certificates._q_from_p_is_small(of, candidate, None)
     np.testing.assert_array_equal(counts[0], [2, 2])
 
 
