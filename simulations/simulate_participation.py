@@ -190,6 +190,12 @@ def main(values: flags.FlagValues) -> int | None:
         f"--delta={values.delta:g} is not below 1 / {values.population}: a mechanism that "
         "publishes one device's data whole would satisfy it. Use a smaller one.",
     )
+    for name in ("noise_multiplier", "target_epsilon", "target_rho"):
+        command_line.check_choice(
+            schema is not None or values[name].value is None,
+            f"--{name} is relative to a plan: give --separation, --max_participations or a "
+            "--checkpoint as well, or leave it out.",
+        )
     for name in ("seeds", "margin"):
         command_line.check_choice(
             schema is None or not values[name].present,
@@ -237,7 +243,7 @@ def main(values: flags.FlagValues) -> int | None:
             if not isinstance(value, list) and name != "rule"
         ]
     )
-    statement = _statement(fields, values.timer == "wall_clock")
+    statement = _statement(fields, values.timer == "wall_clock", num_rounds)
     command_line.print_result(values, fields, f"{table}\n\n{statement}")
     if stopped is not None:
         print(f"simulate-participation: stopped: {stopped}", file=sys.stderr)
@@ -337,12 +343,14 @@ def _suggestion(
         found.append(summarise([each.cohort for each in device_rounds]).observed)
     # Where no device took part twice, its participations would be further apart than all rounds.
     separations = [each.separation or each.num_rounds for each in found]
-    counts = [each.max_participations for each in found]
+    # Of fewer rounds, the numbers of participations are too small.
+    counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
     returned = any(each.separation is not None for each in found)
     suggested = suggested_schema(separations, counts, num_rounds, values.margin)
     return {
+        "rounds_of_seeds": [each.num_rounds for each in found],
         "separations_of_seeds": [each.separation for each in found],
-        "participations_of_seeds": counts,
+        "participations_of_seeds": [each.max_participations for each in found],
         "suggested_separation": suggested[0],
         "suggested_max_participations": suggested[1],
         "rule": _rule(separations, counts, returned, suggested, values.margin),
@@ -356,21 +364,23 @@ def suggested_schema(
 
     Args:
       separations: The smallest separation of each simulation, in rounds, at least 1.
-      counts: The most participations of a device in each simulation.
+      counts: The most participations of a device in each simulation of all rounds.
       num_rounds: The rounds of the plan.
       margin: At least 0 and below 1.
 
     Returns:
       The smallest separation, less the larger of two margins: that share of it, and by how much the
-      simulations differ; and the most participations, more by that share and no more than fit. Both
-      are at least 1.
+      simulations differ; and the most participations, more by that share and no more than fit, or
+      as many as fit where no simulation had all rounds. Both are at least 1.
     """
     least = min(separations)
     spread = max(separations) - least
     # Of numbers like 0.9 * 10, floats may be below what they stand for: one round less is safe.
     separation = max(1, min(math.floor((1.0 - margin) * least), least - spread))
-    most = max(1, math.ceil((1.0 + margin) * max(counts)))
-    return separation, min(most, MinSeparation(separation).most_participations(num_rounds))
+    fitting = MinSeparation(separation).most_participations(num_rounds)
+    if not counts:
+        return separation, fitting
+    return separation, min(max(1, math.ceil((1.0 + margin) * max(counts))), fitting)
 
 
 def _rule(
@@ -389,7 +399,7 @@ def _rule(
     elif margin > 0.0:
         apart += f" less {share}"
     often = "the most participations"
-    if participations < math.ceil((1.0 + margin) * max(counts)):
+    if not counts or participations < math.ceil((1.0 + margin) * max(counts)):
         often = "as many as fit"
     elif margin > 0.0:
         often += f" and {share} more, rounded up"
@@ -507,14 +517,15 @@ def _privacy_fields(
     multiplier: float | None,
     delta: float,
 ) -> dict[str, Any]:
-    if multiplier is None:
+    # Noise is relative to the sensitivity under a schema.
+    if multiplier is None or schema is None:
         return {}
     fields: dict[str, Any] = {
         "noise_multiplier": multiplier,
         "delta": delta,
-        "planned_epsilon": None if schema is None else accounting.epsilon(multiplier, delta),
+        "planned_epsilon": accounting.epsilon(multiplier, delta),
     }
-    if factorization is None or schema is None:
+    if factorization is None:
         return fields
     plan = guarantees.planned(factorization, schema, multiplier, delta)
     guarantee = guarantees.observed(plan, factorization, observed)
@@ -531,10 +542,10 @@ def _privacy_fields(
     }
 
 
-def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
+def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> str:
     """What the numbers mean for the guarantee."""
     if fields["keeps_plan"] is None:
-        return _without_plan(fields)
+        return _without_plan(fields, num_rounds)
     separation, most = fields["realised_separation"], fields["most_participations"]
     if separation is None:
         found = "No device took part twice."
@@ -580,7 +591,7 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool) -> str:
     )
 
 
-def _without_plan(fields: dict[str, Any]) -> str:
+def _without_plan(fields: dict[str, Any], num_rounds: int) -> str:
     """What a plan may count on, where there is none."""
     of_seeds, counts = fields["separations_of_seeds"], fields["participations_of_seeds"]
     known = [each for each in of_seeds if each is not None]
@@ -596,6 +607,8 @@ def _without_plan(fields: dict[str, Any]) -> str:
         )
         if len(known) < len(of_seeds):
             found += f" (in {len(of_seeds) - len(known)} none twice)"
+    if early := sum(rounds < num_rounds for rounds in fields["rounds_of_seeds"]):
+        found += f"; {early} ended early, after {min(fields['rounds_of_seeds'])} rounds or more"
     return (
         f"There is no plan to keep or to break. {where} {found}.\nFor a plan: {fields['rule']} "
         f"{_ON_WALL_CLOCKS}"

@@ -33,6 +33,7 @@ STACKOVERFLOW = "stackoverflow"
 PLACEHOLDER = "YOUR_DATASET"
 # A clip norm to begin with, where a plan knows nothing of the data.
 _CLIP_NORM_TO_BEGIN_WITH = 1.0
+_SECRET_SEED = "mfa.participation.secret_seed()"
 _NOTE_ON_CLIP_NORM = (
     f"clip_norm={_CLIP_NORM_TO_BEGIN_WITH!r} is a place to begin: fill in the L2 norm that suits "
     "your updates. The guarantee does not depend on it."
@@ -269,6 +270,11 @@ def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
         if scheme.depends_on_matrix
         else "Writes the mechanism, with the scheme that draws its clients."
     )
+    if plan.skipped:
+        note = (
+            "Without a time limit it may choose another mechanism, with a scheme of its own: the "
+            "one that it writes counts. --output= beside --time_limit= saves the one of this plan."
+        )
     return dataclasses.replace(step, notes=(note,))
 
 
@@ -324,7 +330,7 @@ def _aggregator(plan: Plan, recipe: TrainingRecipe | None, directory: str) -> St
         ),
         "python",
         notes=tuple(notes),
-        sampler=_sampler(chosen.mechanism.sampling),
+        sampler=_sampler_of(plan),
     )
 
 
@@ -386,27 +392,36 @@ def _storage_is_forced(plan: Plan) -> bool:
 def _condition(plan: Plan) -> str:
     """What the guarantee depends on, in a sentence or two."""
     guarantee = f"{pair(plan.setting.epsilon, plan.setting.delta, '.6g')}-DP"
-    return f"{guarantee} only if {condition_of(plan.recommended.mechanism)}"
+    return f"{guarantee} only if {condition_of(plan.recommended.mechanism, _sampler_of(plan))}"
 
 
-def condition_of(mechanism: Mechanism) -> str:
+def condition_of(mechanism: Mechanism, sampler: str | None = None) -> str:
     """Returns what a way of taking part asks of devices or of a data centre, after "only if".
 
     Args:
       mechanism: The mechanism.
+      sampler: The Python expression of the sampler that has to draw; None for that of the scheme.
     """
+    condition = mechanism.participation.condition(sampler or _sampler(mechanism.sampling))
     # Of another package, it may be no whole sentence.
-    return f"{mechanism.participation.condition(_sampler(mechanism.sampling)).rstrip('.')}."
+    return f"{condition.rstrip('.')}."
+
+
+def _sampler_of(plan: Plan) -> str | None:
+    """The sampler of a plan's mechanism; of the one that is loaded, where it may be another."""
+    scheme = plan.recommended.mechanism.sampling
+    if scheme is not None and plan.skipped:
+        return f"mechanism.sampling.sampler(seed={_SECRET_SEED})"
+    return _sampler(scheme)
 
 
 def _sampler(scheme: SamplingScheme | None) -> str | None:
     if scheme is None:
         return None
-    seed = "mfa.participation.secret_seed()"
     # A scheme of another package is in that package's module.
     is_ours = type(scheme).__module__.startswith("mf_aggregators.")
     module = "mfa.participation" if is_ours else type(scheme).__module__
-    return f"{module}.{scheme!r}.sampler(seed={seed})"
+    return f"{module}.{scheme!r}.sampler(seed={_SECRET_SEED})"
 
 
 def _shell(*words: str) -> Step:

@@ -523,11 +523,10 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     timer = ("--timer=wall_clock", "--timer_hours=2", "--seed=3", "--seeds=4")
-    fields = _fields(capsys, *timer, "--noise_multiplier=0.5", "--delta=1e-6")
+    fields = _fields(capsys, *timer)
     assert fields["keeps_plan"] is None
     assert fields["participation"] is None
-    # It is the guarantee of no plan.
-    assert fields["planned_epsilon"] is None
+    assert "planned_epsilon" not in fields
     alone = [_fields(capsys, *timer[:2], f"--seed={seed}", "--seeds=1") for seed in range(3, 7)]
     one_by_one = [each["realised_separation"] for each in alone]
     assert fields["separations_of_seeds"] == one_by_one
@@ -593,6 +592,8 @@ def test_a_suggestion_says_by_how_much_simulations_differ(
         # Something is always suggested.
         ([1, 9], [1, 1], 20, 0.1, (1, 2)),
         ([5, 50], [0, 0], 20, 0.0, (1, 1)),
+        # No simulation had all rounds.
+        ([5, 5], [], 60, 0.0, (5, 12)),
     ],
 )
 def test_a_suggestion_follows_the_rule(
@@ -617,6 +618,18 @@ def test_rounds_that_a_seed_never_reached_are_no_evidence(
     assert (fields["rounds"], fields["separations_of_seeds"]) == (30, [None, None])
     assert fields["suggested_separation"] == 27
     assert fields["rule"].startswith("--separation=27 is all 30 rounds less 10 %, and")
+    # Nor are participations of fewer rounds: at 27 rounds apart, two fit.
+    assert (fields["rounds_of_seeds"], fields["participations_of_seeds"]) == ([30, 30], [1, 1])
+    assert fields["suggested_max_participations"] == 2
+    assert "; 2 ended early, after 30 rounds or more." in _call(capsys, *_SETTING, *arguments)[1]
+
+
+def test_noise_without_a_plan_is_relative_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    timer = ("--timer=wall_clock", "--timer_hours=1")
+    for noise in ("--noise_multiplier=1", "--target_epsilon=3", "--target_rho=1"):
+        status, out, err = _call(capsys, *_SETTING, *timer, noise)
+        assert (status, out) == (2, "")
+        assert noise.partition("=")[0] in err
 
 
 def test_devices_that_never_return_suggest_single_participation(

@@ -436,6 +436,15 @@ def test_an_amplified_guarantee_names_the_sampler_that_has_to_draw(
             assert step.sampler in said
             assert "stay secret" in said
         arguments_of(alone)
+        # A call without the limit may choose, and write, another mechanism.
+        limited = dataclasses.replace(chosen, skipped=(planning.Skipped("optimal", "takes long"),))
+        first, *_, last = plan_text.steps_of(limited, None, "directory", True)
+        assert "--output= beside --time_limit=" in " ".join(first.notes)
+        for loaded in amplified:
+            assert last.sampler is not None
+            found = eval(last.sampler, {"mfa": mfa, "mechanism": loaded.mechanism})
+            assert found.scheme == loaded.mechanism.sampling
+        assert repr(candidate.mechanism.sampling) not in " ".join(last.notes)
 
 
 @pytest.mark.long_cases(1)
