@@ -112,6 +112,8 @@ def momentum_sgd(
 
 
 _DEFAULT_MOMENTUM = 0.9
+# The smallest learning rate over the largest.
+_LEAST_RATIO_OF_RATES = 1e-100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -575,6 +577,12 @@ def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
         )
     if not np.all(np.isfinite(rates)) or np.any(rates <= 0.0):
         raise ValueError("learning_rates must be finite and above zero.")
+    # Squares of their ratios are the errors of rounds.
+    if np.max(rates) * _LEAST_RATIO_OF_RATES > np.min(rates):
+        raise ValueError(
+            "learning_rates must be within a factor of 1e100 of one another, found "
+            f"{np.min(rates):g} and {np.max(rates):g}."
+        )
     return rates
 
 

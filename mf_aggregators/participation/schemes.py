@@ -608,7 +608,10 @@ class SamplingScheme(Participation):
         seed: int = 0,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
-        """Returns the least noise multiplier for a target, the inverse of :meth:`epsilon`.
+        """Returns the least noise multiplier whose epsilon is proved to be within a target.
+
+        It is the inverse of :meth:`epsilon`. Where only samples bound epsilon, it may be that of no
+        amplification: for targets far below 1, they prove none.
 
         Args:
           epsilon: Above 0.

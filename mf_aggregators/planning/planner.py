@@ -278,7 +278,8 @@ def _recommended(candidates: list[Candidate]) -> Candidate:
         for candidate in candidates
         if candidate.effective_error <= (1.0 + _TIE) * candidates[0].effective_error
     ]
-    return min(ties, key=lambda candidate: candidate.cost.seconds_per_round)
+    # As they are printed: the least error of those that cost the same.
+    return min(ties, key=lambda candidate: float(f"{candidate.cost.seconds_per_round:.2g}"))
 
 
 def _reason(candidates: list[Candidate], recommended: Candidate) -> str:

@@ -306,6 +306,10 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
         (values.timer == "rounds") == (values.timer_hours is None),
         "--timer_hours belongs to --timer=wall_clock, which needs it.",
     )
+    command_line.check_choice(
+        values.after_history_loss == WAIT or values.history_loss_probability > 0.0,
+        f"--after_history_loss={REJOIN} belongs to --history_loss_probability: give it as well.",
+    )
     timer = None
     if values.timer_hours is not None:
         timer = WallClockTimer(_seconds(values, "timer_hours", _HOUR))

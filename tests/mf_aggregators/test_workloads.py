@@ -248,6 +248,7 @@ def test_rounds_must_be_a_positive_integer(num_rounds: object) -> None:
         (0.9, [1.0, 1.0]),
         (0.9, [1.0, 0.0, 1.0]),
         (0.9, [1.0, float("inf"), 1.0]),
+        (0.9, [1e-60, 1.0, 1e60]),
     ],
 )
 def test_bad_momentum_or_rates_are_refused(momentum: float, rates: list[float] | None) -> None:

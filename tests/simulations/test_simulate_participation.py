@@ -322,6 +322,7 @@ def test_a_trace_is_followed(capsys: pytest.CaptureFixture[str], tmp_path: pathl
         (("--separation=2", "--timer_hours=3"), "--timer_hours belongs to --timer=wall_clock"),
         (("--timer=wall_clock", "--timer_hours=0"), "--timer_hours must be above zero"),
         (("--separation=2", "--seeds=3"), "--seeds belongs to a suggestion"),
+        (("--separation=2", "--after_history_loss=rejoin"), "--history_loss_probability"),
         (("--max_participations=2", "--margin=0.2", *_WALL_CLOCK), "--margin belongs to a"),
         (("--seed=-1", "--separation=2"), "--seed must be at least 0"),
         (("--separation=2", "--round_minutes=0"), "--round_minutes must be above zero"),

@@ -31,7 +31,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import certificates
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.planning import Plan, proposals
+from mf_aggregators.planning import Plan, planner, proposals
 from tests.examples import covering
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
@@ -371,6 +371,18 @@ def test_more_memory_is_never_worse(cache: pathlib.Path) -> None:
         for rows in (0, 2, 4, 5)
     ]
     assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [((0.08702, 0.08701), 0), ((0.087, 0.07), 1)])
+def test_what_costs_the_same_as_printed_is_no_reason(
+    with_any: Plan, seconds: tuple[float, float], expected: int
+) -> None:
+    best = with_any.candidates[0]
+    alike = [
+        dataclasses.replace(best, cost=dataclasses.replace(best.cost, seconds_per_round=each))
+        for each in seconds
+    ]
+    assert planner._recommended(alike) is alike[expected]
 
 
 @pytest.mark.long
