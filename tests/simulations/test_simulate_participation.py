@@ -625,6 +625,28 @@ def test_rounds_that_a_seed_never_reached_are_no_evidence(
     assert "; 2 ended early, after 30 rounds or more." in _call(capsys, *_SETTING, *arguments)[1]
 
 
+def test_participations_of_fewer_rounds_are_no_evidence(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thirty devices are there for fifty minutes: ten rounds of sixty that are asked for."""
+    trace = tmp_path / "trace.csv"
+    lines = ["device,start_seconds,end_seconds", *(f"{device},0,3000" for device in range(30))]
+    trace.write_text("\n".join(lines))
+    status, out, _ = _call(
+        capsys,
+        *("--population=30", "--clients_per_round=5", "--num_rounds=60", "--max_attempts=3"),
+        *("--timer=wall_clock", "--timer_hours=0.4", "--availability=trace", f"--trace={trace}"),
+        *("--seeds=2", "--format=json"),
+    )
+    assert status == 2
+    fields = json.loads(out)
+    assert max(fields["rounds_of_seeds"]) < 60
+    fitting = MinSeparation(fields["suggested_separation"]).most_participations(60)
+    assert max(fields["participations_of_seeds"]) < fitting // 2
+    assert fields["suggested_max_participations"] == fitting
+    assert "is as many as fit" in fields["rule"]
+
+
 def test_noise_without_a_plan_is_relative_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     timer = ("--timer=wall_clock", "--timer_hours=1")
     for noise in ("--noise_multiplier=1", "--target_epsilon=3", "--target_rho=1"):

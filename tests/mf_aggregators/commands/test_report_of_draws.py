@@ -441,16 +441,23 @@ def test_a_ledger_without_a_scheme_is_held_against_that_of_the_mechanism(
     assert NAMED not in ended.printed
     # Nothing shows who was drawn, or when somebody could have been.
     times = tmp_path / "times.csv"
-    times.write_text("\n".join(f"{i},{3600 * i},{3600 * i + 60}" for i in range(12)))
-    words = ("public_data=none", "population=12", "clients_per_round=1", "clip_norm=1")
+    times.write_text(
+        "\n".join(f"{i},{10**9 + 3600 * i},{10**9 + 3600 * i + 60}" for i in range(12))
+    )
+    words = (
+        *("public_data=none", "enforcement=Drawn.", "population=12", "clients_per_round=1"),
+        "clip_norm=1",
+    )
     statement = f"--statement={tmp_path / 'PRIVACY.md'}"
-    for wrong in (
-        [flag_of_ledger(tmp_path, "\n".join(lines)), statement, *(f"--{each}" for each in words)],
-        [f"--round_times={times}", "--timer_hours=2"],
+    complete = flag_of_ledger(tmp_path, "\n".join([*lines, f"{NAMED}3,11"]))
+    for wrong, why in (
+        ([complete, statement, *(f"--{each}" for each in words)], "--sampling_seed"),
+        ([f"--round_times={times}", "--timer_hours=2"], "nothing of the draws of poisson"),
     ):
         status, out, err = console_commands.call("mf-report", flag, "--delta=1e-5", *wrong)
         assert (status, out) == (2, ""), wrong
         assert len(err.splitlines()) == 1
+        assert why in err
 
 
 def test_no_ledger_changes_how_the_clients_of_a_mechanism_were_drawn(
