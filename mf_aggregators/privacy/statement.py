@@ -325,7 +325,7 @@ class PrivacyStatement:
         """Returns the statement with what holds of this run and others together.
 
         It is for clients that were in all of them: of any others, fewer runs are composed. This run
-        counts as it was planned, or as its worst case if it broke its plan.
+        counts as it was planned, or as its worst case where it is not known to have kept its plan.
 
         Args:
           events: What ``Mechanism.event`` returned of each other run, by a name for readers.

@@ -410,7 +410,7 @@ def _finished(
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
     privacy = result["privacy"]
-    kind = "earned" if privacy["keeps_plan"] is False else "planned"
+    kind = "planned" if privacy["keeps_plan"] is True else "earned"
     epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
     multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
     if "sampling" not in privacy[kind]:

@@ -763,7 +763,7 @@ class _OfNobody(SamplingScheme):
         return MinSeparation(self.num_bands)
 
     def sampler(self, seed: int) -> Sampler:
-        raise NotImplementedError
+        raise AssertionError("a statement draws nobody")
 
 
 def test_what_rests_on_another_package_is_not_credited_to_this_one() -> None:

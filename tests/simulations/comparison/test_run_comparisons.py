@@ -242,6 +242,15 @@ def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
     assert repeated_runs._finished(result, 1.0).noise_multiplier is None
 
 
+@pytest.mark.parametrize(("keeps_plan", "epsilon"), [(True, 1.0), (False, 9.0), (None, 9.0)])
+def test_a_plan_counts_if_it_is_known_to_be_kept(keeps_plan: bool | None, epsilon: float) -> None:
+    planned = {"epsilon": 1.0, "delta": 1e-4, "noise_multiplier": 2.0, "sampling": None}
+    privacy = {"is_private": True, "keeps_plan": keeps_plan, "planned": planned}
+    privacy["earned"] = {**planned, "epsilon": 9.0}
+    result = {"test_accuracy": 0.5, "rounds": 12, "privacy": privacy}
+    assert repeated_runs._finished(result, 1.0).epsilon == epsilon
+
+
 @pytest.mark.long
 def test_sampled_runs_compose_with_others() -> None:
     runs = [_run(0.9, 2.0, "poisson")] * 2 + [_run(2.0, 1.5)]
