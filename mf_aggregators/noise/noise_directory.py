@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -16,7 +17,8 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
     """Returns a directory that only its owner can use, made if it is missing.
 
     Args:
-      path: The directory; None for a temporary one, which is deleted when Python ends.
+      path: The directory; None for the temporary one of this process, which is deleted when Python
+        ends.
 
     Returns:
       Its absolute path.
@@ -27,8 +29,7 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
         graphs take for a pattern.
     """
     if path is None:
-        path = tempfile.mkdtemp(prefix="mf_aggregators-noise-")
-        atexit.register(_delete, path, os.getpid())
+        path = _temporary_directory(os.getpid())
     directory = pathlib.Path(os.path.abspath(path))
     if any(character in os.fspath(directory) for character in _PATTERN_CHARACTERS):
         raise ValueError(
@@ -51,6 +52,14 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
             f"chmod 700 {directory}, or choose another one."
         )
     return directory
+
+
+@functools.cache
+def _temporary_directory(owner: int) -> str:
+    """The temporary directory of a process: all of its aggregators share one record of releases."""
+    path = tempfile.mkdtemp(prefix="mf_aggregators-noise-")
+    atexit.register(_delete, path, owner)
+    return path
 
 
 def _delete(directory: str, owner: int) -> None:

@@ -119,7 +119,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             self._split = metrics.split_noise(multiplier, clip, self._clients)
         adaptive_clip.check_float32(clip, self._split)
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
-        self._mechanism = MatrixFactorizationSumQuery(
+        self.mechanism = MatrixFactorizationSumQuery(
             recursion,
             vector_specs(specs, metrics),
             l2_norm_clip=self._split.vector_norm,
@@ -141,7 +141,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
                 fraction_sum=tf.zeros([], tf.float64),
                 num_fractions=tf.zeros([], tf.int64),
             ),
-            self._mechanism.initial_global_state(),
+            self.mechanism.initial_global_state(),
             ()
             if self._metrics is None
             else tf.fill([len(self._metrics.metrics)], tf.constant(float("nan"), tf.float64)),
@@ -149,7 +149,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
 
     def derive_sample_params(self, global_state: AdaptiveState) -> AdaptiveParams:
         """Returns the norms that clients need."""
-        vector_norm = self._mechanism.derive_sample_params(global_state.mechanism)
+        vector_norm = self.mechanism.derive_sample_params(global_state.mechanism)
         return AdaptiveParams(global_state.clip.norm, vector_norm)
 
     def initial_sample_state(self, template: Any = None) -> SampleState:
@@ -158,7 +158,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             template = self._structure
         elif self._metrics is not None:
             template = template[_UPDATE]
-        return self._mechanism.initial_sample_state(
+        return self.mechanism.initial_sample_state(
             (template, *vector_specs(self._structure, self._metrics)[1:])
         )
 
@@ -175,7 +175,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
                 _bounded(record[_METRICS][each.name], each) for each in self._metrics.metrics
             ]
             vector = (*vector, tf.stack(bounded) * is_there * self._split.metric_weight)
-        return self._mechanism.preprocess_record(params.vector_norm, vector)
+        return self.mechanism.preprocess_record(params.vector_norm, vector)
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: AdaptiveState
@@ -189,7 +189,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         per_indicator = 1.0 / (self._split.indicator_weight * self._clients)
         scales: list[Any] = [*(norm for _ in self._specs), per_indicator]
         scales += [] if self._metrics is None else [1.0]
-        released, mechanism, event = self._mechanism.scaled_result(
+        released, mechanism, event = self.mechanism.scaled_result(
             sample_state, global_state.mechanism, scales
         )
         records, indicators, *metrics = released
@@ -236,7 +236,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
     def derive_metrics(self, global_state: AdaptiveState) -> collections.OrderedDict[str, Any]:
         """Returns what the last round released: norm, fraction, next norm, and private metrics."""
         found = collections.OrderedDict(
-            **self._mechanism.derive_metrics(global_state.mechanism),
+            **self.mechanism.derive_metrics(global_state.mechanism),
             clip_norm=global_state.clip.released_norm,
             unclipped_fraction=global_state.clip.released_fraction,
             next_clip_norm=global_state.clip.norm,

@@ -1,10 +1,12 @@
 """The aggregator that brings matrix-factorization noise into ``tff.learning``."""
 
 import collections
+import dataclasses
 import os
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -22,6 +24,7 @@ from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
     adaptive_query,
     compatibility,
+    declared_participation,
     dp_query,
     grid,
     processes,
@@ -30,6 +33,7 @@ from mf_aggregators.tff import (
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
+from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import Continued, NoiseOptions, NoiseParts
 
 
@@ -79,10 +83,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             would have too few bits, or the noise has more than 2^40 numbers in all rounds
             together, which is what guarantees are stated for.
         """
-        specs = grid.specs_of(value_type)
-        if self._metrics is not None:
-            specs = adaptive_query.update_of(specs)
-        mean = _MeanQuery(self.query(specs), self._clients_per_round, specs, self._sums.is_secure)
+        specs = self._update_specs(value_type)
+        query = self._query(specs, is_recorded=True)
+        mean = _MeanQuery(query, self._clients_per_round, specs, self._sums.is_secure)
         # The integers of clients are added up in 64 bits, or modulo a power of two.
         record_aggregation = (
             SecureIntegerSumFactory(self._sums.bits)
@@ -107,9 +110,10 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         """Returns the query that clips, sums and adds noise, which TFF then runs.
 
         In ``tff.aggregators.DifferentiallyPrivateFactory(NormalizedQuery(query, n))`` it releases
-        what the aggregator does, in sums that TFF adds up in 64 bits. That factory's ``initialize``
-        runs a round of zeros, whose result nobody sees. A query with a noise directory records
-        it, and refuses other data in the first round: use the aggregator itself then.
+        the bits of the aggregator, in sums that TFF adds up in 64 bits. That factory's
+        ``initialize`` runs a round of zeros on the state that it returns. So a query keeps a record
+        of released sums only with a noise directory, and then refuses other data in the first round
+        of that factory: without one, do not run a round twice.
 
         Args:
           specs: A structure of tf.TensorSpec: the tensors of an update, without metrics.
@@ -118,14 +122,60 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           TypeError: As :meth:`create` does.
           ValueError: As :meth:`create` does.
         """
-        # What the query's checks refuse is raised where TFF runs it, by this context as a rule.
+        return self._query(specs, is_recorded=False)
+
+    def spend(self, state: Any, value_type: Any) -> Any:
+        """Returns the state after a round that was not finished, and whose clients are gone.
+
+        After a crash between a release and the saving of its state, the row of the round may have
+        left the server, so that it must not be added to the sum of other clients. No row is added
+        to anything here, and the record refuses the row from now on. The clip norm stays. The
+        clients of the round count as having taken part: keep the round in the ledger.
+
+        Args:
+          state: The last state that was saved: the aggregator's own, or that of a learning process
+            with one aggregator of this library.
+          value_type: The type of an update, as :meth:`create` takes it.
+
+        Raises:
+          RefusalError: If the state is of another process, or there is no round left.
+          ValueError: If the state has no aggregator of this library, or several.
+        """
+        query = self._query(self._update_specs(value_type), is_recorded=True)
+        mechanism = query if isinstance(query, MatrixFactorizationSumQuery) else query.mechanism
+        found = declared_participation.noise_states_in(state)
+        if len(found) != 1:
+            raise ValueError(
+                f"the state has {len(found)} noise states of this library, and a round is spent of "
+                "one: pass the state of one aggregator."
+            )
+        if int(found[0].fingerprint) not in mechanism.fingerprints:
+            raise processes.RefusalError(tensor_streams.OTHER_PROCESS)
+        try:
+            # NumPy makes int64 of Python's integers.
+            before = tf.nest.map_structure(lambda leaf: tf.constant(np.asarray(leaf)), found[0])
+            after = tf.function(mechanism.spent, autograph=False)(before)
+        except tf.errors.InvalidArgumentError as error:
+            raise processes.RefusalError(processes.refusal_of(error) or str(error)) from None
+        plain = tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
+        return declared_participation.with_noise_state(state, plain)
+
+    def _update_specs(self, value_type: Any) -> Any:
+        """The tensors of an update, without metrics."""
+        specs = grid.specs_of(value_type)
+        return specs if self._metrics is None else adaptive_query.update_of(specs)
+
+    def _query(
+        self, specs: Any, *, is_recorded: bool
+    ) -> MatrixFactorizationSumQuery | AdaptiveClipSumQuery:
+        # Our contexts raise the refusals of the query's checks where TFF runs it.
         processes.raise_refusals(compatibility.get_context_stack().current)
         clip, metrics = self._clip_norm, self._metrics
         if metrics is not None and not isinstance(clip, AdaptiveClip):
             clip = private_metrics.constant_clip(clip)
         if isinstance(clip, AdaptiveClip):
             vectors = adaptive_query.vector_specs(specs, metrics)
-            recursion, multiplier, noise = self._noise_of(vectors)
+            recursion, multiplier, noise = self._noise_of(vectors, is_recorded)
             return AdaptiveClipSumQuery(
                 recursion,
                 specs,
@@ -138,7 +188,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 sums=self._sums,
                 metrics=metrics,
             )
-        recursion, multiplier, noise = self._noise_of(specs)
+        recursion, multiplier, noise = self._noise_of(specs, is_recorded)
         return MatrixFactorizationSumQuery(
             recursion,
             specs,
@@ -150,7 +200,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             sums=self._sums,
         )
 
-    def _noise_of(self, noised: Any) -> tuple[NoiseRecursion, float, NoiseParts]:
+    def _noise_of(self, noised: Any, is_recorded: bool) -> tuple[NoiseRecursion, float, NoiseParts]:
         """The noising matrix, its noise multiplier at a sensitivity of one, and the rows."""
         specs = dp_query.checked_specs(noised)
         mechanism, first = self.mechanism, self.mechanism.horizons[0]
@@ -165,13 +215,31 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         continued = None
         if multiplier > 0.0 and mechanism.extends is not None:
             continued = Continued(first.noise_recursion(), factorization.plans)
-        parts = tensor_streams.make(drawn, specs, self._noise, continued)
+        is_recorded = is_recorded and multiplier > 0.0
+        parts = tensor_streams.make(drawn, specs, self._noise, continued, is_recorded=is_recorded)
         is_new = multiplier > 0.0 and mechanism.extends is None
         if is_new and isinstance(factorization, CheckedFactorization):
             matrix = factorization.strategy_matrix()
             sensitivity = factorization.sensitivity(mechanism.schema).value
             tensor_streams.check_rows(parts, matrix / sensitivity)
+        parts = dataclasses.replace(parts, fingerprints=self._fingerprints(parts))
         return recursion, multiplier, parts
+
+    def _fingerprints(self, parts: NoiseParts) -> tuple[int, ...]:
+        """The fingerprints of states of all horizons, with the options that released bits need."""
+        options = [
+            repr(parts.noise.specs),
+            isinstance(parts.noise.store, RowsInState),
+            parts.noise.store.source.value,
+            self._clip_norm if isinstance(self._clip_norm, float) else repr(self._clip_norm),
+            self._clients_per_round,
+            repr(self._sums),
+            repr(self._metrics),
+        ]
+        return tuple(
+            dp_query.fingerprint_of([horizon.to_dict(), options], horizon.noise_recursion())
+            for horizon in self.mechanism.horizons
+        )
 
 
 class _MeanQuery(compatibility.NormalizedQuery):
@@ -297,12 +365,15 @@ def mf_dp_aggregator(
     with ``mf_aggregators.tff.processes.RefusalError``.
 
     The state holds the round, the secret seed of its noise and the schema that the noise is
-    scaled to (``mf_aggregators.tff.declared_participation.in_state``). Never call ``next`` twice
-    from one state with different clients, and never resume from an older state with another
-    cohort: two sums under one row of noise reveal their difference. ``simulations`` shows a
-    loop that resumes safely; TFF's ``run_training_process`` does not save who was drawn, and
-    its ``train_model`` needs ``simulations.runs.training_programs``. Mime Lite sends a second
-    update, which needs an aggregator of its own (``mf_aggregators.tff.client_sums``).
+    scaled to (``mf_aggregators.tff.declared_participation.in_state``), and a fingerprint: a process
+    of another mechanism, or with other options, refuses the state. ``next`` is refused if it is
+    called twice from one state with different clients, because two sums under one row of noise
+    reveal their difference. The record of released sums is in ``noise_directory``; without one it
+    ends with the Python process, and nothing refuses an older state with another cohort after a
+    restart. ``simulations`` shows a loop that resumes safely; TFF's ``run_training_process`` does
+    not save who was drawn, and its ``train_model`` needs ``simulations.runs.training_programs``.
+    Mime Lite sends a second update, which needs an aggregator of its own
+    (``mf_aggregators.tff.client_sums``).
 
     The measurements of a round have ``num_clients``, how many updates were summed, beside
     ``clients_per_round``, what their sum was divided by: where they differ, the model moves by
@@ -326,9 +397,8 @@ def mf_dp_aggregator(
         scheme, every round has to take those whom ``scheme.sampler(seed)`` draws, in secret. Or,
         in the long spelling, a factorization or the directory of its checkpoint, with the two
         arguments that follow. A run that goes on after its last round needs the first spelling
-        (``Mechanism.extended``): its rows of noise stay bit for bit, so that a saved state goes on
-        once ``mf_aggregators.tff.declared_participation.in_extended`` has put the schema of the
-        whole into it.
+        (``Mechanism.extended``): its rows of noise stay bit for bit, and it accepts the states of
+        the horizons before.
       participation: With a factorization: the schema that the run enforces; the noise is scaled to
         the sensitivity of C under it.
       noise_multiplier: With a factorization: standard deviation of Z over (clip norm times
@@ -345,8 +415,8 @@ def mf_dp_aggregator(
         that fits; ``mf-report --model_size`` shows what it costs.
       noise_directory: A private directory of the machine that TFF's worker runs on. Rows in
         it are a cache; a record in it makes a round fail whose noise was added to other
-        data before. None takes a temporary one where one is needed, which is deleted when
-        Python ends: a run that is resumed makes its rows again.
+        data before. None takes a temporary one, which is deleted when Python ends: a run that is
+        resumed makes its rows again, and has no record of the rounds before.
       noise_source: What random bits come from: "chacha20", a cipher, or "philox", a faster
         generator of TensorFlow's that is statistically good and no cipher.
       secure_aggregation_bits: The width of the integers of a secure sum, 24 to 62, where the

@@ -11,16 +11,13 @@ import collections
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
-    check_extended,
 )
+from mf_aggregators.tff.tensor_streams import NoiseState
 
 # The numbers of schemas, from 1; 0 is none.
 _KINDS = (SingleParticipation.name, FixedEpochOrder.name, MinSeparation.name)
@@ -67,82 +64,45 @@ def in_state(state: Any) -> tuple[Participation, ...]:
     Returns:
       The schema of each aggregator, in the order of the structure; empty if there are none.
     """
-    found = (_schema(declared) for declared in _declared_in(state))
+    found = map(_schema, _instances(state, DeclaredParticipation))
     return tuple(schema for schema in found if schema is not None)
 
 
-def in_extended(
-    state: Any,
-    mechanism: Mechanism | Mapping[int, Participation],
-    whole: Participation | None = None,
-) -> Any:
-    """Returns the state of a run that was extended, with the schema of its extended horizon.
+def noise_states_in(state: Any) -> list[NoiseState]:
+    """Returns the states of noise streams in a state, as for :func:`in_state`."""
+    return list(_instances(state, NoiseState))
+
+
+def fingerprints_in(state: Any) -> list[int]:
+    """Returns the fingerprint of each aggregator in a state, as for :func:`in_state`."""
+    return [int(each.fingerprint) for each in noise_states_in(state)]
+
+
+def with_noise_state(state: Any, noise: NoiseState) -> Any:
+    """Returns a state with another state of its noise stream; nothing else is changed.
 
     Args:
-      state: As for :func:`in_state`: one that was saved under an earlier horizon, or since.
-      mechanism: That of the extended horizon (``Mechanism.extended``), which knows every horizon
-        before; or, for a run of another aggregator, the schema of each horizon that was extended,
-        by its number of rounds. No state knows these numbers, so that they are believed here.
-      whole: In the second case, the schema of the extended horizon.
-
-    Returns:
-      The state, in which nothing else is changed.
-
-    Raises:
-      TypeError: If what is given is neither a mechanism nor schemas by their rounds.
-      ValueError: If the state declares another schema than these, or a horizon forbids what the
-        one before it allowed.
+      state: As for :func:`in_state`.
+      noise: The state that replaces every noise state in it.
     """
-    if isinstance(mechanism, Mechanism):
-        earlier: Mapping[int, Participation] = mechanism.earlier_participations
-        whole = mechanism.schema
-    elif isinstance(mechanism, Mapping) and whole is not None:
-        earlier = mechanism
-    else:
-        raise TypeError(
-            "mechanism must be a Mechanism, or the schema of each horizon by its number of rounds, "
-            "such as {20: MinSeparation(5)}, and whole that of the extended horizon, found "
-            f"{mechanism!r}."
-        )
-    check_extended(earlier, whole)
-    known = {*earlier.values(), whole}
-
-    def replaced(part: Any) -> Any:
-        if isinstance(part, DeclaredParticipation):
-            schema = _schema(part)
-            if schema is None:
-                return part
-            if schema not in known:
-                raise ValueError(
-                    f"the noise of the state is scaled to another participation schema ({schema}) "
-                    "than the plans of the run."
-                )
-            numbers = zip(declare(whole), part, strict=True)
-            return DeclaredParticipation(
-                *(np.asarray(number, np.asarray(old).dtype) for number, old in numbers)
-            )
-        if isinstance(part, Mapping):
-            items = [(name, replaced(each)) for name, each in part.items()]
-            is_ordered = isinstance(part, collections.OrderedDict)
-            return collections.OrderedDict(items) if is_ordered else dict(items)
-        if isinstance(part, tuple) and hasattr(part, "_fields"):
-            return type(part)(*(replaced(each) for each in part))
-        if isinstance(part, (tuple, list)):
-            return type(part)(replaced(each) for each in part)
-        return part
-
-    return replaced(state)
+    if isinstance(state, NoiseState):
+        return noise
+    if isinstance(state, Mapping):
+        items = [(name, with_noise_state(each, noise)) for name, each in state.items()]
+        is_ordered = isinstance(state, collections.OrderedDict)
+        return collections.OrderedDict(items) if is_ordered else dict(items)
+    if isinstance(state, (tuple, list)):
+        parts = [with_noise_state(each, noise) for each in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
 
 
-def _declared_in(state: Any) -> Iterator[DeclaredParticipation]:
-    if isinstance(state, DeclaredParticipation):
+def _instances(state: Any, kind: type) -> Iterator[Any]:
+    if isinstance(state, kind):
         yield state
-    elif isinstance(state, Mapping):
-        for each in state.values():
-            yield from _declared_in(each)
-    elif isinstance(state, (tuple, list)):
-        for each in state:
-            yield from _declared_in(each)
+    elif isinstance(state, (Mapping, tuple, list)):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _instances(each, kind)
 
 
 def _schema(declared: DeclaredParticipation) -> Participation | None:

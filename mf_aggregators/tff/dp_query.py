@@ -1,6 +1,7 @@
 """A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
 
 import collections
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.integer_sums import IntegerSums
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise import NOISE_FORMAT, recursions, rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import TILE
@@ -53,6 +54,12 @@ class SampleState(NamedTuple):
 
     steps: Any
     num_records: Any
+
+
+def fingerprint_of(described: Any, recursion: NoiseRecursion) -> int:
+    """Returns the fingerprint of a process, as the int64 that its states carry."""
+    found = recursions.fingerprint([NOISE_FORMAT, described], recursion)
+    return int.from_bytes(found[:8], "little", signed=True)
 
 
 class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
@@ -130,9 +137,13 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             noise = tensor_streams.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
         elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
             raise ValueError("noise must be made for the recursion and the tensors of the query.")
-        self._noise, self._record = noise.noise, noise.record
+        self._record = noise.record
         self._participation = declared_participation.declare(participation)
         self._sums = IntegerSums() if sums is None else sums
+        described = [*self._participation, self._noise_stddev, l2_norm_clip, repr(self._sums)]
+        of_tensors = repr(checked_specs(specs))
+        own = fingerprint_of([*described, of_tensors, noise.noise.store.source.value], recursion)
+        self._noise = dataclasses.replace(noise.noise, fingerprints=noise.fingerprints or (own,))
         self._unit = self._l2_norm_clip / self._sums.steps_per_clip_norm
         self._sums.check_rounding(num_parameters)
         if self._noise_stddev > 0.0:
@@ -151,6 +162,11 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """How many rounds there is noise for."""
         return self._noise.recursion.num_rounds
 
+    @property
+    def fingerprints(self) -> tuple[int, ...]:
+        """The fingerprints of the states that the query accepts, its own last."""
+        return self._noise.fingerprints
+
     def initial_global_state(self) -> GlobalState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
         seed, stream = (
@@ -166,9 +182,12 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         return GlobalState(
             l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
             noise=self._noise.initial_state(seed, stream),
-            participation=DeclaredParticipation(
-                *(tf.constant(number, tf.int64) for number in self._participation)
-            ),
+            participation=self._declared(),
+        )
+
+    def _declared(self) -> DeclaredParticipation:
+        return DeclaredParticipation(
+            *(tf.constant(number, tf.int64) for number in self._participation)
         )
 
     def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
@@ -261,14 +280,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 ]
         else:
             if self._record is not None:
-                sums = self._record.check(
-                    noise_state.stream,
-                    noise_state.round_index,
-                    sums,
-                    unit=unit,
-                    clip_norm=self._l2_norm_clip,
-                    step=step,
-                )
+                varying = {id(scale): scale for scale in scales if tf.is_tensor(scale)}
+                of_sums = [unit, step, *varying.values()]
+                place = (noise_state.seed, noise_state.stream, noise_state.round_index)
+                sums = self._record.check(*place, sums, of_sums)
             released_steps = [scaled(step, steps_of_rounds, scale) for scale in scales]
             noised = [
                 _released(steps, unit, row, step, released, tensor_streams.noise_dtype(spec.dtype))
@@ -277,8 +292,20 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 )
             ]
         result = tf.nest.pack_sequence_as(sample_state.steps, noised)
-        next_state = global_state._replace(noise=next_noise_state)
+        # The state of a run that was extended becomes one of the whole run.
+        next_state = global_state._replace(noise=next_noise_state, participation=self._declared())
         return result, next_state, dp_accounting.UnsupportedDpEvent()
+
+    def spent(self, state: tensor_streams.NoiseState) -> tensor_streams.NoiseState:
+        """Returns the noise state after a round whose row is never released from now on.
+
+        Raises:
+          tf.errors.InvalidArgumentError: If the state is of another process, or no round is left.
+        """
+        _, _, following = self._noise.next_row(state)
+        if self._record is not None:
+            self._record.spend(state.stream, state.round_index)
+        return following
 
     def _checked_sums(self, sample_state: SampleState) -> list[tf.Tensor]:
         """The sums in steps, once they are seen to be of few enough records not to overflow."""

@@ -25,7 +25,7 @@ from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, 
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.tff import processes, rows_on_disk
-from mf_aggregators.tff.noise_files import ReleaseRecord
+from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.tensor_rows import RowsInState
 
 # The coordinates of rows that are drawn to be compared with C, and the seed of these rows alone.
@@ -33,6 +33,12 @@ _COORDINATES_COMPARED = 4
 _SEED_OF_COMPARISON = np.array([1, 2], np.int64)
 # More than floats and the tolerance of ``catalogue.third_party`` put between C and its rows.
 _RELATIVE_TOLERANCE = 1e-7
+OTHER_PROCESS = (
+    "This state is of another mechanism, of other options (clip norm, clients per round, noise "
+    "source or storage, sums, model) or of another version: its rows of noise are not those of "
+    "this process. Go on with the process that made it, or start a new run from a fresh state. "
+    "(States of version 2 and before tell no mechanism, and are all refused.)"
+)
 
 
 class NoiseState(NamedTuple):
@@ -42,7 +48,7 @@ class NoiseState(NamedTuple):
     that neither of them shows up in a notebook, a log or a traceback.
 
     Attributes:
-      noise_format: int64 scalar: ``noise.NOISE_FORMAT`` of the version that made the state.
+      fingerprint: int64 scalar: tells the mechanism, options and version that made the state.
       round_index: int64 scalar: the round that the next row is for, from 0.
       seed: (2,) int64: the stream's secret.
       stream: (2,) int64: the stream's name, which is not secret.
@@ -51,7 +57,7 @@ class NoiseState(NamedTuple):
         state vectors; an empty tuple if nothing is needed or it is kept in files.
     """
 
-    noise_format: Any
+    fingerprint: Any
     round_index: Any
     seed: Any
     stream: Any
@@ -60,7 +66,7 @@ class NoiseState(NamedTuple):
     def __repr__(self) -> str:
         """Returns a text without what noise could be subtracted with."""
         return (
-            f"{type(self).__name__}(noise_format={self.noise_format}, "
+            f"{type(self).__name__}(fingerprint={self.fingerprint}, "
             f"round_index={self.round_index}, seed=<secret>, stream={self.stream}, "
             "history=<secret>)"
         )
@@ -105,10 +111,13 @@ class TensorNoise:
     Attributes:
       store: Makes the rows: ``RowsInState`` or ``RowsOnDisk``.
       specs: The tensors of a row, flat: tf.TensorSpec of floating-point types.
+      fingerprints: That of states before this run was extended, for each of its horizons, and last
+        that of its own states.
     """
 
     store: RowStore
     specs: tuple[tf.TensorSpec, ...]
+    fingerprints: tuple[int, ...] = (NOISE_FORMAT,)
 
     @property
     def recursion(self) -> NoiseRecursion:
@@ -129,8 +138,8 @@ class TensorNoise:
         """
         histories = (self.store.initial_history(segment) for segment in self.segments)
         kept = tuple(history for history in histories if history is not None)
-        noise_format = tf.constant(NOISE_FORMAT, tf.int64)
-        return NoiseState(noise_format, tf.zeros([], tf.int64), seed, stream, kept)
+        fingerprint = tf.constant(self.fingerprints[-1], tf.int64)
+        return NoiseState(fingerprint, tf.zeros([], tf.int64), seed, stream, kept)
 
     def next_row(
         self, state: NoiseState, stddev: float = 1.0
@@ -159,19 +168,18 @@ class TensorNoise:
                 row[position] = tf.reshape(tensor, shape)
         kept = tuple(histories) if state.history else state.history
         step = of_round(self.store.rows.steps * stddev, i)
-        return row, step, state._replace(round_index=i + 1, history=kept)
+        fingerprint = tf.constant(self.fingerprints[-1], tf.int64)
+        return row, step, NoiseState(fingerprint, i + 1, state.seed, state.stream, kept)
 
     def _checked_round(self, state: NoiseState) -> tf.Tensor:
-        """The state's round, if there is one left and this version would have made the state."""
+        """The state's round, if there is one left and the state is of this run."""
         num_rounds = self.recursion.num_rounds
         checks = [
-            tf.debugging.assert_equal(
-                state.noise_format,
-                tf.constant(NOISE_FORMAT, tf.int64),
-                message=processes.refusal(
-                    "This state was made by a version whose noise is another one of the same "
-                    "seed: go on with that version, or start anew."
+            tf.debugging.Assert(
+                tf.reduce_any(
+                    tf.equal(state.fingerprint, tf.constant(self.fingerprints, tf.int64))
                 ),
+                [processes.refusal(OTHER_PROCESS)],
             ),
             tf.debugging.assert_less(
                 state.round_index,
@@ -250,11 +258,13 @@ class NoiseParts:
 
     Attributes:
       noise: The definition of its stream.
-      record: The record of what noise was added to; None without a directory to keep it in.
+      record: The record of what noise was added to; None for none.
+      fingerprints: As of ``TensorNoise``; empty where the query is to find its own.
     """
 
     noise: TensorNoise
     record: ReleaseRecord | None = None
+    fingerprints: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -275,6 +285,8 @@ def make(
     specs: tuple[tf.TensorSpec, ...],
     options: NoiseOptions,
     continued: Continued | None = None,
+    *,
+    is_recorded: bool = False,
 ) -> NoiseParts:
     """Returns what a run's graphs need for its noise, with all files in place.
 
@@ -283,6 +295,8 @@ def make(
       specs: The tensors of a row: floating point, of known shapes.
       options: The choices.
       continued: What the rows continue, bit for bit; None for those of a run that was not extended.
+      is_recorded: Whether to keep a record of released sums without a directory of the options as
+        well, in a temporary one.
 
     Returns:
       The parts.
@@ -302,7 +316,7 @@ def make(
         return NoiseParts(TensorNoise(RowsInState(rows), specs))
     cost = _cost(recursion, segments, options.storage, continued)
     is_on_disk = cost.storage is NoiseStorage.DISK
-    if options.directory is None and not is_on_disk:
+    if options.directory is None and not is_on_disk and not is_recorded:
         return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs))
     directory = noise_directory.open_directory(options.directory)
     record = ReleaseRecord.in_directory(directory)

@@ -195,9 +195,7 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
                 "the clients of the saved rounds were drawn in another way than those of later "
                 "rounds would be: no guarantee covers both. Start a new run."
             )
-        if run.earlier_participations:
-            saved = _of_extended(run, saved)
-        _check_same_schema(run.initial_state, saved.state)
+        _check_same_process(run, saved.state)
         return saved
     ledger = ParticipationLedger(run.client_ids, sampling=run.sampling)
     progress = Progress(run.initial_state, 0, ledger)
@@ -205,32 +203,32 @@ def start(run: FederatedRun, store: StateStore) -> Progress:
     return progress
 
 
-def _of_extended(run: FederatedRun, saved: Progress) -> Progress:
-    """What was saved under an earlier plan, with the schema of the whole run."""
-    whole = declared_participation.in_state(run.initial_state)
-    if len(set(whole)) != 1:
-        return saved
-    try:
-        state = declared_participation.in_extended(
-            saved.state, run.earlier_participations, whole[0]
-        )
-    except ValueError as error:
-        raise LedgerError(
-            f"the saved state is of none of the horizons of the run: {error}"
-        ) from error
-    return dataclasses.replace(saved, state=state)
+def _check_same_process(run: FederatedRun, saved: Any) -> None:
+    """Checks that later rounds follow from a saved state as the rounds before did.
 
-
-def _check_same_schema(first: Any, saved: Any) -> None:
-    """Checks that the noise of saved rounds is scaled as that of later ones will be."""
-    ours, theirs = (declared_participation.in_state(state) for state in (first, saved))
-    if ours != theirs:
+    A run that was extended takes the states of earlier horizons: its process knows them, and
+    refuses others.
+    """
+    ours, theirs = map(declared_participation.fingerprints_in, (run.initial_state, saved))
+    if ours == theirs:
+        return
+    schemas = tuple(map(declared_participation.in_state, (run.initial_state, saved)))
+    known = {*run.earlier_participations.values(), *schemas[0]}
+    if run.earlier_participations and len(ours) == len(theirs) and known.issuperset(schemas[1]):
+        return
+    if schemas[0] != schemas[1]:
         raise LedgerError(
             "the noise of the saved rounds was scaled to another participation schema "
-            f"({_listed(theirs)}) than that of later rounds would be ({_listed(ours)}): no "
-            "guarantee covers both. Build the process as it was, or start a new run and account "
+            f"({_listed(schemas[1])}) than that of later rounds would be ({_listed(schemas[0])}): "
+            "no guarantee covers both. Build the process as it was, or start a new run and account "
             "for both."
         )
+    raise LedgerError(
+        "the saved state is of a process with another mechanism or other options (noise "
+        "multiplier, matrix, clip norm, cohort size, noise source or storage, model) or of another "
+        "version: no guarantee covers both. Build the process as it was, or start a new run and "
+        "account for both."
+    )
 
 
 def _listed(schemas: tuple[Participation, ...]) -> str:

@@ -12,6 +12,7 @@ from mf_aggregators.noise.recursions.recursion import (
     SubstitutionNoise,
     ToeplitzNoise,
     bands_of_matrix,
+    fingerprint,
     matrix_from_bands,
 )
 from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
@@ -38,5 +39,6 @@ __all__ = [
     "ToeplitzNoise",
     "WindowNoise",
     "bands_of_matrix",
+    "fingerprint",
     "matrix_from_bands",
 ]

@@ -31,6 +31,9 @@ enters only later ones. The state vectors at e follow in the same way. These wei
 import abc
 import dataclasses
 import functools
+import hashlib
+import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -54,6 +57,10 @@ _COLUMNS = 512
 _SENSITIVITIES = (1e-100, 1e100)
 # Tables of a noising matrix up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
+# Digits that count in a fingerprint, and projections of the product of the matrix and a vector,
+# which differ wherever two matrices do.
+_FINGERPRINT_DIGITS, _FINGERPRINT_MATRIX_DIGITS = 9, 7
+_PROJECTIONS = 4
 
 _Dtype: TypeAlias = type[np.float64] | type[np.int64]
 
@@ -645,3 +652,38 @@ def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
     for t in range(num_bands):
         bands[t:, t] = np.diagonal(matrix, -t)
     return bands
+
+
+def fingerprint(described: Any, recursion: NoiseRecursion) -> bytes:
+    """Returns the fingerprint of a description and a noising matrix.
+
+    By it, a saved state is known to be of a mechanism and its options. Numbers count to nine digits
+    and matrices to seven, because processors differ in the last ones.
+
+    Args:
+      described: Numbers, texts, None and truth values, in mappings, lists and tuples.
+      recursion: The noising matrix.
+
+    Returns:
+      16 bytes.
+    """
+    rounds = np.arange(1.0, recursion.num_rounds + 1.0)
+    product = recursion.apply(np.sin(rounds))
+    norm = math.sqrt(math.fsum(product**2))
+    shares = [
+        round(float(np.cos(number * rounds) @ product) / norm, _FINGERPRINT_MATRIX_DIGITS) + 0.0
+        for number in range(_PROJECTIONS)
+    ]
+    contents = [_rounded(described), f"{norm:.{_FINGERPRINT_MATRIX_DIGITS}g}", shares]
+    return hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).digest()
+
+
+def _rounded(part: Any) -> Any:
+    """The same description, with floats as texts of a few digits."""
+    if isinstance(part, float):
+        return f"{part:.{_FINGERPRINT_DIGITS}g}"
+    if isinstance(part, dict):
+        return {name: _rounded(each) for name, each in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_rounded(each) for each in part]
+    return part

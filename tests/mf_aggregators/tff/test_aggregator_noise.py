@@ -14,7 +14,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import recursions
+from mf_aggregators.noise import NOISE_FORMAT, recursions
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.mf_aggregators.tff.small_aggregators import (
@@ -22,6 +23,7 @@ from tests.mf_aggregators.tff.small_aggregators import (
     NUM_ROUNDS,
     PARTICIPATION,
     flat,
+    make_aggregator,
     make_process,
     nest_of,
     process_with_noise,
@@ -238,6 +240,143 @@ def test_a_start_is_no_round(tmp_path: pathlib.Path) -> None:
         # What tells an initial state from others in TFF, whose event is a placeholder.
         assert state.is_init_state
         assert not process.next(state, []).state.is_init_state
+
+
+_VALUE = tff.TensorType(np.float32, [3])
+_OTHER_PROCESSES: dict[str, dict[str, Any]] = {
+    "noise multiplier": {"noise_multiplier": 2.0},
+    "clip norm": {"clip_norm": 1.5},
+    "clients per round": {"clients_per_round": 5},
+    "matrix": {"factorization": mfa.factorizations.banded(NUM_ROUNDS, 2)},
+    "rounds": {"factorization": mfa.factorizations.banded(2 * NUM_ROUNDS, 3)},
+    "schema": {"participation": mfa.participation.MinSeparation(2)},
+    "generator": {"noise_source": "philox"},
+    "storage": {"noise_storage": "disk"},
+    "largest cohort": {"largest_cohort": 50},
+}
+
+
+def _query(**changes: Any) -> Any:
+    options = {"noise_multiplier": 1.0, "noise_storage": "state", **changes}
+    return make_aggregator(**options).query(tf.TensorSpec([3], tf.float32))
+
+
+def _goes_on(query: Any, state: Any) -> None:
+    query.get_noised_result(query.initial_sample_state(), state)
+
+
+@pytest.mark.parametrize("change", _OTHER_PROCESSES)
+def test_a_state_of_another_process_is_refused(change: str) -> None:
+    """Two sums under one row at two scales tell the sum; and noise is for one mechanism."""
+    state = _query().initial_global_state()
+    _goes_on(_query(), state)
+    with refuses("fresh state", error=tf.errors.InvalidArgumentError):
+        _goes_on(_query(**_OTHER_PROCESSES[change]), state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clip_norm": mfa.AdaptiveClip(0.5, update_period=2)},
+        {"clip_norm": mfa.AdaptiveClip(0.25)},
+        {"clip_norm": mfa.AdaptiveClip(0.5), "clients_per_round": 5},
+        {
+            "clip_norm": mfa.AdaptiveClip(0.5),
+            "metrics": PrivateMetrics((BoundedMetric("loss", 0.0, 1.0),)),
+        },
+    ],
+)
+def test_a_state_of_another_clip_norm_that_adapts_is_refused(change: dict[str, Any]) -> None:
+    state = _query(clip_norm=mfa.AdaptiveClip(0.5)).initial_global_state()
+    with refuses("fresh state", error=tf.errors.InvalidArgumentError):
+        _goes_on(_query(**change), state)
+
+
+def test_a_longer_plan_does_not_go_on_with_the_noise_of_a_shorter_one() -> None:
+    """Calibrated anew for twice the rounds, noise is larger, and the first rows had less."""
+    process = []
+    for rounds, most in ((NUM_ROUNDS, 3), (2 * NUM_ROUNDS, 6)):
+        mechanism = mfa.calibrate(
+            mfa.factorizations.toeplitz(rounds, 2),
+            mfa.participation.MinSeparation(2, most),
+            epsilon=8.0,
+            delta=1e-5,
+        )
+        process.append(
+            mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=4).create(_VALUE)
+        )
+    state = process[0].initialize()
+    for _ in range(NUM_ROUNDS):
+        state = process[0].next(state, [np.ones(3, np.float32)]).state
+    with refuses("fresh state", error=processes.RefusalError):
+        process[1].next(state, [np.ones(3, np.float32)])
+
+
+def test_the_state_of_an_older_version_is_refused() -> None:
+    """It had the number of the noise format where the fingerprint is."""
+    query = _query()
+    state = query.initial_global_state()
+    older = state.noise._replace(fingerprint=tf.constant(NOISE_FORMAT, tf.int64))
+    with refuses("version 2", error=tf.errors.InvalidArgumentError):
+        _goes_on(query, state._replace(noise=older))
+
+
+def test_without_a_directory_a_row_is_added_to_one_sum() -> None:
+    """By any process of an aggregator in this Python process."""
+    made = make_aggregator(noise_multiplier=1.0)
+    process, another = made.create(_VALUE), made.create(_VALUE)
+    state = process.initialize()
+    released = process.next(state, [np.ones(3, np.float32)])
+    for each in (process, another):
+        again = each.next(state, [np.ones(3, np.float32)])
+        np.testing.assert_array_equal(again.result, released.result)
+        with refuses("released", error=processes.RefusalError):
+            each.next(state, [np.full(3, 0.1, np.float32)])
+
+
+@pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
+def test_a_spent_round_is_never_released_and_later_rows_stay(
+    storage: str, tmp_path: pathlib.Path
+) -> None:
+    options: dict[str, Any] = {
+        "noise_multiplier": 1.0,
+        "noise_storage": storage,
+        "noise_directory": tmp_path / "noise",
+        "clip_norm": mfa.AdaptiveClip(1.0),
+    }
+    made = make_aggregator(**options)
+    process, client = made.create(_VALUE), [np.full(3, 0.2, np.float32)]
+    state = process.next(process.initialize(), client).state
+    undisturbed = process.next(process.next(state, []).state, client)
+    # The round that was lost stood in the record, and the process that goes on is another one.
+    after = make_aggregator(**options).spend({"aggregator": state}, _VALUE)["aggregator"]
+    with refuses("spent", error=processes.RefusalError):
+        process.next(state, [])
+    found = process.next(after, client)
+    noise, numbers = found.state.query_state, undisturbed.state.query_state
+    assert int(noise[0].mechanism.noise.round_index) == 3
+    tf.nest.map_structure(np.testing.assert_array_equal, noise[0].mechanism, numbers[0].mechanism)
+    # An empty round moves the norm, and a spent one does not.
+    assert after.query_state[0].clip == state.query_state[0].clip
+    with refuses("fresh state", error=processes.RefusalError):
+        make_aggregator(**{**options, "noise_multiplier": 2.0}).spend(state, _VALUE)
+    with refuses("noise states"):
+        made.spend((state, state), _VALUE)
+
+
+def test_a_state_of_other_tensors_is_not_spent() -> None:
+    state = _query().initial_global_state()
+    with refuses("fresh state", error=processes.RefusalError):
+        make_aggregator(noise_multiplier=1.0).spend(state, tff.TensorType(np.float32, [4]))
+
+
+def test_no_round_is_spent_past_the_last() -> None:
+    made = make_aggregator(noise_multiplier=1.0)
+    state: Any = made.query(tf.TensorSpec([3], tf.float32)).initial_global_state()
+    for _ in range(NUM_ROUNDS):
+        state = made.spend(state, _VALUE)
+    with refuses(f"{NUM_ROUNDS} rounds", error=processes.RefusalError):
+        made.spend(state, _VALUE)
 
 
 def test_scaling_the_matrix_does_not_change_a_run() -> None:

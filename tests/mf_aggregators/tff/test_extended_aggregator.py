@@ -304,34 +304,33 @@ def test_without_noise_an_extension_has_none() -> None:
 
 
 def test_the_state_of_an_extended_run_tells_the_schema_of_the_whole() -> None:
-    single, whole = SingleParticipation(), MinSeparation(5)
-    state = _saved(_query(_MADE["blt"], single).initial_global_state())
-    nested = {"learning": [state, (1, "text")]}
-    found = declared_participation.in_extended(nested, {_BEFORE: single}, whole)
-    assert declared_participation.in_state(found) == (whole,)
-    assert declared_participation.in_state(nested) == (single,)
-    assert found["learning"][1] == (1, "text")
-    again = declared_participation.in_extended(found, {_BEFORE: single}, whole)
-    assert declared_participation.in_state(again) == (whole,)
-    before, after = (tf.nest.flatten(each["learning"][0]) for each in (nested, found))
-    assert [np.asarray(leaf).dtype for leaf in before] == [np.asarray(leaf).dtype for leaf in after]
-    with refuses("schema"):
-        declared_participation.in_extended(nested, {_BEFORE: MinSeparation(6)}, whole)
+    whole = _extended_query(_MADE["blt"].extended(_WHOLE), participation=MinSeparation(2))
+    state = _saved(_query(_MADE["blt"]).initial_global_state())
+    assert declared_participation.in_state(state) == (_SCHEMA,)
+    _, state = _rounds(whole, state, 0, 1)
+    assert declared_participation.in_state(state) == (MinSeparation(2),)
+    assert declared_participation.fingerprints_in(state) == declared_participation.fingerprints_in(
+        whole.initial_global_state()
+    )
 
 
-def test_a_state_is_not_given_a_schema_that_forbids_what_it_allowed() -> None:
-    """Not its own, nor that of a horizon in the middle; and no horizon is left out."""
-    loose, strict = MinSeparation(2), MinSeparation(4)
-    state = _saved(_query(_MADE["blt"], loose).initial_global_state())
-    for earlier, whole in (({7: loose}, strict), ({3: strict, 7: loose}, strict)):
-        with refuses("7"):
-            declared_participation.in_extended(state, earlier, whole)
-    with refuses("schema"):
-        declared_participation.in_extended(state, {3: strict}, strict)
-    with refuses("mechanism", error=TypeError):
-        declared_participation.in_extended(state, [loose], loose)  # type: ignore[arg-type]
-    found = declared_participation.in_extended(state, {3: strict, 7: loose}, MinSeparation(1))
-    assert declared_participation.in_state(found) == (MinSeparation(1),)
+def test_a_state_goes_on_under_an_extension_alone() -> None:
+    """Not under the horizon before it, nor an extension of another run, nor with other options."""
+    extended = _MADE["blt"].extended(_WHOLE)
+    first, whole = _query(_MADE["blt"]), _extended_query(extended)
+    state = _saved(first.initial_global_state())
+    _, of_whole = _rounds(whole, state, 0, 1)
+    _rounds(whole, of_whole, 1, 2)
+    weaker = mfa.Mechanism(_MADE["blt"], _SCHEMA, 0.9 * _MULTIPLIER)
+    other = _extended_query(_MADE["identity"].extended(_WHOLE), began=None)
+    for query, each in (
+        (first, of_whole),
+        (other, state),
+        (_extended_query(extended, began=weaker), state),
+        (_extended_query(extended, clip_norm=2.0), state),
+    ):
+        with refuses("fresh state", error=tf.errors.InvalidArgumentError):
+            _rounds(query, each, 0, 1)
 
 
 def test_every_horizon_of_a_run_that_is_extended_twice_counts() -> None:
@@ -399,7 +398,6 @@ def test_a_mechanism_that_was_extended_twice_states_what_its_rows_have() -> None
             whole, clip_norm=1.0, clients_per_round=4, seed=3, noise_storage="state"
         ).query(_SPECS)
     state = _saved(_query(_MADE["blt"]).initial_global_state())
-    state = declared_participation.in_extended(state, whole)
     released, _ = _rounds(query, state, 0, _WHOLE)
     expected, _ = _rounds(by_hand, state, 0, _WHOLE)
     np.testing.assert_array_equal(released, expected)

@@ -1,7 +1,10 @@
-"""The record of what a round's noise was added to."""
+"""The record of released sums."""
 
 import os
 import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +13,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from mf_aggregators.noise.rows_of_z import TILE
-from mf_aggregators.tff import noise_files
-from mf_aggregators.tff.noise_files import ReleaseRecord
+from mf_aggregators.tff import release_record
+from mf_aggregators.tff.release_record import ReleaseRecord
 from tests.refusals import refuses
 
-_CLIP_NORM = 0.5
+_SEED = np.array([2**62 + 5, -3], np.int64)
+_SCALES = (2.0**-30, 1e-9)
+_WORD = 2**64
+# Coordinates of a piece, as the documentation of the digest has it.
+_PIECE = 2**14
 
 
 def _check(
@@ -22,148 +29,198 @@ def _check(
     i: int,
     *sums: np.ndarray,
     stream: tuple[int, int] = (1, -2),
-    step: float = 1e-9,
+    scales: Sequence[float] = _SCALES,
 ) -> None:
     checked = ReleaseRecord.in_directory(directory).check(
+        tf.constant(_SEED),
         tf.constant(stream, tf.int64),
         tf.constant(i, tf.int64),
         [tf.constant(tensor) for tensor in sums],
-        unit=tf.constant(1.0, tf.float64),
-        clip_norm=_CLIP_NORM,
-        step=tf.constant(step, tf.float64),
+        [tf.constant(scale, tf.float64) for scale in scales],
     )
     for tensor, given_sum in zip(checked, sums, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), given_sum)
 
 
-def _updates(count: int) -> np.ndarray:
-    """Updates of clients at the clip norm, over 1003 parameters."""
-    updates = np.random.default_rng(3).normal(size=(count, 1003)).astype(np.float32)
-    return updates * _CLIP_NORM / np.linalg.norm(updates, axis=1, keepdims=True)
+def _refused() -> Any:
+    return refuses("released", error=tf.errors.InvalidArgumentError)
 
 
-def _split(total: np.ndarray) -> tuple[np.ndarray, ...]:
-    return total[:600].reshape(20, 30), total[600:1002].astype(np.float64), total[1002]
+def _sums(seed: int = 3) -> tuple[np.ndarray, ...]:
+    total = np.random.default_rng(seed).integers(-(2**50), 2**50, 1003)
+    return total[:600].reshape(20, 30), total[600:1002], total[1002]
 
 
-def test_the_same_updates_in_any_order_pass(tmp_path: pathlib.Path) -> None:
-    updates = _updates(500)
-    for order in (slice(None), slice(None, None, -1)):
-        total = np.zeros(1003, np.float32)
-        for update in updates[order]:
-            total += update
-        _check(tmp_path, 3, *_split(total))
+def _changed(position: int, by: int = 1) -> tuple[np.ndarray, ...]:
+    total = np.concatenate([tensor.reshape(-1) for tensor in _sums()])
+    total[position] += by
+    return total[:600].reshape(20, 30), total[600:1002], total[1002]
 
 
-def test_the_same_updates_in_other_steps_of_noise_are_refused(tmp_path: pathlib.Path) -> None:
-    """The integers beside one row would differ by a function of the sum alone."""
-    _check(tmp_path, 3, *_split(_updates(1)[0]))
-    with refuses("released", error=tf.errors.InvalidArgumentError):
-        _check(tmp_path, 3, *_split(_updates(1)[0]), step=1.001e-9)
+def _words(seed: np.ndarray, row: int, first: int, count: int) -> list[int]:
+    """Blocks of ChaCha20 with a key of 128 bits, as integers of 64 bits."""
+    key = 2 * list(seed.view(np.uint32))
+    counters = np.array([(first + block) % _WORD for block in range(count)], np.uint64)
+    nonce = np.array([row % _WORD], np.uint64).view(np.uint32)
+    constants = np.frombuffer(b"expand 16-byte k", "<u4")
+    start = [np.full(count, word, np.uint32) for word in (*constants, *key)]
+    start += [*counters.view(np.uint32).reshape(-1, 2).T, *(np.full(count, n) for n in nonce)]
+    state = [word.copy() for word in start]
+    for number in range(80):
+        turn = number // 4 % 2
+        a, b, c, d = (4 * place + (number + turn * place) % 4 for place in range(4))
+        for (x, y, z), distance in zip(
+            [(a, b, d), (c, d, b), (a, b, d), (c, d, b)], (16, 12, 8, 7), strict=True
+        ):
+            state[x] = state[x] + state[y]
+            mixed = state[z] ^ state[x]
+            state[z] = mixed << np.uint32(distance) | mixed >> np.uint32(32 - distance)
+    words = np.stack([one + two for one, two in zip(state, start, strict=True)], axis=1)
+    return [int(word) for word in np.ascontiguousarray(words).view(np.uint64).reshape(-1)]
 
 
-@pytest.mark.parametrize("change", ["another client", "one fewer", "one more"])
-def test_one_client_among_hundreds_makes_a_difference(change: str, tmp_path: pathlib.Path) -> None:
-    updates = _updates(502)
-    _check(tmp_path, 3, *_split(updates[:500].sum(axis=0)))
-    other = {
-        "another client": updates[1:501],
-        "one fewer": updates[:499],
-        "one more": updates[:501],
-    }[change]
-    with refuses("released", error=tf.errors.InvalidArgumentError):
-        _check(tmp_path, 3, *_split(other.sum(axis=0)))
-    # Other rounds and other streams have noise of their own.
-    _check(tmp_path, 4, *_split(other.sum(axis=0)))
-    _check(tmp_path, 3, *_split(other.sum(axis=0)), stream=(1, -3))
+def _product(halves: list[int], keys: list[int]) -> list[int]:
+    return [
+        sum(x * k for x, k in zip(halves, keys[column::2], strict=False)) % _WORD
+        for column in (0, 1)
+    ]
 
 
-def test_every_coordinate_counts(tmp_path: pathlib.Path) -> None:
-    """A change of a tenth of the clip norm in one coordinate is refused."""
+def _halves(numbers: np.ndarray) -> list[int]:
+    return [int(half) for half in np.ascontiguousarray(numbers, np.int64).view(np.int32)]
+
+
+def _digest(i: int, sums: Sequence[np.ndarray], scales: Sequence[float]) -> str:
+    """The digest in Python's integers, as the module's documentation defines it."""
+    secrets = np.array(_words(_SEED, -1, 0, 1)[:4], np.uint64).view(np.int64)
+    of_hash, of_name = secrets[:2], secrets[2:]
+    width = 2 * min(_PIECE, max(1, *(tensor.size for tensor in sums)))
+    keys = _words(of_hash, 0, 0, -(-width // 4))
+    hashes: list[int] = []
+    for tensor in sums:
+        flat = tensor.reshape(-1)
+        whole = len(flat) // TILE * TILE if len(flat) > _PIECE else 0
+        # The rest comes first, then whole tiles.
+        parts = [flat[whole:], flat[:whole]]
+        for part in parts if len(flat) > _PIECE else [flat]:
+            for start in range(0, len(part), _PIECE):
+                hashes += _product(_halves(part[start : start + _PIECE]), keys)
+    numbers = np.array([*hashes], np.uint64).view(np.int64)
+    others = np.array([i, *np.array(scales, np.float64).view(np.int64)], np.int64)
+    halves = _halves(np.concatenate([numbers, others]))
+    high, low = _product(halves, _words(of_hash, 1, 0, -(-len(halves) // 4)))
+    signed = np.array([high, low], np.uint64).view(np.int64)
+    name = np.array(_words(of_name, int(signed[0]), int(signed[1]), 1)[:2], np.uint64)
+    return ".".join(map(str, name.view(np.int64)))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1,), (3, 1, 70), (_PIECE,), (_PIECE + 1, 5), (2 * TILE + _PIECE + 3, TILE, 2)]
+)
+def test_the_digest_is_the_one_that_is_documented(sizes: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(len(sizes))
+    sums = [generator.integers(-(2**62), 2**62, size) for size in sizes]
+    found = tf.function(release_record.digest, autograph=False)(
+        tf.constant(_SEED),
+        tf.constant(7, tf.int64),
+        tuple(map(tf.constant, sums)),
+        tuple(tf.constant(scale, tf.float64) for scale in _SCALES),
+    )
+    assert found.numpy().decode() == _digest(7, sums, _SCALES)
+
+
+def test_the_same_sum_passes_and_one_step_in_any_coordinate_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
     record = ReleaseRecord.in_directory(tmp_path)
 
     # Traced once, which takes far longer than a check.
     @tf.function(autograph=False)
     def check(stream: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-        return record.check(
-            stream,
-            tf.zeros([], tf.int64),
-            list(sums),
-            unit=tf.constant(1.0, tf.float64),
-            clip_norm=_CLIP_NORM,
-            step=tf.constant(1e-9, tf.float64),
-        )
+        scales = [tf.constant(scale, tf.float64) for scale in _SCALES]
+        return record.check(tf.constant(_SEED), stream, tf.zeros([], tf.int64), list(sums), scales)
 
     # Of each tensor the first and the last, and some between.
-    for position in (*range(0, 1003, 9), 599, 600, 1001, 1002):
-        stream, total = tf.constant([position, 7], tf.int64), _updates(1)[0]
-        check(stream, *map(tf.constant, _split(total)))
-        total[position] += 0.1 * _CLIP_NORM
-        with refuses("released", error=tf.errors.InvalidArgumentError):
-            check(stream, *map(tf.constant, _split(total)))
+    for position in (*range(0, 1003, 59), 599, 600, 1001, 1002):
+        stream = tf.constant([position, 7], tf.int64)
+        for _ in range(2):
+            check(stream, *map(tf.constant, _sums()))
+        for by in (1, -(2**30), 2**52):
+            with _refused():
+                check(stream, *map(tf.constant, _changed(position, by)))
+        # Refused sums leave nothing behind.
+        check(stream, *map(tf.constant, _sums()))
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-3])
-def test_sums_of_gradients_whose_rows_add_up_to_zero_differ(
-    size: float, tmp_path: pathlib.Path
-) -> None:
-    """The gradients of a softmax are such sums, for any data and however small the updates are."""
-    generator = np.random.default_rng(5)
-    sums = []
-    for _ in range(2):
-        gradient = generator.normal(size=(512, 10))
-        gradient -= gradient.mean(axis=1, keepdims=True)
-        gradient *= size * _CLIP_NORM / np.linalg.norm(gradient)
-        sums.append(gradient.astype(np.float32))
-    _check(tmp_path, 4, sums[0])
-    _check(tmp_path, 4, sums[0])
-    with refuses("released", error=tf.errors.InvalidArgumentError):
-        _check(tmp_path, 4, sums[1])
+def test_other_rounds_streams_and_scales_have_digests_of_their_own(tmp_path: pathlib.Path) -> None:
+    _check(tmp_path, 3, *_sums())
+    # The same integers in other steps would tell the sum.
+    for scales in ((2.0**-30, 1.001e-9), (2.0**-31, 1e-9)):
+        with _refused():
+            _check(tmp_path, 3, *_sums(), scales=scales)
+    _check(tmp_path, 4, *_sums(4))
+    _check(tmp_path, 3, *_sums(5), stream=(1, -3))
+    names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(set(names)) == len(names) == 3
 
 
 @pytest.mark.parametrize("i", [0, 1])
-def test_a_sum_of_zeros_is_recorded(i: int, tmp_path: pathlib.Path) -> None:
-    zeros, total = np.zeros(1003, np.float32), _updates(1)[0]
+def test_a_sum_of_nobody_is_recorded(i: int, tmp_path: pathlib.Path) -> None:
+    zeros = [np.zeros_like(tensor) for tensor in _sums()]
     for _ in range(2):
-        _check(tmp_path, i, *_split(zeros))
+        _check(tmp_path, i, *zeros)
     # The difference to the round of nobody would be the sum, without noise.
-    with refuses("released", error=tf.errors.InvalidArgumentError):
-        _check(tmp_path, i, *_split(total))
+    with _refused():
+        _check(tmp_path, i, *_sums())
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-2])
-@pytest.mark.parametrize(("change", "is_refused"), [(1e-3, True), (1e-6, False)])
-def test_sums_that_differ_by_a_thousandth_are_others(
-    size: float, change: float, is_refused: bool, tmp_path: pathlib.Path
-) -> None:
-    """And by a millionth, as when updates are summed in another order, they are the same."""
-    total = size * _updates(1)[0].astype(np.float64)
-    changed = (1.0 + change) * total
-    _check(tmp_path, 1, total)
-    if is_refused:
-        with refuses("released", error=tf.errors.InvalidArgumentError):
-            _check(tmp_path, 1, changed)
-    else:
-        _check(tmp_path, 1, changed)
+def test_a_spent_round_refuses_every_sum(tmp_path: pathlib.Path) -> None:
+    record, stream = ReleaseRecord.in_directory(tmp_path), tf.constant([1, -2], tf.int64)
+    _check(tmp_path, 3, *_sums())
+    for i in (3, 4):
+        record.spend(stream, tf.constant(i, tf.int64))
+        for seed in (3, 4):
+            with _refused():
+                _check(tmp_path, i, *_sums(seed))
+    _check(tmp_path, 5, *_sums())
 
 
-def test_a_damaged_record_is_written_again(tmp_path: pathlib.Path) -> None:
-    total = _updates(1)[0]
-    _check(tmp_path, 2, *_split(total))
+def test_nothing_but_names_is_on_the_disk(tmp_path: pathlib.Path) -> None:
+    _check(tmp_path, 3, *_sums())
     (path,) = [path for path in tmp_path.rglob("*") if path.is_file()]
-    path.write_bytes(path.read_bytes()[:30])
-    _check(tmp_path, 2, *_split(total))
-    with refuses("released", error=tf.errors.InvalidArgumentError):
-        _check(tmp_path, 2, *_split(2.0 * total))
+    assert path.stat().st_size == 0
+    assert path.name == _digest(3, _sums(), _SCALES)
+    # A file that was cut off has the same name, and so is no other record.
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_large_tensors_have_the_numbers_of_small_ones() -> None:
-    """Each share is the weighted sum of consecutive entries, however it is added up."""
-    for size in (1, 63, 64, 65, TILE, TILE + 1, 3 * TILE + 17):
-        sums = np.random.default_rng(size).integers(-(2**40), 2**40, size)
-        multiples = np.arange(size) * ((5.0**0.5 - 1.0) / 2.0)
-        weighted = sums * (0.5 + multiples - np.floor(multiples))
-        length = -(-size // 64)
-        expected = [np.sum(weighted[k * length : (k + 1) * length]) for k in range(64)]
-        found = noise_files._numbers((tf.constant(sums),))
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-3)
+def test_of_two_threads_that_release_at_once_at_most_one_succeeds(tmp_path: pathlib.Path) -> None:
+    """For each round two threads pass a barrier at the same time, with different sums."""
+    record = ReleaseRecord.in_directory(tmp_path)
+    rounds, barrier = 100, threading.Barrier(2)
+    outcomes: dict[tuple[int, int], bool] = {}
+
+    def release(number: int) -> None:
+        @tf.function(autograph=False)
+        def check(i: tf.Tensor, total: tf.Tensor) -> list[tf.Tensor]:
+            stream = tf.constant([5, 5], tf.int64)
+            return record.check(tf.constant(_SEED), stream, i, [total], [])
+
+        total = tf.constant([number], tf.int64)
+        check(tf.constant(10**6 + number, tf.int64), total)
+        for i in range(rounds):
+            barrier.wait()
+            try:
+                check(tf.constant(i, tf.int64), total)
+                outcomes[number, i] = True
+            except tf.errors.InvalidArgumentError:
+                outcomes[number, i] = False
+
+    threads = [threading.Thread(target=release, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 2 * rounds
+    both = [i for i in range(rounds) if outcomes[1, i] and outcomes[2, i]]
+    assert not both

@@ -361,7 +361,7 @@ def test_rows_past_the_last_round_fail(index: int, storage: str) -> None:
 def test_a_state_of_another_noise_of_the_same_seed_is_refused(change: int) -> None:
     stream = _stream(3, "state")
     state = stream.start()
-    other = state._replace(noise_format=state.noise_format + change)
+    other = state._replace(fingerprint=state.fingerprint + change)
     with refuses("version", error=tf.errors.InvalidArgumentError):
         stream.next_row(other)
 

@@ -1,0 +1,43 @@
+"""Fingerprints tell noising matrices and descriptions from one another."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mf_aggregators as mfa
+from mf_aggregators.noise import recursions
+from mf_aggregators.noise.recursions import BandedNoise
+
+
+def _bands(seed: int) -> np.ndarray:
+    bands = np.random.default_rng(seed).uniform(0.2, 1.0, (12, 3))
+    bands[0, 1:] = bands[1, 2] = 0.0
+    return bands
+
+
+@given(st.integers(0, 11), st.integers(0, 2), st.sampled_from([1e-5, 0.1]))
+def test_a_change_of_any_entry_changes_it(row: int, band: int, change: float) -> None:
+    bands = _bands(3)
+    if band > row:
+        return
+    changed = bands.copy()
+    changed[row, band] *= 1.0 + change
+    one, other = (recursions.fingerprint(["a"], BandedNoise(each)) for each in (bands, changed))
+    assert one != other
+    # What processors round differently is no change.
+    changed[row, band] = bands[row, band] * (1.0 + 2.0**-51)
+    assert one == recursions.fingerprint(["a"], BandedNoise(changed))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [1.0, {"a": 2.0}, {"b": 1.0}, [1.0], {"a": [1.0, None]}, {"a": 1.0 + 1e-8}, {"a": True}],
+    ids=str,
+)
+def test_descriptions_differ(other: object) -> None:
+    recursion = mfa.factorizations.identity(4).noise_recursion()
+    one = recursions.fingerprint({"a": 1.0}, recursion)
+    assert one != recursions.fingerprint(other, recursion)
+    assert one == recursions.fingerprint({"a": 1.0 + 2.0**-52}, recursion)
+    assert len(one) == 16
