@@ -75,11 +75,13 @@ def learning_process(
             model_aggregator=mfa.mf_dp_aggregator(
                 mfa.factorizations.banded(mfa.workloads.prefix_sum(num_rounds), 3),
                 participation=participation,
-                noise_multiplier=1.0,
-                clip_norm=1.0,
-                clients_per_round=3,
-                seed=5,
-                **noise,
+                **{
+                    "noise_multiplier": 1.0,
+                    "clip_norm": 1.0,
+                    "clients_per_round": 3,
+                    "seed": 5,
+                    **noise,
+                },
             ),
         )
 

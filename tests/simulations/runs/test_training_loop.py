@@ -559,3 +559,26 @@ def test_a_resumed_run_keeps_the_schema_of_its_noise(process: Any, tmp_path: pat
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 3
     _, ledger = linear_run.finish(_run(process), tmp_path)
     assert ledger.num_rounds == _NUM_ROUNDS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise_multiplier": 2.0},
+        *(
+            pytest.param(change, marks=pytest.mark.long)
+            for change in ({"clip_norm": 0.5}, {"clients_per_round": 4}, {"noise_source": "philox"})
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_is_not_resumed_with_another_mechanism(
+    change: dict[str, Any], process: Any, tmp_path: pathlib.Path
+) -> None:
+    """Two scales of one row would tell the sum; and no guarantee is about both."""
+    training_loop.start(_run(process), linear_run.store_of(tmp_path))
+    other = linear_run.learning_process(_NUM_ROUNDS, participation=MinSeparation(2), **change)
+    with refuses("mechanism", "options", error=LedgerError):
+        training_loop.start(_run(other), linear_run.store_of(tmp_path))
+    again = training_loop.start(_run(process), linear_run.store_of(tmp_path))
+    assert again.num_rounds == 0
