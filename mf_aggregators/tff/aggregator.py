@@ -222,10 +222,10 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             matrix = factorization.strategy_matrix()
             sensitivity = factorization.sensitivity(mechanism.schema).value
             tensor_streams.check_rows(parts, matrix / sensitivity)
-        parts = dataclasses.replace(parts, fingerprints=self._fingerprints(parts))
+        parts = dataclasses.replace(parts, fingerprints=self._fingerprints(parts, recursion))
         return recursion, multiplier, parts
 
-    def _fingerprints(self, parts: NoiseParts) -> tuple[int, ...]:
+    def _fingerprints(self, parts: NoiseParts, recursion: NoiseRecursion) -> tuple[int, ...]:
         """The fingerprints of states of all horizons, with the options that released bits need."""
         options = [
             repr(parts.noise.specs),
@@ -236,9 +236,11 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             repr(self._sums),
             repr(self._metrics),
         ]
+        *earlier, last = self.mechanism.horizons
+        matrices = [*((each, each.noise_recursion()) for each in earlier), (last, recursion)]
         return tuple(
-            dp_query.fingerprint_of([horizon.to_dict(), options], horizon.noise_recursion())
-            for horizon in self.mechanism.horizons
+            dp_query.fingerprint_of([horizon.to_dict(), options], matrix)
+            for horizon, matrix in matrices
         )
 
 
