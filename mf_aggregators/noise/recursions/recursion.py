@@ -33,7 +33,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -57,9 +56,8 @@ _COLUMNS = 512
 _SENSITIVITIES = (1e-100, 1e100)
 # Tables of a noising matrix up to this size are put into a graph.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
-# Digits that count in a fingerprint, and projections of the product of the matrix and a vector,
-# which differ wherever two matrices do.
-_FINGERPRINT_DIGITS, _FINGERPRINT_MATRIX_DIGITS = 9, 7
+# Digits that count in a fingerprint, and projections of an array in it.
+_FLOAT_DIGITS, _ARRAY_DIGITS = 9, 7
 _PROJECTIONS = 4
 
 _Dtype: TypeAlias = type[np.float64] | type[np.int64]
@@ -658,32 +656,34 @@ def fingerprint(described: Any, recursion: NoiseRecursion) -> bytes:
     """Returns the fingerprint of a description and a noising matrix.
 
     By it, a saved state is known to be of a mechanism and its options. Numbers count to nine digits
-    and matrices to seven, because processors differ in the last ones.
+    and arrays to seven, because processors differ in the last ones.
 
     Args:
       described: Numbers, texts, None and truth values, in mappings, lists and tuples.
-      recursion: The noising matrix.
+      recursion: The noising matrix, of a class that is a dataclass.
 
     Returns:
       16 bytes.
     """
-    rounds = np.arange(1.0, recursion.num_rounds + 1.0)
-    product = recursion.apply(np.sin(rounds))
-    norm = math.sqrt(math.fsum(product**2))
-    shares = [
-        round(float(np.cos(number * rounds) @ product) / norm, _FINGERPRINT_MATRIX_DIGITS) + 0.0
-        for number in range(_PROJECTIONS)
-    ]
-    contents = [_rounded(described), f"{norm:.{_FINGERPRINT_MATRIX_DIGITS}g}", shares]
+    contents = _short([described, recursion])
     return hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).digest()
 
 
-def _rounded(part: Any) -> Any:
-    """The same description, with floats as texts of a few digits."""
+def _short(part: Any) -> Any:
+    """The same contents as JSON, with few digits of floats and few projections of arrays."""
+    if isinstance(part, np.ndarray):
+        flat, size = np.asarray(part, np.float64).reshape(-1), float(np.linalg.norm(part))
+        waves = (np.cos(number * np.arange(1.0, len(flat) + 1.0)) for number in range(_PROJECTIONS))
+        shares = [round(float(wave @ flat) / (size or 1.0), _ARRAY_DIGITS) + 0.0 for wave in waves]
+        return [list(part.shape), f"{size:.{_ARRAY_DIGITS}g}", shares]
     if isinstance(part, float):
-        return f"{part:.{_FINGERPRINT_DIGITS}g}"
+        return f"{part:.{_FLOAT_DIGITS}g}"
     if isinstance(part, dict):
-        return {name: _rounded(each) for name, each in part.items()}
+        return {name: _short(each) for name, each in part.items()}
     if isinstance(part, (list, tuple)):
-        return [_rounded(each) for each in part]
+        return [_short(each) for each in part]
+    if isinstance(part, NoiseRecursion):
+        fields: Any = part
+        values = [getattr(part, each.name) for each in dataclasses.fields(fields)]
+        return [type(part).__name__, *map(_short, values)]
     return part

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import BandedNoise
+from tests.mf_aggregators import small_mechanisms
 
 
 def _bands(seed: int) -> np.ndarray:
@@ -41,3 +42,13 @@ def test_descriptions_differ(other: object) -> None:
     assert one != recursions.fingerprint(other, recursion)
     assert one == recursions.fingerprint({"a": 1.0 + 2.0**-52}, recursion)
     assert len(one) == 16
+
+
+def test_every_mechanism_and_scale_has_one_of_its_own() -> None:
+    found = {
+        recursions.fingerprint([], each.scaled_to_sensitivity_one(sensitivity))
+        for factorization in small_mechanisms.factorizations(9)
+        for each in [factorization.noise_recursion()]
+        for sensitivity in (1.0, 1.0 + 1e-6)
+    }
+    assert len(found) == 2 * len(small_mechanisms.factorizations(9))
