@@ -37,7 +37,7 @@ _OPERATIONS = frozenset(
     }
 )
 # What a client of dp_query.MatrixFactorizationSumQuery sends.
-_OF_THIS_LIBRARY = ("steps", "num_records")
+_OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
 # What TFF's mean factories and the aggregator call their measurements.
 _OF_MEANS = ({"mean_value", "mean_count"}, {"mean_value", "mean_weight"})
 _DIVISOR = "clients_per_round"

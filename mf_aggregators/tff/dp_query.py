@@ -50,10 +50,13 @@ class SampleState(NamedTuple):
     Attributes:
       steps: The structure of the records, int64: the sum of their entries, in quantization steps.
       num_records: int64 scalar.
+      least_steps: int64 scalar: the least entry that so many records can add up to. It wraps
+        around wherever another entry could.
     """
 
     steps: Any
     num_records: Any
+    least_steps: Any
 
 
 def fingerprint_of(described: Any, recursion: NoiseRecursion) -> int:
@@ -73,9 +76,9 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     It composes with the queries of tensorflow-privacy and with
     ``tff.aggregators.DifferentiallyPrivateFactory``: records may be Python numbers and arrays as
     well, and preprocessed records and their sums alike are of int64. What adds them up has to
-    keep integers, as TFF's ``SumFactory`` does. Results have the dtypes of the records, but for
-    half precision, in which a sum may overflow: there they are of float32, to be divided before
-    they are cast.
+    keep integers, as TFF's ``SumFactory`` does; a sum that may have wrapped around is refused.
+    Results have the dtypes of the records, but for half precision, in which a sum may overflow:
+    there they are of float32, to be divided before they are cast.
 
     The query is pure: its state says which round is next, and a round that is run again
     from the same state adds the same noise. It therefore must not be run again on other
@@ -207,7 +210,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         shapes = [_shape_of(leaf) for leaf in tf.nest.flatten(template)]
         _check_shapes(shapes, self._specs)
         zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
-        return SampleState(tf.nest.pack_sequence_as(template, zeros), tf.zeros([], tf.int64))
+        zero = tf.zeros([], tf.int64)
+        return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
 
     def preprocess_record(self, params: tf.Tensor, record: Any) -> SampleState:
         """Clips one client's record, in steps; a record that is not finite becomes zero.
@@ -219,7 +223,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """
         tensors = tensors_of(record, self._specs)
         steps = grid.clip_to_grid(tensors, params, self._sums.steps_per_clip_norm)
-        return SampleState(steps, tf.ones([], tf.int64))
+        least = tf.constant(-self._sums.steps_per_clip_norm, tf.int64)
+        return SampleState(steps, tf.ones([], tf.int64), least)
 
     def get_noised_result(
         self, sample_state: SampleState, global_state: GlobalState
@@ -228,11 +233,13 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
         The guarantee is one of all rounds together, so a single round's event is not
         supported for composition; see ``mf_aggregators.privacy.guarantees``. Running the graph
-        fails with InvalidArgumentError for more records than a sum may have.
+        fails with InvalidArgumentError for more records than a sum may have, and if the sum could
+        have wrapped around.
 
         Raises:
           TypeError: If the sum is not one of int64.
-          ValueError: If it has other tensors than the records of the query.
+          ValueError: If it has other tensors than the records of the query, or a graph would hold
+            the state as a constant.
         """
         scales = [1.0] * len(self._specs)
         return self.scaled_result(sample_state, global_state, scales)
@@ -255,6 +262,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           ValueError: As there.
         """
         noise_state = global_state.noise
+        _check_not_frozen(noise_state)
         stddev = self._noise_stddev or 1.0
         noise, step, next_noise_state = self._noise.next_row(noise_state, stddev)
         steps_of_rounds = self._noise.store.rows.steps * stddev
@@ -324,7 +332,17 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
-        with tf.control_dependencies([are_few] if are_few is not None else []):
+        is_whole = tf.debugging.assert_equal(
+            sample_state.least_steps,
+            -self._sums.steps_per_clip_norm * sample_state.num_records,
+            message=processes.refusal(
+                "The clients' integers were not added up as they are: a sum that is modular, "
+                "bounded or scaled may have wrapped around, and nothing is released of this round. "
+                "Use secure_aggregation_bits= of the aggregator, or tff.aggregators.SumFactory."
+            ),
+        )
+        checks = [check for check in (are_few, is_whole) if check is not None]
+        with tf.control_dependencies(checks):
             return [tf.identity(steps) for steps in tf.nest.flatten(sample_state.steps)]
 
     def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
@@ -419,6 +437,17 @@ def _check_shapes(shapes: list[tf.TensorShape], specs: tuple[tf.TensorSpec, ...]
 
 def _listed(shapes: list[tf.TensorShape]) -> str:
     return ", ".join(map(str, shapes[:10])) + (", ..." if shapes[10:] else "") or "none"
+
+
+def _check_not_frozen(state: tensor_streams.NoiseState) -> None:
+    """Raises ValueError if the graph that is being built holds the state as a constant."""
+    for part in () if tf.executing_eagerly() else (state.round_index, *state.history):
+        if not isinstance(part, tf.Variable) and tf.get_static_value(part) is not None:
+            raise ValueError(
+                "a graph would hold the state of the query as a constant, and release the same "
+                "row of noise whenever it runs: pass the state to the tf.function as an argument "
+                "and return the next one, or run eagerly (Keras: compile(run_eagerly=True))."
+            )
 
 
 def _released(

@@ -67,9 +67,10 @@ def test_an_aggregator_sums_updates_with_noise_and_counts_clients(
         ClientTensor("steps/bias", (2,)),
         ClientTensor("steps/scale", ()),
         ClientTensor("num_records", ()),
+        ClientTensor("least_steps", ()),
     )
-    assert sums[0].num_numbers == 10
-    assert str(sums[0]).endswith("steps/scale [], num_records [], with noise")
+    assert sums[0].num_numbers == 11
+    assert str(sums[0]).endswith("num_records [], least_steps [], with noise")
     assert str(sums[1]) == f"{operations[1]} of a value []"
     client_sums.check(process.next)
 

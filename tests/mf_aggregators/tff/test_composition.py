@@ -10,6 +10,8 @@ import pathlib
 import warnings
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies
 import numpy as np
 import pytest
 
@@ -18,11 +20,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 from tensorflow_privacy.privacy.dp_query.nested_query import NestedSumQuery
+from tensorflow_privacy.privacy.optimizers.dp_optimizer_keras import (
+    make_keras_generic_optimizer_class,
+)
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import processes
-from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
+from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
 
@@ -224,14 +230,10 @@ def test_a_clip_norm_that_adapts_to_python_numbers_under_a_normalized_query() ->
         assert float(query.derive_metrics(state)["next_clip_norm"]) == pytest.approx(norm)
 
 
-class _SumPlusOne(tff.aggregators.UnweightedAggregationFactory):
-    """Adds one to each sum, counts its rounds, and has a measurement."""
+class _CountedSum(tff.aggregators.UnweightedAggregationFactory):
+    """Adds up, counts its rounds, and has a measurement."""
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        @tff.tensorflow.computation(value_type)
-        def plus_one(value: Any) -> Any:
-            return tf.nest.map_structure(lambda tensor: tensor + 1, value)
-
         @tff.tensorflow.computation(np.int32)
         def next_number(number: Any) -> Any:
             return number + 1
@@ -246,7 +248,7 @@ class _SumPlusOne(tff.aggregators.UnweightedAggregationFactory):
         def next_fn(state: Any, value: Any) -> Any:
             return tff.templates.MeasuredProcessOutput(
                 tff.federated_map(next_number, state),
-                tff.federated_map(plus_one, tff.federated_sum(value)),
+                tff.federated_sum(value),
                 tff.federated_value(42, tff.SERVER),
             )
 
@@ -260,7 +262,7 @@ def _process(query: Any, value_type: Any, sums: Any = None) -> tff.templates.Agg
 
 @pytest.mark.long
 @pytest.mark.short_cases(1)
-@pytest.mark.parametrize("inner", [None, _SumPlusOne()], ids=["default", "inner"])
+@pytest.mark.parametrize("inner", [None, _CountedSum()], ids=["default", "inner"])
 def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
     """Of numbers, and of structures, within it and in a factory of the user's."""
     scalar = _process(_query(1.0), np.float32, inner)
@@ -276,6 +278,155 @@ def test_tffs_factory_sums_what_is_clipped(inner: Any) -> None:
     clients = [[0.1, 0.2], [5 / 13, 12 / 13], [3.0, 4.0]]
     output = pair.next(pair.initialize(), clients)
     _assert_close(output.result, [0.1 + 5 / 13 + 0.6, 0.2 + 12 / 13 + 0.8])
+
+
+@pytest.mark.short_cases(1)
+@pytest.mark.usefixtures("_simulated_secure_sums")
+@pytest.mark.parametrize(
+    ("sums", "clients"),
+    [
+        (tff.aggregators.SecureModularSumFactory(2**32, symmetric_range=True), 7),
+        (tff.aggregators.SecureModularSumFactory(2**32), 1),
+        (tff.aggregators.SecureSumFactory(2**20), 1),
+    ],
+    ids=["symmetric", "modular", "bounded"],
+)
+def test_sums_that_could_have_wrapped_around_are_refused(sums: Any, clients: int) -> None:
+    """Their clients have room for 3, 3 and no clip norms."""
+    query = _query_of(_PAIR, clip_norm=1.0, noise_multiplier=0.0, allow_no_noise=True)
+    process = _process(query, (np.float32, [2]), sums)
+    state, update = process.initialize(), np.array([0.0, -1.0], np.float32)
+    with refuses("wrapped", error=processes.RefusalError):
+        process.next(state, [update] * clients)
+    if clients > 3:
+        _assert_close(process.next(state, [update] * 3).result, np.array([0.0, -3.0]))
+
+
+_LEAST = 2**30
+
+
+@hypothesis.settings(deadline=None, max_examples=examples(200))
+@hypothesis.given(
+    data=hypothesis.strategies.data(),
+    modulus=hypothesis.strategies.integers(2**20, 2**36),
+    clients=hypothesis.strategies.integers(1, 64),
+)
+def test_no_modular_sum_that_is_released_differs_from_the_sum(
+    data: Any, modulus: int, clients: int
+) -> None:
+    """For any modulus and any clients of two entries within the clip norm."""
+    entry = hypothesis.strategies.integers(-_LEAST, _LEAST)
+    entries = data.draw(hypothesis.strategies.lists(entry, min_size=clients, max_size=clients))
+    lowest = data.draw(hypothesis.strategies.sampled_from([0, -((modulus - 1) // 2)]))
+
+    def modular(number: int) -> tf.Tensor:
+        return tf.constant((number - lowest) % modulus + lowest, tf.int64)
+
+    query, total = _query(1.0), sum(entries)
+    sums = SampleState(modular(total), modular(clients), modular(-clients * _LEAST))
+    try:
+        result, _, _ = query.get_noised_result(sums, query.initial_global_state())
+    except tf.errors.InvalidArgumentError:
+        return
+    assert float(result) == pytest.approx(total / _LEAST, abs=1e-6)
+
+
+_FROZEN = ("constant", "tf.function")
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        lambda query: query,
+        lambda query: tfp.NormalizedQuery(query, 2.0),
+        lambda query: NestedSumQuery([tfp.NormalizedQuery(query, 2.0)]),
+    ],
+)
+def test_a_state_that_a_graph_would_hold_as_a_constant_is_refused(wrapper: Any) -> None:
+    query = wrapper(_query(1.0, 1.0, _PAIR))
+    template = [tf.zeros([2])] if isinstance(query, NestedSumQuery) else tf.zeros([2])
+    state, sums = query.initial_global_state(), query.initial_sample_state(template)
+
+    @tf.function(autograph=False)
+    def captured() -> Any:
+        return query.get_noised_result(sums, state)[0]
+
+    @tf.function(autograph=False)
+    def made_inside() -> Any:
+        return query.get_noised_result(sums, query.initial_global_state())[0]
+
+    with tf.Graph().as_default(), refuses(*_FROZEN):
+        template = tf.nest.map_structure(lambda _: _PAIR, template)
+        query.get_noised_result(query.initial_sample_state(template), query.initial_global_state())
+    for frozen in (captured, made_inside):
+        with refuses(*_FROZEN):
+            frozen()
+
+
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)], ids=["constant", "adaptive"])
+def test_a_state_that_moves_on_in_a_graph_is_not_refused(clip_norm: Any) -> None:
+    query = _query_of([_PAIR], clip_norm=clip_norm)
+    state, sums = query.initial_global_state(), query.initial_sample_state()
+    with refuses(*_FROZEN):
+        tf.function(lambda: query.get_noised_result(sums, state)[0], autograph=False)()
+
+    @tf.function(autograph=False)
+    def rounds(state: Any) -> Any:
+        def following(i: Any, state: Any) -> Any:
+            return i + 1, query.get_noised_result(sums, state)[1]
+
+        _, state = tf.while_loop(lambda i, _: i < 2, following, (0, state))
+        return tf.cond(
+            tf.constant(True),
+            lambda: query.get_noised_result(sums, state)[:2],
+            lambda: query.get_noised_result(sums, state)[:2],
+        )
+
+    result, following = rounds(state)
+    for _ in range(3):
+        expected, state, _ = query.get_noised_result(sums, state)
+    np.testing.assert_array_equal(result[0], expected[0])
+    tf.nest.map_structure(np.testing.assert_array_equal, following, state)
+
+
+def test_a_round_that_a_variable_holds_is_not_refused() -> None:
+    query = _query(1.0, 1.0)
+    state, sums = query.initial_global_state(), query.initial_sample_state()
+    number = tf.Variable(state.noise.round_index)
+
+    @tf.function(autograph=False)
+    def following() -> Any:
+        now = state._replace(noise=state.noise._replace(round_index=number))
+        result, after, _ = query.get_noised_result(sums, now)
+        number.assign(after.noise.round_index)
+        return result
+
+    released = [float(following()) for _ in range(3)]
+    for one in released:
+        result, state, _ = query.get_noised_result(sums, state)
+        assert one == float(result)
+    assert len(set(released)) == 3
+
+
+def test_the_keras_optimizer_of_tensorflow_privacy_runs_eagerly_or_not_at_all() -> None:
+    """Its training function would hold the state of its first step."""
+    specs = [tf.TensorSpec([3, 1]), tf.TensorSpec([1])]
+
+    def fit(steps: int, **eager: Any) -> None:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(3,))])
+        optimizer = make_keras_generic_optimizer_class(tf.keras.optimizers.legacy.SGD)(
+            _query(1.0, 1.0, specs), num_microbatches=2, learning_rate=1.0
+        )
+        loss = tf.keras.losses.MeanSquaredError(reduction=tf.keras.losses.Reduction.NONE)
+        model.compile(optimizer, loss, **eager)
+        model.fit(np.ones([2 * steps, 3]), np.ones([2 * steps, 1]), batch_size=2, verbose=0)
+
+    with refuses(*_FROZEN):
+        fit(1)
+    fit(3, run_eagerly=True)
+    with refuses("3 rounds", error=tf.errors.InvalidArgumentError):
+        fit(4, run_eagerly=True)
 
 
 @pytest.mark.long
