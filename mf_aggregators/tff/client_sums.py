@@ -5,7 +5,9 @@ several: metrics of training, and for Mime Lite a second one that is as large as
 module lists them all, from the computation itself, and refuses a process that releases another
 sum of the shape of the private one without noise.
 
-It also refuses a mean of the aggregator's mean.
+It also refuses a process in which the private sum, or what is made of it, follows from another sum,
+in the same round or a later one. A norm that adapts around the aggregator is such a thing: a client
+then moves the updates of others, by more than its clip norm. So is a mean of the aggregator's mean.
 
 It is a guard against mistakes, and no proof: a computation could tell of its clients in a sum
 of any shape. It recognises a sum of this library by the names of what is summed.
@@ -13,6 +15,7 @@ of any shape. It recognises a sum of this library by the names of what is summed
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -36,11 +39,12 @@ _OPERATIONS = frozenset(
         "federated_weighted_mean",
     }
 )
+# Operations whose result stays on the clients.
+_SELECTIONS = frozenset({"federated_secure_select", "federated_select"})
+# Operations whose arguments are a function and its argument.
+_MAPS = frozenset({"federated_apply", "federated_map", "federated_map_all_equal", "sequence_map"})
 # What a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
-# What TFF's mean factories and the aggregator call their measurements.
-_OF_MEANS = ({"mean_value", "mean_count"}, {"mean_value", "mean_weight"})
-_DIVISOR = "clients_per_round"
 
 
 class UnnoisedSumError(Error, ValueError):
@@ -113,9 +117,8 @@ def check(computation: Any) -> None:
       computation: The ``next`` of a process.
 
     Raises:
-      UnnoisedSumError: If no sum has noise of this library, or another sum has a tensor of each
-        shape of a sum that has; the message names it and says what to do: a ValueError.
-      ValueError: If a mean factory of TFF is around the aggregator.
+      UnnoisedSumError: If no sum has noise of this library, or as :func:`check_others` does; the
+        message names the sum and says what to do: a ValueError.
     """
     sums = of(computation)
     noised = [each for each in sums if each.is_noised]
@@ -125,42 +128,36 @@ def check(computation: Any) -> None:
             f"no sum over clients has noise of this library. The sums are: {listed}. Pass an "
             "aggregator of mf_dp_aggregator to the builder, as model_aggregator."
         )
-    check_others(sums)
-    check_divided_once(computation)
+    check_others(computation)
 
 
-def check_divided_once(computation: Any) -> None:
-    """Checks that no mean factory of TFF divides the mean of the aggregator once more.
-
-    Nothing tells an aggregator what is around it, so that this looks at the whole process: at the
-    names of what it measures.
+def check_others(computation: Any) -> None:
+    """Checks the sums without noise of a process that may have no other ones.
 
     Args:
       computation: The ``next`` of a process.
 
     Raises:
-      ValueError: If one does; the message says what to pass in its place.
+      UnnoisedSumError: If one has the shapes of a sum with noise, or something follows from one
+        that a sum with noise, or the result of an aggregation, follows from: in any later round.
     """
-    if _has_mean_of_mean(
-        compatibility.ConcreteComputation.get_proto(computation).type.function.result
-    ):
-        raise ValueError(
-            "a mean factory of TFF (UnweightedMeanFactory or MeanFactory) is around the "
-            "aggregator, which is a mean already: updates and noise would be divided by the "
-            "clients twice. Pass the aggregator itself or, for builders of weighted processes, "
+    sums = of(computation)
+    _check_shapes(sums)
+    if not any(each.is_noised for each in sums):
+        return
+    for each in _feeding(compatibility.ConcreteComputation.get_proto(computation)):
+        raise UnnoisedSumError(
+            f"the updates that the aggregator sums, or the mean that it returns, follow from "
+            f"another sum over clients, without noise of this library: {each}. Use no norm that "
+            "adapts around the aggregator (clip_norm=AdaptiveClip(...) adapts inside the "
+            "guarantee), and no mean factory: the aggregator is a mean already, and noise would be "
+            "divided twice. For builders of weighted processes there is "
             "tff.aggregators.as_weighted_aggregator(aggregator)."
         )
 
 
-def check_others(sums: tuple[ClientSum, ...]) -> None:
-    """Checks that no sum without noise has the shapes of a sum with noise.
-
-    Args:
-      sums: What :func:`of` returned.
-
-    Raises:
-      UnnoisedSumError: If one has.
-    """
+def _check_shapes(sums: tuple[ClientSum, ...]) -> None:
+    """Checks that no sum without noise has the shapes of a sum with noise."""
     private = [_shapes(each) for each in sums if each.is_noised]
     for each in sums:
         shapes = _shapes(each)
@@ -172,23 +169,99 @@ def check_others(sums: tuple[ClientSum, ...]) -> None:
             )
 
 
-def _has_mean_of_mean(kind: Any) -> bool:
-    """Whether the measurements of a mean are in a type, and those of the aggregator below them."""
-    elements = _elements(kind)
-    if {name for name, _ in elements} in _OF_MEANS and _names_a_divisor(elements[0][1]):
-        return True
-    return any(_has_mean_of_mean(each) for _, each in elements)
+def _feeding(process: Any) -> frozenset[ClientSum]:
+    """The sums without noise that a noised sum, or a result, follows from in some round."""
+    kind = process.type.function
+    further = [frozenset[ClientSum]()] * (len(kind.parameter.struct.element) - 1)
+    state: Any = frozenset()
+    while True:
+        fed: list[Any] = []
+        output = _value(process, {}, fed)((state, *further))
+        following = _joined(state, _element(output, 0))
+        if following == state:
+            break
+        state = following
+    for position, element in enumerate(kind.result.struct.element):
+        if element.name == "result":
+            fed.append(_element(output, position))
+    return _sums_of(tuple(fed))
 
 
-def _names_a_divisor(kind: Any) -> bool:
-    return any(name == _DIVISOR or _names_a_divisor(each) for name, each in _elements(kind))
+def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
+    """Finds the sums without noise that a part of a computation follows from.
+
+    Args:
+      node: The protocol buffer of the part.
+      named: The values of the names that stand around it.
+      fed: The values that sums with noise follow from are appended to it.
+
+    Returns:
+      A frozenset of ClientSum; a tuple of values, for a structure; or a function of a value.
+    """
+    kind = node.WhichOneof("computation")
+    content = getattr(node, kind)
+    if kind == "reference":
+        return named[content.name]
+    if kind == "selection":
+        return _element(_value(content.source, named, fed), content.index)
+    if kind == "struct":
+        return tuple(_value(each.value, named, fed) for each in content.element)
+    if kind == "block":
+        for local in content.local:
+            named = {**named, local.name: _value(local.value, named, fed)}
+        return _value(content.result, named, fed)
+    if kind == "lambda":
+        name = content.parameter_name
+        return lambda value: _value(content.result, {**named, name: value}, fed)
+    if kind == "call":
+        argument = content.HasField("argument")
+        return _value(content.function, named, fed)(
+            _value(content.argument, named, fed) if argument else ()
+        )
+    if kind == "intrinsic":
+        return functools.partial(_applied, node, fed=fed)
+    # A graph of TensorFlow gives everything to all of its results.
+    return _sums_of if node.type.HasField("function") else frozenset()
 
 
-def _elements(kind: Any) -> list[tuple[str, Any]]:
-    """The named elements of the protocol buffer of a type, wherever it is placed."""
-    if kind.WhichOneof("type") == "federated":
-        kind = kind.federated.member
-    return [(element.name, element.value) for element in kind.struct.element]
+def _applied(intrinsic: Any, argument: Any, fed: list[Any]) -> Any:
+    """The value of one of TFF's own operations on a value."""
+    uri = intrinsic.intrinsic.uri
+    if uri in _OPERATIONS and uri not in _SELECTIONS:
+        found = _client_sum(intrinsic)
+        if not found.is_noised:
+            return frozenset([found])
+        fed.append(argument)
+        return frozenset()
+    if uri in _MAPS:
+        function, value = argument
+        return function(value)
+    if uri.startswith("federated_eval_at_"):
+        return argument(())
+    is_same = uri.startswith(("federated_broadcast", "federated_value_at_", "federated_zip_at_"))
+    return argument if is_same else _sums_of(argument)
+
+
+def _element(value: Any, position: int) -> Any:
+    return value[position] if isinstance(value, tuple) else value
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """A value that follows from all that two values of one type follow from."""
+    for structure in (one, other):
+        if isinstance(structure, tuple):
+            return tuple(
+                _joined(_element(one, position), _element(other, position))
+                for position in range(len(structure))
+            )
+    return one | other
+
+
+def _sums_of(value: Any) -> frozenset[ClientSum]:
+    """All sums that any part of a value follows from."""
+    if isinstance(value, tuple):
+        return frozenset[ClientSum]().union(*map(_sums_of, value))
+    return value if isinstance(value, frozenset) else frozenset()
 
 
 def _shapes(client_sum: ClientSum) -> collections.Counter[tuple[int, ...]]:
@@ -215,11 +288,18 @@ def _client_sum(intrinsic: Any) -> ClientSum:
         # Further arguments, such as a bound or what to begin with, come from the server.
         parameter = parameter.struct.element[0].value
     member = parameter.federated.member
-    names = tuple(each.name for each in member.struct.element)
     return ClientSum(
         operation=intrinsic.intrinsic.uri,
         tensors=tuple(_tensors(member, ())),
-        is_noised=names == _OF_THIS_LIBRARY,
+        is_noised=_is_noised(member),
+    )
+
+
+def _is_noised(kind: Any) -> bool:
+    """Whether a type is one that the queries of this library sum, or a structure of such types."""
+    elements = kind.struct.element
+    return tuple(each.name for each in elements) == _OF_THIS_LIBRARY or (
+        len(elements) > 0 and all(_is_noised(each.value) for each in elements)
     )
 
 

@@ -83,8 +83,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
           ValueError: If a number is out of its range, or the timers allow participations that
             the noise of the process is not scaled to.
         """
-        client_sums.check_others(client_sums.of(process.next))
-        client_sums.check_divided_once(process.next)
+        client_sums.check_others(process.next)
         training_loop.check_participation(initial_state, participation, num_rounds)
         self._noise = [each.to_dict() for each in declared_participation.in_state(initial_state)]
         self._federated_type = process.next.type_signature.parameter[1]

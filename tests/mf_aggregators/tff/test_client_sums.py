@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
 import tensorflow_federated as tff
+import tensorflow_privacy as tfp
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
@@ -117,7 +119,120 @@ def test_a_weighted_mean_of_the_mean_is_refused_and_equal_weights_are_not() -> N
 
 
 def test_a_mean_of_other_values_is_not_refused() -> None:
-    client_sums.check_divided_once(_process(tff.aggregators.UnweightedMeanFactory()).next)
+    client_sums.check_others(_process(tff.aggregators.UnweightedMeanFactory()).next)
+
+
+_AROUND = tff.aggregators
+_NORM = _AROUND.PrivateQuantileEstimationProcess.no_noise(0.5, 0.5, 1.0)
+_SECURE_NORM = _AROUND.PrivateQuantileEstimationProcess.no_noise(
+    0.5, 0.5, 1.0, secure_estimation=True
+)
+
+
+@pytest.mark.short_cases(3)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda sums: _AROUND.clipping_factory(_NORM, sums),
+        lambda sums: _AROUND.zeroing_factory(_NORM, sums),
+        lambda sums: _AROUND.zeroing_factory(3.0, _AROUND.clipping_factory(_NORM, sums)),
+        lambda sums: _AROUND.clipping_factory(_NORM, _AROUND.concat_factory(sums)),
+        lambda sums: _AROUND.clipping_factory(_SECURE_NORM, sums),
+        # With noise of its own, which no guarantee of the aggregator accounts for.
+        lambda sums: _AROUND.clipping_factory(
+            _AROUND.PrivateQuantileEstimationProcess(
+                tfp.QuantileEstimatorQuery(1.0, 0.5, 1.0, 5.0, 10.0)
+            ),
+            sums,
+        ),
+        lambda sums: tff.learning.robust_aggregator(
+            weighted=False, debug_measurements_fn=lambda _: sums
+        ),
+    ],
+)
+def test_a_norm_around_it_that_follows_from_another_sum_is_refused(around: Any) -> None:
+    """One client's norm would move what others send in later rounds."""
+    process = _process(around(_aggregator()))
+    with refuses("AdaptiveClip", "without noise", error=UnnoisedSumError):
+        client_sums.check(process.next)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda sums: _AROUND.clipping_factory(1.0, _AROUND.zeroing_factory(2.0, sums)),
+        lambda sums: _AROUND.zeroing_factory(
+            1.0, sums, zeroed_count_sum_factory=_AROUND.SecureSumFactory(1, 0)
+        ),
+        lambda sums: _AROUND.concat_factory(tff.learning.add_debug_measurements(sums)),
+    ],
+)
+def test_a_norm_around_it_that_is_fixed_is_not_refused(around: Any) -> None:
+    client_sums.check(_process(around(_aggregator())).next)
+
+
+def test_an_adaptive_norm_of_its_own_is_not_refused() -> None:
+    aggregator = mfa.mf_dp_aggregator(
+        mfa.factorizations.identity(4),
+        participation=mfa.participation.MinSeparation(2),
+        noise_multiplier=1.0,
+        clip_norm=mfa.AdaptiveClip(1.0, update_period=1),
+        clients_per_round=2,
+    )
+    client_sums.check(aggregator.create(_UPDATE).next)
+
+
+_SENT = ("steps", "num_records", "least_steps")
+
+
+def _rounds(kind: Any, told: Any) -> Any:
+    """A process of two states that adds up updates, and counts clients, with no noise.
+
+    Args:
+      kind: The type of what clients send.
+      told: From the two states, both numbers, to one that clients are told.
+    """
+
+    @tff.tensorflow.computation(np.float32, np.float32)
+    def times(update: Any, number: Any) -> Any:
+        sent = (
+            tf.zeros([3], tf.int64) + tf.cast(update * number, tf.int64),
+            tf.constant(1, tf.int64),
+            tf.constant(-1, tf.int64),
+        )
+        return kind.python_container(zip(_SENT, sent, strict=True))
+
+    @tff.tensorflow.computation(np.float32)
+    def one(update: Any) -> Any:
+        return 0.0 * update + 1.0
+
+    state_type = tff.FederatedType((np.float32, np.float32), tff.SERVER)
+
+    @tff.federated_computation(state_type, tff.FederatedType(np.float32, tff.CLIENTS))
+    def next_fn(state: Any, value: Any) -> Any:
+        number = tff.federated_broadcast(told(state))
+        private = tff.federated_sum(tff.federated_map(times, (value, number)))
+        count = tff.federated_sum(tff.federated_map(one, value))
+        # The count of this round is what the next one has in the second state.
+        return tff.federated_zip((state[1], count)), private
+
+    return next_fn
+
+
+def test_a_count_that_comes_back_after_two_rounds_is_found() -> None:
+    kind = compatibility.to_type(
+        collections.OrderedDict(
+            zip(_SENT, (compatibility.TensorType(np.int64, [3]), np.int64, np.int64), strict=True)
+        )
+    )
+    with refuses("federated_sum", error=UnnoisedSumError):
+        client_sums.check(_rounds(kind, lambda state: state[0]))
+
+    @tff.federated_computation
+    def constant() -> Any:
+        return tff.federated_value(2.0, tff.SERVER)
+
+    client_sums.check(_rounds(kind, lambda state: constant()))
 
 
 def test_a_process_without_noise_is_refused() -> None:
@@ -179,8 +294,8 @@ def test_shapes_are_compared_with_how_often_they_are_there(
     sums = (other, _sum(True, (3, 2), (2,), ()))
     if is_refused:
         with pytest.raises(UnnoisedSumError):
-            client_sums.check_others(sums)
+            client_sums._check_shapes(sums)
     else:
-        client_sums.check_others(sums)
+        client_sums._check_shapes(sums)
     # Of updates that are single numbers, nothing tells a metric from an update.
-    client_sums.check_others((other, _sum(True, (), ())))
+    client_sums._check_shapes((other, _sum(True, (), ())))
