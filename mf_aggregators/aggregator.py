@@ -179,6 +179,7 @@ class Aggregator:
             )
             adaptive_clip.check_float32(clip_norm, self._split)
             self._norm = self._split.vector_norm
+            self._sums.check_means(self._norm, self._split.indicator_weight)
         else:
             self._norm = validation.of_float32(clip_norm, "clip_norm")
         self._unit = self._norm / self._sums.steps_per_clip_norm

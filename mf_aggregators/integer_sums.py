@@ -36,6 +36,8 @@ _OPEN_BITS = 64
 _FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # Of the clip norm, the most that rounding may change an update by.
 _LARGEST_ROUNDING = 0.05
+# Of its range, the most that rounding may change a clipped-count indicator or a metric by.
+_LARGEST_ROUNDING_OF_A_MEAN = 0.02
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
 
@@ -84,6 +86,24 @@ class IntegerSums:
                 f"change an update of {num_parameters} parameters by {rounding:.2g} clip norms, "
                 f"and {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
                 "smaller largest_cohort."
+            )
+
+    def check_means(self, vector_norm: float, *weights: float) -> None:
+        """Raises ValueError if rounding could change an indicator or a metric by 2 % of its range.
+
+        Args:
+          vector_norm: The norm of the vectors that they are coordinates of.
+          *weights: What the vector has for the range of each kind; 0 where it has none.
+        """
+        step = vector_norm / self.steps_per_clip_norm
+        rounding = max((step / weight for weight in weights if weight > 0.0), default=0.0)
+        if rounding > _LARGEST_ROUNDING_OF_A_MEAN:
+            raise ValueError(
+                f"in sums of {self.largest_cohort} clients within {self.bits} bits, rounding could "
+                f"change the unclipped fraction or a private metric by {rounding:.2g} of its "
+                f"range, and {_LARGEST_ROUNDING_OF_A_MEAN:g} is allowed: use more "
+                "secure_aggregation_bits, a smaller largest_cohort or, for the fraction, a smaller "
+                "clipped_count_stddev."
             )
 
 

@@ -118,6 +118,10 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         else:
             self._split = metrics.split_noise(multiplier, clip, self._clients)
         adaptive_clip.check_float32(clip, self._split)
+        whole = IntegerSums() if sums is None else sums
+        whole.check_means(
+            self._split.vector_norm, self._split.indicator_weight, self._split.metric_weight
+        )
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
         self.mechanism = MatrixFactorizationSumQuery(
             recursion,

@@ -14,8 +14,10 @@ from hypothesis.extra import numpy as hypothesis_numpy
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators import integer_sums
+import mf_aggregators as mfa
+from mf_aggregators import AdaptiveClip, integer_sums
 from mf_aggregators.integer_sums import STEPS_PER_CLIP_NORM, IntegerSums
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import grid
 from tests.examples import examples
 from tests.mf_aggregators.tff import secure_sum_table
@@ -259,3 +261,54 @@ def test_the_table_of_the_documents() -> None:
             else:
                 sums.check_rounding(size)
                 assert number == f"{sums.rounding(size):.1e}".replace("e-0", "e-")
+
+
+@given(
+    bits=st.integers(24, 40),
+    clients=st.integers(10, 30_000),
+    multiplier=st.floats(0.1, 4.0),
+    norm=st.floats(0.0, 10.0),
+)
+@settings(deadline=None, max_examples=examples(400))
+def test_fractions_and_metrics_of_a_grid_that_is_allowed_are_off_by_2_percent_at_most(
+    bits: int, clients: int, multiplier: float, norm: float
+) -> None:
+    """All clients are alike: within the clip norm or above it, at the end of a metric's range."""
+    sums = IntegerSums(clients, bits, is_secure=True)
+    clip = AdaptiveClip(1.0)
+    metrics = PrivateMetrics((BoundedMetric("loss", 0.0, 1.0),))
+    split = metrics.split_noise(multiplier, clip, clients)
+    update = [np.full(7, norm / math.sqrt(7.0))]
+    clipped, indicator = integer_sums.clip_with_indicator(update, 1.0)
+    weighted = [indicator * split.indicator_weight, 0.5 * split.metric_weight]
+    vector = [*clipped, *map(np.asarray, weighted)]
+    steps = integer_sums.clip_to_grid(vector, split.vector_norm, sums.steps_per_clip_norm)
+    unit = split.vector_norm / sums.steps_per_clip_norm
+    errors = [
+        abs(int(steps[1]) * unit / split.indicator_weight - indicator),
+        abs(int(steps[2]) * unit / split.metric_weight - 0.5),
+    ]
+    try:
+        sums.check_means(split.vector_norm, split.indicator_weight, split.metric_weight)
+    except ValueError:
+        return
+    assert max(errors) <= 0.02 * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize("clients", [5_000, 15_000])
+def test_an_indicator_that_would_vanish_in_a_coarse_sum_is_refused(clients: int) -> None:
+    mechanism = mfa.Mechanism(
+        mfa.factorizations.identity(2), mfa.participation.SingleParticipation(), 1.0
+    )
+    options: dict[str, Any] = {
+        "clip_norm": AdaptiveClip(1.0),
+        "clients_per_round": clients,
+        "secure_aggregation_bits": 24,
+    }
+    with refuses("secure_aggregation_bits", "fraction"):
+        mfa.Aggregator(mechanism, **options)
+    with refuses("secure_aggregation_bits", "fraction"):
+        mfa.mf_dp_aggregator(mechanism, **options).query(tf.TensorSpec([3]))
+    finer = {**options, "secure_aggregation_bits": 40}
+    mfa.Aggregator(mechanism, **finer)
+    mfa.mf_dp_aggregator(mechanism, **finer).query(tf.TensorSpec([3]))
