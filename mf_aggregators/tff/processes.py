@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import psutil
 
 _WORKER = "worker_binary"
+# The variable by which gRPC alone is told of hosts that it reaches without a proxy.
+_WITHOUT_PROXY = "no_grpc_proxy"
 _RAISES_REFUSALS = "_raises_refusals_of_mf_aggregators"
 # What an assertion of a process's graph says, somewhere in the error of TFF's worker.
 _REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
@@ -53,6 +55,29 @@ def prepare_environment() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+    reach_local_worker()
+
+
+def reach_local_worker() -> None:
+    """Lets gRPC connect to this machine past a proxy of the environment.
+
+    TFF waits without end for its own worker if ``http_proxy`` is set and ``no_proxy`` does not name
+    localhost. gRPC reads the variable when a channel is opened.
+    """
+    without_proxy = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy", "")
+    if "localhost" not in without_proxy.split(","):
+        os.environ[_WITHOUT_PROXY] = f"{without_proxy},localhost".lstrip(",")
+
+
+def start_worker() -> None:
+    """Starts TFF's worker, and returns once it answers.
+
+    A run calls it before it handles signals by :func:`stop_requests`, so that the first one ends
+    this wait.
+    """
+    import tensorflow_federated as tff
+
+    tff.tensorflow.computation(lambda: 0)()
 
 
 def refusal(message: str) -> str:
@@ -95,6 +120,7 @@ def raise_refusals(context: Any) -> None:
       context: What runs computations, such as ``tff.framework.get_context_stack().current``.
         One whose attributes cannot be set is left as it is.
     """
+    reach_local_worker()
     invoke = context.invoke
     if getattr(invoke, _RAISES_REFUSALS, False):
         return

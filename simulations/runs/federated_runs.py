@@ -262,6 +262,7 @@ def _train(
         remote_workers.use(workers)
     elif run.config.secure_aggregation:
         federated_training.simulate_secure_sums()
+    processes.start_worker()
     statements = RunStatements(run)
     with processes.stop_requests("stopping after this round; Ctrl-C again stops at once") as stop:
         try:
