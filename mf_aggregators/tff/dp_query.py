@@ -480,9 +480,9 @@ def _released(
 
 def _different_each_time(integers: tf.Tensor) -> tf.Tensor:
     """Two integers mixed with others at each execution of the graph."""
-    full_range = tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
-    microseconds = tf.cast(tf.timestamp() * 1e6, tf.int64)
-    return tf.bitwise.bitwise_xor(integers, full_range + microseconds)
+    # Also where TensorFlow's operations are to be deterministic, which refuses all others.
+    drawn = tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
+    return tf.bitwise.bitwise_xor(integers, drawn)
 
 
 def _map_tiles(

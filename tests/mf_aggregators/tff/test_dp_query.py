@@ -13,6 +13,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import dp_accounting
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from mf_aggregators import AdaptiveClip, integer_sums, mf_dp_aggregator, workloads
 from mf_aggregators.factorizations import (
@@ -206,6 +207,22 @@ def test_every_start_has_noise_of_its_own() -> None:
     seeds = {tuple(query.initial_global_state().noise.seed.numpy()) for _ in range(20)}
     assert len(seeds) == 20
     assert len({_query(identity(3), 1.0)._entropy for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "graph"])
+def test_every_start_has_noise_of_its_own_with_deterministic_operations(is_traced: bool) -> None:
+    """``tf.config.experimental.enable_op_determinism``, which other tests do not have."""
+    query = _query(identity(3), 1.0)
+    start = query.initial_global_state
+    config.enable_op_determinism()
+    try:
+        traced = tf.function(start, autograph=False) if is_traced else start
+        states = [traced() for _ in range(20)]
+        query.get_noised_result(query.initial_sample_state(), states[0])
+    finally:
+        config.disable_op_determinism()
+    assert len({tuple(state.noise.seed.numpy()) for state in states}) == 20
+    assert len({tuple(state.noise.stream.numpy()) for state in states}) == 20
 
 
 @pytest.mark.short_cases(4)
