@@ -84,6 +84,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             together, which is what guarantees are stated for.
         """
         specs = self._update_specs(value_type)
+        if self._sums.is_secure:
+            processes.warn_without_secure_sums(compatibility.get_context_stack().current)
         query = self._query(specs, is_recorded=True)
         mean = _MeanQuery(query, self._clients_per_round, specs, self._sums.is_secure)
         # The integers of clients are added up in 64 bits, or modulo a power of two.

@@ -35,11 +35,19 @@ _REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
 _ESCAPED = re.compile(r"\\([\"'\\])")
 # Begins what the checks of this library say. A context also runs checks of others.
 _OURS = "mf_aggregators: "
+# What TFF's usual context says of a secure sum, in some 60 lines.
+_CANNOT_SUM_SECURELY = "Cannot embed a federated value"
+_NO_SECURE_SUM = (
+    "TFF's usual context has no secure sum: before the aggregator is made, call "
+    "tff.backends.test.set_sync_test_cpp_execution_context(), which simulates one on this machine, "
+    "in the open. That protects nobody: a server with a secure protocol compiles the process for "
+    "its own."
+)
 _SECONDS_TO_END = 5.0
 
 
 class RefusalError(Error, RuntimeError):
-    """A check in the graph of a process failed: nothing was released of the round."""
+    """A context or a check in its graph refused a round: nothing was released of it."""
 
 
 def prepare_environment() -> None:
@@ -149,6 +157,20 @@ def raise_refusals(context: Any) -> None:
         context.invoke = clear
 
 
+def warn_without_secure_sums(context: Any) -> None:
+    """Warns if a context of TFF is a usual one, in which no process with secure sums runs.
+
+    Args:
+      context: As of :func:`raise_refusals`.
+    """
+    import tensorflow_federated as tff
+
+    usual = getattr(context, "_async_context", context)
+    compiler = getattr(getattr(usual, "_compiler_pipeline", None), "_compiler_fn", None)
+    if compiler is tff.backends.native.desugar_and_transform_to_native:
+        warnings.warn(_NO_SECURE_SUM, stacklevel=3)
+
+
 def _said(error: BaseException) -> str | None:
     """The message of a check that failed, whose ever it is."""
     found = _REFUSAL.search(str(error))
@@ -156,7 +178,9 @@ def _said(error: BaseException) -> str | None:
 
 
 def _raise_clearly(error: Exception) -> None:
-    """Raises RefusalError in the place of a check of ours that failed, else nothing."""
+    """Raises RefusalError in the place of what is known in one line, else nothing."""
+    if _CANNOT_SUM_SECURELY in str(error):
+        raise RefusalError(_NO_SECURE_SUM) from None
     said = _said(error)
     if said is not None and said.startswith(_OURS):
         # TFF's own error of some 60 lines stays its context, which is not printed.

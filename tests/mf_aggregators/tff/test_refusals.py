@@ -9,6 +9,7 @@ import pytest
 
 import mf_aggregators
 from mf_aggregators.tff import processes
+from tests.refusals import refuses
 
 _LIBRARY = pathlib.Path(mf_aggregators.__file__).parent
 _MESSAGE = 'It\'s "refused" (the record is in C:\\a [1] b/[2]).'
@@ -66,6 +67,15 @@ def test_a_context_raises_what_is_refused_in_one_line_and_all_else_as_it_is(kind
         assert refused.value.__suppress_context__
         # One wrapper, however often an aggregator is made.
         assert [entry.name for entry in refused.traceback].count("clear") == 1
+
+
+@pytest.mark.parametrize("kind", [_Context, _AsyncContext])
+def test_a_context_without_a_secure_sum_says_which_one_simulates_it(kind: Any) -> None:
+    context = kind(ValueError('details = "Cannot embed a federated value. while evaluating"\n'))
+    processes.raise_refusals(context)
+    with refuses("set_sync_test_cpp_execution_context", error=processes.RefusalError) as refused:
+        _invoked(context)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_context_whose_methods_are_fixed_is_left_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,13 @@ import mf_aggregators as mfa
 from mf_aggregators import integer_sums
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.tff import secure_sum_table
-from tests.mf_aggregators.tff.small_aggregators import NEST, flat, make_process, nest_of
+from tests.mf_aggregators.tff.small_aggregators import (
+    NEST,
+    flat,
+    make_aggregator,
+    make_process,
+    nest_of,
+)
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.begun_first
@@ -123,6 +130,22 @@ def test_every_secure_sum_of_the_documents_gives_what_an_open_one_gives(
     _check_secure_sum(monkeypatch, bits, clients, clip_norm=clip_norm)
 
 
+def test_tffs_usual_context_is_said_to_have_no_secure_sum() -> None:
+    value_type = tff.TensorType(np.float32, [2])
+    with pytest.warns(UserWarning, match="set_sync_test_cpp_execution_context"):
+        process = make_process(value_type, secure_aggregation_bits=32)
+    with refuses("set_sync_test_cpp_execution_context", error=processes.RefusalError):
+        process.next(process.initialize(), [np.zeros(2, np.float32)])
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
+def test_a_context_that_simulates_secure_sums_needs_no_word() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        make_aggregator(secure_aggregation_bits=32).create(tff.TensorType(np.float32, [2]))
+
+
+@pytest.mark.usefixtures("_simulated_secure_sums")
 def test_the_computation_of_a_secure_sum_has_no_other_sum_of_clients() -> None:
     secure = make_process(NEST, noise_multiplier=1.0, secure_aggregation_bits=32).next
     tff.test.assert_contains_secure_aggregation(secure)
