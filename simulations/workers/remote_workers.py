@@ -337,7 +337,7 @@ class _Worker:
 
     def run(self, computation: Any, arguments: Sequence[Any], abandoned: threading.Event) -> Any:
         """Returns a result as :class:`Host` does, or raises WorkerLostError."""
-        self._stub.abandoned = abandoned
+        self._stub.abandoned, self._stub.is_lost = abandoned, False
         # The stack of contexts is this thread's own. A call is awaited here, because RemoteExecutor
         # blocks the thread that it runs in, whatever it promises by being asynchronous.
         with compatibility.get_context_stack().install(self._context):
@@ -370,6 +370,8 @@ class _Stub(tff.framework.RemoteExecutorStub):
 
     Attributes:
       abandoned: Set if results are not wanted any more.
+      is_lost: Whether the worker was lost since this was made False: no call is made then, because
+        each would wait for an answer as long as the first one.
     """
 
     get_executor = _forwarded("GetExecutor")
@@ -381,6 +383,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
 
     def __init__(self, address: str, timeouts: Timeouts) -> None:
         self.abandoned = threading.Event()
+        self.is_lost = False
         self._address = address
         self._timeouts = timeouts
         # The scheme is named, because a host may have a scheme's name.
@@ -419,10 +422,13 @@ class _Stub(tff.framework.RemoteExecutorStub):
     def _clean_up(self, method: Callable[..., Any], request: Any) -> None:
         # Also called from finalisers, where nobody could handle an error.
         with contextlib.suppress(grpc.RpcError, ValueError):
-            method(request, timeout=_SECONDS_FOR_CLEANING_UP)
+            if not self.is_lost:
+                method(request, timeout=_SECONDS_FOR_CLEANING_UP)
 
     def _call(self, method: Any, request: Any) -> Any:
         """The answer to a request, however long it takes while the worker is there."""
+        if self.is_lost:
+            raise self._lost()
         call = method.future(request)
         answered = threading.Event()
         call.add_done_callback(lambda _: answered.set())
@@ -458,6 +464,7 @@ class _Stub(tff.framework.RemoteExecutorStub):
             raise self._lost() from error
 
     def _lost(self) -> WorkerLostError:
+        self.is_lost = True
         return WorkerLostError(
             f"the TFF worker at {self._address} was lost during the run: start it again "
             f"(start-tff-worker --port={port_of(self._address)}) and run the same command to "

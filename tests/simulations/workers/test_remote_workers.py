@@ -334,6 +334,53 @@ def _released(
     return released
 
 
+class _Silence(grpc.RpcError):
+    """A keep-alive that was not answered in its time."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "Deadline Exceeded"
+
+
+class _FrozenWorker:
+    """Answers nothing, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def future(request: Any, timeout: float | None = None) -> Any:
+            self.asked.append(name)
+            answer: futures.Future[Any] = futures.Future()
+            if timeout is not None:
+                answer.set_exception(_Silence())
+            return answer
+
+        def method(request: Any, timeout: float) -> Any:
+            self.asked.append(name)
+
+        method.future = future  # type: ignore[attr-defined]
+        return method
+
+
+def test_a_frozen_worker_is_waited_for_once_in_a_round() -> None:
+    """Each further call of the round would wait as long again, and so would cleaning up."""
+    stub = remote_workers._Stub("127.0.0.1:1", Timeouts(seconds_between_keep_alives=0.1))
+    stub._calls = frozen = _FrozenWorker()
+    for _ in range(2):
+        with refuses("127.0.0.1:1", error=WorkerLostError):
+            stub.compute(None)
+    stub.dispose(None)
+    assert frozen.asked == ["Compute", "Dispose"]
+    # The next round asks it again.
+    stub.is_lost = False
+    with refuses("127.0.0.1:1", error=WorkerLostError):
+        stub.compute(None)
+    assert frozen.asked == ["Compute", "Dispose"] * 2
+
+
 @pytest.mark.long
 @pytest.mark.timeout(60)
 def test_an_error_does_not_wait_for_the_other_workers(
