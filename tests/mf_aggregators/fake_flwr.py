@@ -1,4 +1,4 @@
-"""As much of Flower as its strategy needs, for tests where Flower is not installed.
+"""As much of Flower as its strategy needs, for tests where Flower cannot be imported.
 
 ``test_other_environments`` runs the tests that use it against Flower itself, so that it cannot say
 what Flower does not do.
@@ -182,7 +182,8 @@ def imported() -> tuple[Any, Any]:
     try:
         app = importlib.import_module("flwr.app")
         strategies = importlib.import_module("flwr.serverapp.strategy")
-    except ModuleNotFoundError:
+    except ImportError:
+        # Flower is not there, or the protobuf beside it is that of TensorFlow Federated.
         return _with_the_fake()
     # As in a run of Flower's, without which no message is made.
     identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity

@@ -1,13 +1,14 @@
 """The strategy for Flower: who is drawn, what is released, what a killed run goes on from.
 
-Where Flower is not installed, ``fake_flwr`` stands in for its classes; ``test_other_environments``
-runs this file where it is.
+Where Flower cannot be imported, ``fake_flwr`` stands in for its classes;
+``test_other_environments`` runs this file where it can.
 """
 
 import itertools
 import os
 import pathlib
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -121,6 +122,19 @@ def _bits(result: Any) -> dict[str, bytes]:
 
 def _run(strategy: Any, grid: _Grid | None = None, **options: Any) -> dict[str, bytes]:
     return _bits(strategy.start(grid or _Grid(), _record(_initial()), **options))
+
+
+def test_a_flower_that_fails_to_import_has_a_stand_in(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside the protobuf of TensorFlow Federated, where it is installed without packages."""
+    (tmp_path / "flwr").mkdir()
+    (tmp_path / "flwr" / "__init__.py").touch()
+    (tmp_path / "flwr" / "app.py").write_text("from google.protobuf import no_such_name\n")
+    for name in [each for each in sys.modules if each.partition(".")[0] == "flwr"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fake_flwr.imported()[1].Message is fake_flwr.Message
 
 
 def test_it_releases_what_the_aggregator_does(tmp_path: pathlib.Path) -> None:
