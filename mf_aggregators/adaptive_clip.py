@@ -37,6 +37,7 @@ So the default changes the norm after every ten rounds, by steps five times thos
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mf_aggregators import validation
@@ -51,6 +52,8 @@ _DEFAULT_RANGE = 1000.0
 INDICATOR_WITHIN = 0.5
 # exp(x) is a power of exp(x / 2^_SQUARINGS), by _TERMS of its series.
 _SQUARINGS, _TERMS = 10, 20
+# The smallest and the largest number of float16.
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-24, 65504.0
 # No norm of float64 is so many powers of e away from another.
 _LARGEST_EXPONENT = 1500.0
 
@@ -116,6 +119,8 @@ class AdaptiveClip:
             value = getattr(self, name)
             if value is not None:
                 numbers[name] = validation.positive_number(value, name)
+        if self.clipped_count_stddev is not None:
+            validation.of_float32(self.clipped_count_stddev, "clipped_count_stddev")
         for name, number in numbers.items():
             object.__setattr__(self, name, number)
         validation.set_positive_integers(self, "update_period")
@@ -252,18 +257,39 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
     return NoiseSplit(of_updates, sigma, weight, math.hypot(1.0, INDICATOR_WITHIN * weight))
 
 
-def check_float32(clip: AdaptiveClip, split: NoiseSplit) -> None:
-    """Raises ValueError if float32 arithmetic could lose a norm, or its noise.
+def check_floats(
+    clip: float | AdaptiveClip,
+    noise_multiplier: float,
+    clients_per_round: float,
+    dtypes: Iterable[str] = (),
+) -> None:
+    """Raises ValueError if releases could become zero or infinite by the range of their floats.
 
     Args:
-      clip: How the norm adapts.
-      split: How the noise of the run is split.
+      clip: The clip norm, or how it adapts.
+      noise_multiplier: That of the updates.
+      clients_per_round: What sums are divided by.
+      dtypes: The dtypes of the released tensors.
     """
-    for bound, name in zip(clip.bounds, ("smallest_norm", "largest_norm"), strict=True):
-        validation.of_float32(bound, name)
-        if split.update_noise_multiplier > 0.0:
-            noise_stddev = bound * split.update_noise_multiplier
-            validation.of_float32(noise_stddev, f"the noise at {name}")
+    if isinstance(clip, AdaptiveClip):
+        first, bounds, names = clip.initial_norm, clip.bounds, ("smallest_norm", "largest_norm")
+    else:
+        first, bounds, names = clip, (clip, clip), ("clip_norm", "clip_norm")
+    for name, norm in zip(names, bounds, strict=True):
+        for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
+            if number or noise_multiplier:
+                validation.of_float32(number, what)
+                validation.of_float32(number / clients_per_round, f"{what} over clients_per_round")
+    # Noise is nearly certainly below 16 standard deviations.
+    most = max(min(bounds[1], _LARGEST_HALF), 16.0 * bounds[1] * noise_multiplier)
+    least = first * noise_multiplier if noise_multiplier else clients_per_round
+    of_means = [each / clients_per_round for each in (least, most)]
+    if "float16" in dtypes and not (of_means[0] >= _SMALLEST_HALF and of_means[1] <= _LARGEST_HALF):
+        raise ValueError(
+            f"the mean of updates of norm up to {bounds[1]:g}, with noise multiplier "
+            f"{noise_multiplier:g} and clients_per_round {clients_per_round:g}, could be infinite "
+            "or zero in float16: use float32 tensors."
+        )
 
 
 def largest_exponent(clip: AdaptiveClip) -> float:

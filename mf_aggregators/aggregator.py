@@ -18,12 +18,12 @@ what is done. A framework that adds up by itself (a secure sum, for one) takes t
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import secrets
-import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,10 +45,20 @@ from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 # Two matrices count as one if their products with the same vector agree to within this.
 _TOLERANCE = 1e-9
 # Files of this format are never mistaken for those of another.
-_STATE_FORMAT = 1
+_STATE_FORMAT = 2
+# Stands in the record for a round that was spent: no digest is as short.
+_SPENT = b"spent"
+_ANOTHER_PROCESS = (
+    "give both a noise_directory, or make the aggregator of the mechanism in the process that "
+    "releases, and move the state by save_state and load_state"
+)
+_NO_TEMPLATE = (
+    "without an update, nothing says what is to be released: call "
+    "aggregator.with_template(an update).{method}, or make the aggregator with template=."
+)
 
-# The shape and the dtype's name of each array of an update.
-_Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+# The shape, the dtype's name and the path (``nests.named_leaves``) of each array of an update.
+_Tensors: TypeAlias = tuple[tuple[tuple[int, ...], str, str], ...]
 
 
 class ReleaseError(Error, RuntimeError):
@@ -67,7 +77,7 @@ class AggregatorState:
       round_index: The round that comes next, from 0.
       seed: (2,) int64: the secret that all noise follows from.
       stream: (2,) int64: the name of the stream of noise, which is not secret.
-      tensors: The shape and the dtype's name of each array of an update, in the order of
+      tensors: The shape, the dtype's name and the path of each array of an update, in the order of
         ``noise.nests``; None before the first update, where no template was given.
       histories: What rows need of earlier rounds, where they are kept in memory.
       clip: The clip norm that adapts; None for a constant one.
@@ -83,13 +93,63 @@ class AggregatorState:
     identity: bytes = dataclasses.field(repr=False)
 
 
+class _ReleaseRecord:
+    """Digests of the sums that rows of noise were added to: in this process, or in a directory.
+
+    Copies of an aggregator share it. Another process shares what is in the directory.
+    """
+
+    def __init__(self, directory: pathlib.Path | None) -> None:
+        self._directory, self._process = directory, os.getpid()
+        self._digests: dict[tuple[str, int], bytes] = {}
+
+    def first(self, stream: str, i: int, found: bytes) -> bytes:
+        """Returns what the round of a stream was recorded with first: ``found``, if it is new."""
+        known = self._digests.get((stream, i), found)
+        if known == found:
+            known = self._write(atomic_files.write_once, stream, i, found) or found
+        # The first of several threads releases.
+        before = self._digests.setdefault((stream, i), known)
+        return known if before == found else before
+
+    def spend(self, stream: str, i: int) -> None:
+        """Records that a round's row is never released from now on."""
+        self._write(atomic_files.write_bytes, stream, i, _SPENT)
+        self._digests[stream, i] = _SPENT
+
+    def _write(self, write: Callable[..., Any], stream: str, i: int, content: bytes) -> Any:
+        """Writes what is recorded of a round, where there is a directory."""
+        if self._directory is None:
+            if os.getpid() != self._process:
+                raise ReleaseError(
+                    "The aggregator was made in another process, which may add this round's noise "
+                    f"to other data: {_ANOTHER_PROCESS}."
+                )
+            return None
+        path = self._directory / "released" / stream / f"round-{i}"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return write(path, content)
+
+    def __deepcopy__(self, _: Any) -> "_ReleaseRecord":
+        return self
+
+    def __reduce__(self) -> Any:
+        if self._directory is None:
+            raise ReleaseError(
+                "An aggregator without a noise directory is not pickled: the copy would not know "
+                f"which rows of noise this one has used. {_ANOTHER_PROCESS.capitalize()}."
+            )
+        return _ReleaseRecord, (self._directory,)
+
+
 class Aggregator:
     """Clips updates, adds them up in integers, adds the round's row of noise, and averages.
 
     It holds no state of a run but a record of what each round's noise was added to, so that a round
     that is repeated from an older state is refused with other updates: the difference of two sums
-    under one row would have no noise. The record is of this object alone, unless there is a noise
-    directory: then all processes share it that use the directory.
+    under one row would have no noise. Copies of the object share the record, and other processes
+    only if there is a ``noise_directory``: without one, it is not pickled, and a forked process
+    releases nothing with it.
 
     A state goes on with an aggregator of the same mechanism and options, or of a mechanism that
     extends it, and with no other.
@@ -123,8 +183,8 @@ class Aggregator:
             it adapts.
           clients_per_round: What the noisy sum is divided by, fixed in advance: the cohort size.
           template: A structure like an update, of arrays or of anything with a shape and a dtype.
-            None takes that of the first update. Where the number of clients is drawn, it is needed:
-            a round without clients is released like any other.
+            None takes that of the first update. If the number of clients is drawn, it is needed: a
+            round without clients is released like any other.
           seed: For tests only: an integer that all noise follows from, with a warning. None draws
             a fresh secret from the operating system.
           noise_storage: Where rows that later ones follow from are kept: "state", in memory, or
@@ -177,17 +237,15 @@ class Aggregator:
                 self._multiplier,
                 clip_norm.clipped_count_stddev_for(self._multiplier, self.clients_per_round),
             )
-            adaptive_clip.check_float32(clip_norm, self._split)
             self._norm = self._split.vector_norm
             self._sums.check_means(self._norm, self._split.indicator_weight)
         else:
             self._norm = validation.of_float32(clip_norm, "clip_norm")
+        self._check_floats()
         self._unit = self._norm / self._sums.steps_per_clip_norm
         recursion = mechanism.noise_recursion()
         if self._multiplier == 0.0:
             recursion = IndependentNoise(recursion.num_rounds)
-        else:
-            validation.of_float32(self._multiplier * self._norm, "the noise")
         if self._multiplier > 0.0 and mechanism.extends is not None:
             self._rows = IntegerRows.continuing(first.noise_recursion(), recursion)
             horizons = mechanism.factorization.plans
@@ -196,7 +254,8 @@ class Aggregator:
         self._blocks = Blocks.of(recursion, horizons) if is_on_disk else None
         self._rounding = Rounding.of(self._rows, self._blocks)
         self._template = template
-        self._released: dict[tuple[str, int], bytes] = {}
+        # A temporary directory ends with the process that made it.
+        self._record = _ReleaseRecord(None if noise_directory is None else self._directory)
         self._identities = tuple(map(self._identity, mechanism.horizons))
         if template is not None:
             self._check_size(_tensors_of(template))
@@ -253,7 +312,8 @@ class Aggregator:
           ReleaseError: If there is noise for no further round, there are more clients than a sum
             may have, or the round's noise was added to other updates before.
           TypeError: If an update has arrays that are not floating point.
-          ValueError: If an update has other tensors than the first.
+          ValueError: If an update has other tensors, names or containers than the first, or there
+            is neither an update nor a template.
         """
         structure, number = self._template, 0
         total: list[IntArray] | None = None
@@ -265,12 +325,10 @@ class Aggregator:
             total = record if total is None else [a + b for a, b in zip(total, record, strict=True)]
             number += 1
         if structure is None:
-            raise ValueError(
-                "no update and no template says what is to be released: pass template=."
-            )
+            raise ValueError(_NO_TEMPLATE.format(method="next(state, updates)"))
         if total is None:
             vector = self._vector(_tensors_of(structure))
-            total = [np.zeros(shape, np.int64) for shape, _ in vector]
+            total = [np.zeros(shape, np.int64) for shape, *_ in vector]
         return self.release(state, total, number, structure)
 
     def record(self, state: AggregatorState, update: Any) -> list[IntArray]:
@@ -286,10 +344,10 @@ class Aggregator:
           the clip norm adapts. All zeros if an entry is NaN or infinite.
 
         Raises:
-          TypeError: If it has arrays that are not floating point.
-          ValueError: If it has other tensors than updates before.
+          TypeError: If it has anything but plain arrays of floating point.
+          ValueError: If it has other tensors, names or containers than updates before.
         """
-        arrays, tensors = nests.leaves_of(update), _tensors_of(update)
+        arrays, tensors = nests.leaves_of(update), _tensors_of(update, is_array=True)
         if state.tensors is not None:
             self._with_tensors(state, tensors)
         if self._split is None or state.clip is None:
@@ -304,6 +362,10 @@ class Aggregator:
     ) -> tuple[AggregatorState, Any]:
         """Releases a round whose records were added up elsewhere.
 
+        The same sums give the same bits as often as they are released. So a server that keeps the
+        sums of a round, in a file for its owner alone, until the next state is saved can release
+        them again after a crash, whoever of the round's clients is still there.
+
         Args:
           state: The state before the round.
           sums: The sum of what :meth:`record` returned for each client: exact, in int64.
@@ -316,7 +378,7 @@ class Aggregator:
         Raises:
           OSError: As there.
           ReleaseError: As there.
-          TypeError: If the sums are not of int64.
+          TypeError: If the sums are no plain arrays of int64.
           ValueError: If the sums have other shapes than updates of the template, or are larger than
             those of so many records can be: a sum modulo a power of two has a sign.
         """
@@ -325,9 +387,19 @@ class Aggregator:
         state = self._continued(self._with_tensors(state, tensors))
         vector = self._vector(tensors)
         largest = number * self._sums.steps_per_clip_norm
-        for array, (shape, _) in zip(sums, vector, strict=True):
-            if array.dtype != np.int64:
-                raise TypeError(f"sums of records must be of int64, found {array.dtype}.")
+        if len(sums) != len(vector):
+            raise ValueError(
+                f"a sum has {len(vector)} arrays, as each record has, found {len(sums)}."
+            )
+        for array, (shape, *_) in zip(sums, vector, strict=True):
+            found = getattr(array, "dtype", "")
+            is_numpy = isinstance(array, np.ndarray | np.generic) and nests.is_plain(array)
+            if not is_numpy or found != np.int64:
+                raise TypeError(
+                    f"sums of records must be plain NumPy arrays of int64, found a "
+                    f"{type(array).__name__} {found}".rstrip()
+                    + "."
+                )
             if array.shape != shape:
                 raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
             # A residue of a negative sum would tell more of a client than its clip norm.
@@ -336,13 +408,7 @@ class Aggregator:
                     f"no {number} records have such a sum: numbers modulo a power of two have to "
                     "be taken with their sign."
                 )
-        i = state.round_index
-        if i >= self.mechanism.num_rounds:
-            raise ReleaseError(
-                f"The factorization has noise for {self.mechanism.num_rounds} rounds, and one more "
-                "round was asked for: its noise row would repeat an earlier one. Stop training, or "
-                "use a factorization for more rounds."
-            )
+        i = self._next_round(state)
         if number > self._sums.largest_cohort:
             raise ReleaseError(
                 f"More than {self._sums.largest_cohort} clients reported, and the integers that "
@@ -370,11 +436,41 @@ class Aggregator:
         # As tensorflow-privacy's NormalizedQuery divides.
         clients = np.float32(self.clients_per_round)
         means = []
-        for noised, (_, dtype) in zip(released, tensors, strict=True):
+        for noised, (_, dtype, _) in zip(released, tensors, strict=True):
             wide = noised.astype(nests.NOISE_DTYPES[dtype])
             means.append(np.asarray(wide / wide.dtype.type(clients), dtype))
         following = dataclasses.replace(state, round_index=i + 1, histories=histories, clip=clip)
         return following, nests.in_structure(template, means)
+
+    def spend(self, state: AggregatorState) -> AggregatorState:
+        """Gives up a round: its row of noise is never released from now on.
+
+        For a server that crashed after ``next`` and before ``save_state`` and can release neither
+        the same updates nor their sum again. Nobody knows whether the round's release left the
+        server, so the clients of the round count as having taken part, and stay in the ledger. The
+        clip norm stays.
+
+        Args:
+          state: The state before the round. The same state may be spent again.
+
+        Returns:
+          The state after the round: save it.
+
+        Raises:
+          OSError: If the noise directory cannot be written.
+          ReleaseError: If there is noise for no further round, or the state is that of another
+            aggregator.
+          ValueError: If neither the state nor a template says what updates are like.
+        """
+        state = self._continued(state)
+        i = self._next_round(state)
+        if state.tensors is None:
+            if self._template is None:
+                raise ValueError(_NO_TEMPLATE.format(method="spend(state)"))
+            state = self._with_tensors(state, _tensors_of(self._template))
+        self._record.spend(_name(state), i)
+        _, histories = self._next_row(state)
+        return dataclasses.replace(state, round_index=i + 1, histories=histories)
 
     def metrics(self, state: AggregatorState) -> dict[str, float]:
         """Returns what may be shown of a state: the rounds released, and the clip norm's numbers.
@@ -383,8 +479,9 @@ class Aggregator:
           state: The state after a round.
 
         Returns:
-          ``rounds_released`` and, where the clip norm adapts, the last round's ``clip_norm`` and
-          ``unclipped_fraction`` and the ``next_clip_norm``: all of them released with noise.
+          ``rounds_released``, with those that were spent, and, where the clip norm adapts, the last
+          released round's ``clip_norm`` and ``unclipped_fraction`` and the ``next_clip_norm``: all
+          of them released with noise.
         """
         found: dict[str, float] = {"rounds_released": state.round_index}
         if state.clip is not None:
@@ -439,10 +536,13 @@ class Aggregator:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             described = validation.parsed_json(str(arrays["described"]))
-            i = int(described["round_index"])
-            tensors = described["tensors"]
             if described["state_format"] != _STATE_FORMAT:
-                raise ValueError("it has another format")
+                raise ValueError(
+                    f"its format is {described['state_format']}, and this version of "
+                    f"mf_aggregators reads format {_STATE_FORMAT} alone: finish a run in the "
+                    "version that began it"
+                )
+            i, tensors = int(described["round_index"]), described["tensors"]
             horizons = [each.to_dict() for each in self.mechanism.horizons]
             before, whole = arrays["matrix"], _matrix_times_probe(self.mechanism)
             if described["mechanism"] not in horizons or not np.allclose(
@@ -452,7 +552,9 @@ class Aggregator:
             if described["options"] != self._options():
                 raise ValueError("its noise is that of another version, or of other options")
             if tensors is not None:
-                tensors = tuple((tuple(shape), str(dtype)) for shape, dtype in tensors)
+                tensors = tuple(
+                    (tuple(shape), str(dtype), str(path)) for shape, dtype, path in tensors
+                )
                 self._check_size(tensors)
             clip = None
             if len(arrays["clip"]):
@@ -471,7 +573,8 @@ class Aggregator:
                 return state
             kept = [arrays[f"history_{n}"] for n in range(len(self._layout(tensors).segments))]
             return dataclasses.replace(state, histories=tuple(NoiseState(i, each) for each in kept))
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        except Exception as error:
+            # NumPy's reader raises many types for a damaged archive.
             raise StateError(
                 f"{os.fspath(path)} holds no state that this aggregator can go on from ({error}): "
                 "use the state and the mechanism of one run."
@@ -496,6 +599,16 @@ class Aggregator:
         digest.update(_matrix_times_probe(horizon).tobytes())
         return digest.digest()
 
+    def _next_round(self, state: AggregatorState) -> int:
+        """The round that comes next; raises ReleaseError if there is no noise for it."""
+        if state.round_index >= self.mechanism.num_rounds:
+            raise ReleaseError(
+                f"The factorization has noise for {self.mechanism.num_rounds} rounds, and one more "
+                "round was asked for: its noise row would repeat an earlier one. Stop training, or "
+                "use a factorization for more rounds."
+            )
+        return state.round_index
+
     def _horizon_of(self, state: AggregatorState) -> Mechanism:
         """The horizon that a state was released under, or is to begin with."""
         if state.identity not in self._identities:
@@ -517,8 +630,11 @@ class Aggregator:
         """The state for updates of these tensors; raises ValueError if it is for others."""
         if state.tensors is not None:
             if tensors != state.tensors:
+                pairs = itertools.zip_longest(state.tensors, tensors)
+                before, found = next(each for each in pairs if each[0] != each[1])
                 raise ValueError(
-                    f"updates have tensors {_listed(state.tensors)}, found {_listed(tensors)}."
+                    f"updates of this run have {_shown(before)}, found {_shown(found)}: names, "
+                    "containers, shapes and dtypes must be those of the first update or template."
                 )
             return state
         self._check_size(tensors)
@@ -528,8 +644,18 @@ class Aggregator:
             histories = tuple(self._rows.initial_state(segment.size) for segment in segments)
         return dataclasses.replace(state, tensors=tensors, histories=histories)
 
+    def _check_floats(self, tensors: _Tensors = ()) -> None:
+        """Raises ValueError if releases could become zero or infinite."""
+        multiplier = self._multiplier
+        if self._split is not None:
+            multiplier = self._split.update_noise_multiplier
+        dtypes = [dtype for _, dtype, _ in tensors]
+        clip = self._clip or self._norm
+        adaptive_clip.check_floats(clip, multiplier, self.clients_per_round, dtypes)
+
     def _check_size(self, tensors: _Tensors) -> None:
         """Raises ValueError if no guarantee is stated for updates of this size."""
+        self._check_floats(tensors)
         size = total_size(self._layout(tensors).segments)
         self._sums.check_rounding(size)
         if self._multiplier > 0.0:
@@ -542,12 +668,12 @@ class Aggregator:
         """What is summed: the tensors themselves, or float64 and an indicator."""
         if self._split is None:
             return tensors
-        return (*((shape, "float64") for shape, _ in tensors), ((), "float64"))
+        return (*((shape, "float64", path) for shape, _, path in tensors), ((), "float64", ""))
 
     def _layout(self, tensors: _Tensors) -> RowLayout:
         vector = self._vector(tensors)
-        dtypes = tuple(nests.NOISE_DTYPES[dtype] for _, dtype in vector)
-        return RowLayout(tuple(shape for shape, _ in vector), dtypes)
+        dtypes = tuple(nests.NOISE_DTYPES[dtype] for _, dtype, _ in vector)
+        return RowLayout(tuple(shape for shape, *_ in vector), dtypes)
 
     def _stddev(self, tensors: _Tensors) -> float:
         """The standard deviation of Z, with what hides the roundings; 1 where there is no noise."""
@@ -593,28 +719,31 @@ class Aggregator:
         for array in sums:
             digest.update(np.ascontiguousarray(array).tobytes())
         found = digest.digest()
-        # Whoever is first: of several threads or processes, one releases.
-        if self._directory is None:
-            before = self._released.setdefault((_name(state), state.round_index), found)
-        else:
-            path = self._directory / "released" / _name(state) / f"round-{state.round_index}"
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            before = atomic_files.write_once(path, found)
+        before = self._record.first(_name(state), state.round_index, found)
+        if before == _SPENT:
+            raise ReleaseError(
+                f"Round {state.round_index} was spent: its noise is never released. Go on from the "
+                "state that spend returned."
+            )
         if before != found:
             raise ReleaseError(
                 "The noise of this round was added to other data before, so this aggregate is not "
                 "released: the difference of the two would have no noise. Go on from this state "
-                "with the clients and data of that time, or start a new run from a fresh state."
+                "with the clients and data of that time, release the sum that was kept, or give "
+                "the round up by spend(state)."
             )
 
 
-def _tensors_of(structure: Any) -> _Tensors:
-    """The shapes and dtypes of the leaves of a structure.
+def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
+    """The shapes, dtypes and paths of the leaves of a structure.
 
     Raises:
-      TypeError: If one is not floating point.
+      TypeError: If one is not plain, or not floating point.
     """
-    return tuple(nests.tensor_of(leaf) for leaf in nests.leaves_of(structure))
+    return tuple(
+        (*nests.tensor_of(leaf, path, is_array=is_array), path)
+        for path, leaf in nests.named_leaves(structure)
+    )
 
 
 def _matrix_times_probe(mechanism: Mechanism) -> FloatArray:
@@ -627,6 +756,8 @@ def _name(state: AggregatorState) -> str:
     return "stream-" + "-".join(map(str, state.stream.tolist()))
 
 
-def _listed(tensors: _Tensors) -> str:
-    shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in tensors[:10])
-    return shown + (", ..." if tensors[10:] else "") or "none"
+def _shown(tensor: tuple[tuple[int, ...], str, str] | None) -> str:
+    if tensor is None:
+        return "no further array"
+    shape, dtype, path = tensor
+    return f"{dtype}{list(shape)} {f'at {path}' if path else 'alone'}"

@@ -122,7 +122,7 @@ def integer_sums(
       ValueError: If a number is out of its range, or a cohort of the expected size could not be
         added up.
     """
-    expected = math.ceil(validation.positive_number(clients_per_round, "clients_per_round"))
+    expected = math.ceil(validation.of_float32(clients_per_round, "clients_per_round"))
     if largest_cohort is not None:
         largest_cohort = validation.positive_integer(largest_cohort, "largest_cohort")
         if largest_cohort < expected:

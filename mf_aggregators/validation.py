@@ -244,16 +244,18 @@ def parsed_json(
 def of_float32(value: float, name: str) -> float:
     """Returns a positive number that float32 can hold at full precision, or raises ValueError.
 
+    A sum of 2^32 such numbers does not overflow either.
+
     Args:
       value: The number.
       name: What to call it in the message.
     """
     number = positive_number(value, name)
-    limits = np.finfo(np.float32)
-    if not limits.tiny <= number <= limits.max:
+    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max) * 2.0**-32
+    if not smallest <= number <= largest:
         raise ValueError(
-            f"{name} must be between {limits.tiny:.1e} and {limits.max:.1e}, found {number}: "
-            "outside, float32 arithmetic would lose it."
+            f"{name} must be between {smallest:.1e} and {largest:.1e}, found {number}: outside, "
+            "float32 arithmetic would lose it or sums of it."
         )
     return number
 

@@ -1,4 +1,4 @@
-"""Nests of arrays (dicts, lists, tuples, named tuples), with leaves in the order of ``tf.nest``."""
+"""Nests of arrays (dicts, lists, tuples, named tuples, attrs), in the order of ``tf.nest``."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,17 @@ NOISE_DTYPES = {
 
 def leaves_of(nest: Any) -> list[Any]:
     """Returns the arrays of a nest, in the order of ``tf.nest``: dicts by sorted keys."""
-    leaves: list[Any] = []
-    _mapped(leaves.append, nest)
+    return [leaf for _, leaf in named_leaves(nest)]
+
+
+def named_leaves(nest: Any) -> list[tuple[str, Any]]:
+    """Returns each array of a nest with its path, in the order of :func:`leaves_of`.
+
+    A path has the kind of each container and the name in it: ``['a']`` in a dict (``{1}`` for a key
+    that is no text), ``.kernel`` in a named tuple, ``[0]`` in a list, ``(0)`` in a tuple.
+    """
+    leaves: list[tuple[str, Any]] = []
+    _mapped(lambda path, leaf: leaves.append((path, leaf)), nest)
     return leaves
 
 
@@ -30,37 +39,82 @@ def in_structure(nest: Any, leaves: Sequence[Any]) -> Any:
       leaves: As many as it has, in the order of :func:`leaves_of`.
     """
     following = iter(leaves)
-    return _mapped(lambda _: next(following), nest)
+    return _mapped(lambda *_: next(following), nest)
 
 
-def tensor_of(leaf: Any) -> tuple[tuple[int, ...], str]:
+def tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tuple[int, ...], str]:
     """Returns the shape and the name of the dtype of an array, or of anything that has both.
 
+    Args:
+      leaf: The array.
+      path: Its path in a nest, for the message.
+      is_array: Whether it has to have values, and not only a shape and a dtype.
+
     Raises:
-      TypeError: If the dtype is not float64, float32, float16 or bfloat16.
+      TypeError: If it is a sparse, ragged, masked or labelled array, a matrix or anything else but
+        a plain array of numbers, or its dtype is not float64, float32, float16 or bfloat16.
     """
+    shape = getattr(leaf, "shape", None)
+    is_specification = not is_array and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__")
+    if not is_plain(leaf) and (not is_specification or shape is None or None in tuple(shape)):
+        raise TypeError(not_plain(leaf, path))
     # Arrays of other frameworks and plain specifications have these two as well.
     array = leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else np.asarray(leaf)
     name = (getattr(array.dtype, "name", None) or str(array.dtype)).removeprefix("torch.")
     if name not in NOISE_DTYPES:
         raise TypeError(
             f"noise can be added to {', '.join(NOISE_DTYPES)} arrays, found one of dtype "
-            f"{name} and shape {tuple(array.shape)}: leave integers and flags out of what "
-            "is aggregated, or cast them."
+            f"{name} and shape {tuple(array.shape)}{path and f' at {path}'}: leave integers and "
+            "flags out of what is aggregated, or cast them."
         )
     return tuple(int(size) for size in array.shape), name
 
 
-def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
-    """The nest with ``function`` of each leaf in its place, called in the order of ``tf.nest``."""
+def is_plain(leaf: Any) -> bool:
+    """Returns whether an object is a dense array of numbers, whose entries have places alone."""
+    kind, layout = type(leaf), str(getattr(leaf, "layout", ""))
+    if isinstance(leaf, np.ndarray):
+        return kind in (np.ndarray, np.memmap) and leaf.dtype.names is None and leaf.dtype != object
+    if kind.__module__.startswith("tensorflow."):
+        return hasattr(leaf, "__array__")
+    is_sparse = layout.startswith("torch.") and layout != "torch.strided"
+    return isinstance(leaf, float | np.generic) or (hasattr(leaf, "__dlpack__") and not is_sparse)
+
+
+def not_plain(leaf: Any, path: str) -> str:
+    """Returns the message for a leaf that is no plain array."""
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    dtype = f" of dtype {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+    return (
+        f"{f'the leaf {path} of an update' if path else 'an update'} is a {kind}{dtype}, and "
+        "updates are dicts, lists, tuples and named tuples of plain arrays of numbers: convert it "
+        "to a dense array."
+    )
+
+
+def _mapped(function: Callable[[str, Any], Any], nest: Any, path: str = "") -> Any:
+    """The nest with ``function`` of path and leaf in each place, in the order of ``tf.nest``."""
     if isinstance(nest, Mapping):
         # The order of insertion is not part of a dict's structure; ``tf.nest`` sorts as well.
-        found = {key: _mapped(function, nest[key]) for key in sorted(nest)}
+        named = (
+            (key, f"[{key!r}]" if isinstance(key, str) else f"{{{key!r}}}") for key in sorted(nest)
+        )
+        found = {key: _mapped(function, nest[key], path + name) for key, name in named}
         in_order = ((key, found[key]) for key in nest)
         is_ordered = isinstance(nest, collections.OrderedDict)
         return collections.OrderedDict(in_order) if is_ordered else dict(in_order)
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return type(nest)(*(_mapped(function, child) for child in nest))
+        pairs = zip(nest._fields, nest, strict=True)
+        return type(nest)(*(_mapped(function, child, f"{path}.{name}") for name, child in pairs))
+    if hasattr(type(nest), "__attrs_attrs__"):
+        names = [field.name for field in type(nest).__attrs_attrs__]
+        return type(nest)(
+            *(_mapped(function, getattr(nest, name), f"{path}.{name}") for name in names)
+        )
     if isinstance(nest, list | tuple):
-        return type(nest)(_mapped(function, child) for child in nest)
-    return function(nest)
+        ends = "[]" if isinstance(nest, list) else "()"
+        numbered = enumerate(nest)
+        return type(nest)(
+            _mapped(function, child, f"{path}{ends[0]}{i}{ends[1]}") for i, child in numbered
+        )
+    return function(path, nest)

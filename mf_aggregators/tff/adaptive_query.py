@@ -117,12 +117,14 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             )
         else:
             self._split = metrics.split_noise(multiplier, clip, self._clients)
-        adaptive_clip.check_float32(clip, self._split)
         whole = IntegerSums() if sums is None else sums
         whole.check_means(
             self._split.vector_norm, self._split.indicator_weight, self._split.metric_weight
         )
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
+        dtypes = [spec.dtype.name for spec in self._specs]
+        of_updates = self._split.update_noise_multiplier
+        adaptive_clip.check_floats(clip, of_updates, self._clients, dtypes)
         self.mechanism = MatrixFactorizationSumQuery(
             recursion,
             vector_specs(specs, metrics),
@@ -169,7 +171,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
     def preprocess_record(self, params: AdaptiveParams, record: Any) -> SampleState:
         """Returns a client's vector, in steps: clipped record, weighted indicator and metrics."""
         update = record if self._metrics is None else record[_UPDATE]
-        tensors = dp_query.tensors_of(update, self._specs)
+        tensors = dp_query.tensors_of(update, self._structure)
         clipped, indicator = grid.clip_with_indicator(tensors, params.clip_norm)
         vector: tuple[Any, ...] = (clipped, indicator * self._split.indicator_weight)
         if self._metrics is not None:

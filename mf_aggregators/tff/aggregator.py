@@ -10,7 +10,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import checkpoints, integer_sums, private_metrics, validation
+from mf_aggregators import (
+    adaptive_clip,
+    checkpoints,
+    integer_sums,
+    private_metrics,
+    validation,
+)
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.catalogue.third_party import CheckedFactorization
@@ -190,6 +196,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
                 sums=self._sums,
                 metrics=metrics,
             )
+        dtypes = [spec.dtype.name for spec in dp_query.checked_specs(specs)]
+        multiplier = self.mechanism.horizons[0].noise_multiplier
+        adaptive_clip.check_floats(clip, multiplier, self._clients_per_round, dtypes)
         recursion, multiplier, noise = self._noise_of(specs, is_recorded)
         return MatrixFactorizationSumQuery(
             recursion,

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.integer_sums import IntegerSums
-from mf_aggregators.noise import NOISE_FORMAT, recursions, rows_of_z
+from mf_aggregators.noise import NOISE_FORMAT, nests, recursions, rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import TILE
@@ -204,11 +205,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           template: A record, or its tf.TensorSpecs; None for the structure that the query is for.
 
         Raises:
-          ValueError: If it has other tensors than the records of the query.
+          ValueError: If it has other tensors or names than the records of the query.
         """
         template = self._structure if template is None else template
-        shapes = [_shape_of(leaf) for leaf in tf.nest.flatten(template)]
-        _check_shapes(shapes, self._specs)
+        _check_leaves(nests.named_leaves(template), self._structure)
         zeros = [tf.zeros(spec.shape, tf.int64) for spec in self._specs]
         zero = tf.zeros([], tf.int64)
         return SampleState(tf.nest.pack_sequence_as(template, zeros), zero, zero)
@@ -217,11 +217,11 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """Clips one client's record, in steps; a record that is not finite becomes zero.
 
         Raises:
-          TypeError: If the record holds what is no number.
-          ValueError: If it has other tensors than the query is for. A sum would broadcast a
-            smaller one, beyond the clip norm.
+          TypeError: If the record holds anything but numbers and plain tensors and arrays of them.
+          ValueError: If it has other tensors, names or containers than the query is for. A sum
+            would broadcast a smaller one, beyond the clip norm.
         """
-        tensors = tensors_of(record, self._specs)
+        tensors = tensors_of(record, self._structure)
         steps = grid.clip_to_grid(tensors, params, self._sums.steps_per_clip_norm)
         least = tf.constant(-self._sums.steps_per_clip_norm, tf.int64)
         return SampleState(steps, tf.ones([], tf.int64), least)
@@ -323,7 +323,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     f"sums of records must be of int64, found {total.dtype.name}: add records up "
                     "with a sum that keeps integers, such as tff.aggregators.SumFactory."
                 )
-        _check_shapes([steps.shape for steps in tf.nest.flatten(sample_state.steps)], self._specs)
+        _check_leaves(nests.named_leaves(sample_state.steps), self._structure)
         are_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
             tf.constant(self._sums.largest_cohort, tf.int64),
@@ -392,22 +392,25 @@ def size_of_row(specs: tuple[tf.TensorSpec, ...]) -> int:
     return sum(spec.shape.num_elements() for spec in specs)
 
 
-def tensors_of(record: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
+def tensors_of(record: Any, specs: Any) -> Any:
     """Returns a record as tensors, in its own structure.
 
     Args:
       record: A structure of tensors, arrays and Python numbers; what is no tensor gets the dtype
         of its spec.
-      specs: The tensors that it has to have.
+      specs: A structure of the tf.TensorSpecs that it has to have.
 
     Raises:
-      TypeError: If it holds what is no number.
-      ValueError: If it has other tensors.
+      TypeError: If it holds anything but numbers and plain tensors and arrays of them.
+      ValueError: If it has other tensors, names or containers.
     """
-    flat = tf.nest.flatten(record)
-    _check_shapes([_shape_of(leaf) for leaf in flat], specs)
-    tensors = [_tensor_of(leaf, spec) for leaf, spec in zip(flat, specs, strict=True)]
-    return tf.nest.pack_sequence_as(record, tensors)
+    named = nests.named_leaves(record)
+    for path, leaf in named:
+        if not (isinstance(leaf, int) or nests.is_plain(leaf)):
+            raise TypeError(nests.not_plain(leaf, path))
+    _check_leaves(named, specs)
+    pairs = zip(named, tf.nest.flatten(specs), strict=True)
+    return nests.in_structure(record, [_tensor_of(leaf, spec) for (_, leaf), spec in pairs])
 
 
 def _tensor_of(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
@@ -423,20 +426,22 @@ def _shape_of(leaf: Any) -> tf.TensorShape:
     return tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
 
 
-def _check_shapes(shapes: list[tf.TensorShape], specs: tuple[tf.TensorSpec, ...]) -> None:
-    expected = [spec.shape for spec in specs]
-    is_same = len(shapes) == len(expected) and all(
-        one.is_compatible_with(other) for one, other in zip(shapes, expected, strict=True)
-    )
-    if not is_same:
-        raise ValueError(
-            f"the query is for records of tensors of shapes {_listed(expected)}, found "
-            f"{_listed(shapes)}."
-        )
+def _check_leaves(named: list[tuple[str, Any]], specs: Any) -> None:
+    """Raises ValueError unless leaves have the paths and shapes of a structure of specs."""
+    expected = [(path, spec.shape) for path, spec in nests.named_leaves(specs)]
+    found = [(path, _shape_of(leaf)) for path, leaf in named]
+    for one, other in itertools.zip_longest(expected, found):
+        if not (one and other and one[0] == other[0] and one[1].is_compatible_with(other[1])):
+            raise ValueError(
+                f"the query is for records with {_shown(one)}, found {_shown(other)}: names, "
+                "containers and shapes must be those that the query was made for."
+            )
 
 
-def _listed(shapes: list[tf.TensorShape]) -> str:
-    return ", ".join(map(str, shapes[:10])) + (", ..." if shapes[10:] else "") or "none"
+def _shown(tensor: tuple[str, tf.TensorShape] | None) -> str:
+    if tensor is None:
+        return "no further tensor"
+    return f"a tensor of shape {tensor[1]} {f'at {tensor[0]}' if tensor[0] else 'alone'}"
 
 
 def _check_not_frozen(state: tensor_streams.NoiseState) -> None:

@@ -1,15 +1,22 @@
 """The aggregator in NumPy by itself: means, what is refused, states; ``tff`` compares its bits."""
 
+import collections
+import copy
 import dataclasses
+import json
+import os
 import pathlib
+import pickle
+import shutil
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +146,148 @@ def test_the_record_of_a_directory_outlives_the_process(tmp_path: pathlib.Path) 
         _aggregator(noise_directory=directory).next(state, [np.array([0.0, 0.2])])
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_share_the_record(copied: Callable[[Any], Any]) -> None:
+    aggregator = _aggregator()
+    state = aggregator.initialize()
+    other = copied(aggregator)
+    aggregator.next(state, [np.array([0.1, 0.2])])
+    with refuses("other data", error=ReleaseError):
+        other.next(state, [np.array([0.1, 0.3])])
+
+
+def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None:
+    """A temporary directory ends with the process that made it, and is none."""
+    for storage in ("state", "disk"):
+        with refuses("noise_directory", "save_state", error=ReleaseError):
+            pickle.dumps(_aggregator(noise_storage=storage))
+    aggregator = _aggregator(noise_directory=tmp_path / "noise")
+    state = aggregator.initialize()
+    other = pickle.loads(pickle.dumps(aggregator))
+    following, first = aggregator.next(state, [np.array([0.1, 0.2])])
+    np.testing.assert_array_equal(other.next(state, [np.array([0.1, 0.2])])[1], first)
+    with refuses("other data", error=ReleaseError):
+        pickle.loads(pickle.dumps(aggregator)).next(state, [np.array([0.1, 0.3])])
+    assert other.next(following, [np.zeros(2)])[0].round_index == 2
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_a_forked_process_has_no_record_of_its_own(storage: str, tmp_path: pathlib.Path) -> None:
+    """It shares the record in a directory, and releases nothing without one."""
+
+    def forked(aggregator: mfa.Aggregator, value: float) -> str:
+        """Returns how a round ended in a process that was forked."""
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            try:
+                aggregator.next(state, [np.full(2, value)])
+                os.write(write, b"released")
+            except ReleaseError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        with os.fdopen(read) as said:
+            return said.read()
+
+    aggregator = _aggregator(noise_storage=storage)
+    state = aggregator.initialize()
+    assert "another process" in forked(aggregator, 0.1)
+    aggregator.next(state, [np.full(2, 0.2)])
+    shared = _aggregator(noise_storage=storage, noise_directory=tmp_path / "noise")
+    assert forked(shared, 0.1) == "released"
+    assert shared.next(state, [np.full(2, 0.1)])[0].round_index == 1
+    assert "other data" in forked(shared, 0.2)
+
+
+def test_a_directory_that_is_deleted_meanwhile_is_not_forgotten(tmp_path: pathlib.Path) -> None:
+    aggregator = _aggregator(noise_directory=tmp_path / "noise")
+    state = aggregator.initialize()
+    aggregator.next(state, [np.zeros(2)])
+    shutil.rmtree(tmp_path / "noise")
+    with refuses("other data", error=ReleaseError):
+        aggregator.next(state, [np.ones(2)])
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0, update_period=2)])
+@pytest.mark.parametrize("storage", ["state", "disk"])
+@pytest.mark.parametrize("mechanism", [2, 6, 11, 12])
+def test_after_a_spent_round_a_run_has_the_rows_that_it_would_have_had(
+    mechanism: int, storage: str, clip_norm: Any
+) -> None:
+    chosen: dict[str, Any] = {"clip_norm": clip_norm, "seed": 7, "noise_storage": storage}
+    whole, other = (_aggregator(_mechanism(1.0, mechanism), **chosen) for _ in range(2))
+    state, spent = whole.initialize(), other.initialize()
+    # The first round's norm stays: both have the same one until a fraction is released.
+    state, _ = whole.next(state, [np.zeros(5)])
+    spent = other.with_template(np.zeros(5)).spend(spent)
+    assert spent.clip == other.initialize().clip
+    assert spent.round_index == 1
+    spent = dataclasses.replace(spent, clip=state.clip)
+    for _ in range(_NUM_ROUNDS - 1):
+        state, expected = whole.next(state, [np.ones(5)])
+        spent, found = other.next(spent, [np.ones(5)])
+        np.testing.assert_array_equal(found, expected)
+    with refuses(f"{_NUM_ROUNDS} rounds", error=ReleaseError):
+        other.spend(spent)
+
+
+@pytest.mark.parametrize("was_released", [True, False])
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_a_spent_round_is_never_released(
+    was_released: bool, has_directory: bool, tmp_path: pathlib.Path
+) -> None:
+    """Neither again nor for the first time, in this process or, with a directory, in another."""
+    options: dict[str, Any] = {"noise_directory": tmp_path / "noise"} if has_directory else {}
+    aggregator, other = _aggregator(**options), _aggregator(**options)
+    state, updates = aggregator.initialize(), [np.array([0.1, 0.2])]
+    aggregator = aggregator.with_template(updates[0])
+    if was_released:
+        aggregator.next(state, updates)
+        other.next(state, updates)
+    following = aggregator.spend(state)
+    others = [aggregator, copy.deepcopy(aggregator)]
+    others += [other, _aggregator(**options)] if has_directory else []
+    for each in others:
+        for sent in (updates, [np.zeros(2)], []):
+            # A process that knows another sum of the round looks no further.
+            with refuses("noise" if each is other else "spent", error=ReleaseError):
+                each.with_template(updates[0]).next(state, sent)
+    # A crash before the state is saved: it may be spent again.
+    assert aggregator.spend(state).round_index == following.round_index == 1
+    assert aggregator.next(following, updates)[0].round_index == 2
+
+
+def test_a_state_of_no_updates_is_spent_with_a_template() -> None:
+    aggregator = _aggregator()
+    state = aggregator.initialize()
+    with refuses("with_template", "spend"):
+        aggregator.spend(state)
+    following = aggregator.with_template({"a": np.ones(2)}).spend(state)
+    assert aggregator.next(following, [{"a": np.zeros(2)}])[0].round_index == 2
+    with refuses("another aggregator", error=ReleaseError):
+        _aggregator(clip_norm=2.0).spend(state)
+
+
+def test_a_sum_that_was_kept_is_released_again(tmp_path: pathlib.Path) -> None:
+    """In another process, whose record is in the directory: the same bits, and no other sum."""
+    options: dict[str, Any] = {"noise_directory": tmp_path / "noise"}
+    aggregator = _aggregator(**options)
+    state = aggregator.initialize()
+    updates = [np.array([0.1, 0.2]), np.array([0.3, 0.1])]
+    records = [aggregator.record(state, each)[0] for each in updates]
+    aggregator.save_state(state, tmp_path / "state.npz")
+    _, first = aggregator.release(state, [records[0] + records[1]], 2, updates[0])
+    again = _aggregator(**options)
+    state = again.load_state(tmp_path / "state.npz")
+    np.testing.assert_array_equal(
+        again.release(state, [records[0] + records[1]], 2, updates[0])[1], first
+    )
+    with refuses("other data", error=ReleaseError):
+        again.release(state, records[:1], 1, updates[0])
+
+
 @pytest.mark.parametrize("clip_norm", [1.0, mfa.AdaptiveClip(1.0)])
 def test_updates_without_entries_have_rounds_as_well(clip_norm: Any) -> None:
     aggregator = _aggregator(clip_norm=clip_norm)
@@ -173,8 +322,117 @@ def test_other_tensors_than_those_before_are_refused() -> None:
             aggregator.next(state, [other])
     with refuses("int64", error=TypeError):
         aggregator.next(aggregator.initialize(), [np.ones(3, np.int64)])
-    with refuses("template"):
+    with refuses("with_template", "next"):
         aggregator.next(aggregator.initialize(), [])
+    assert aggregator.with_template(np.ones(3)).next(aggregator.initialize(), [])[1].shape == (3,)
+
+
+class _Weights(NamedTuple):
+    kernel: np.ndarray
+    offset: np.ndarray
+
+
+_ONE, _TWO = np.ones(1), np.full(1, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "names"),
+    [
+        ({"a": _ONE, "b": _ONE}, {"a": _ONE, "c": _ONE}, ("b", "c")),
+        (
+            {f"dense_{i}": _ONE for i in range(1, 11)},
+            {f"dense_{i:02}": _ONE for i in range(1, 11)},
+            ("dense_1", "dense_01"),
+        ),
+        ({"a": _ONE}, [_ONE], ("a", "0")),
+        ({0: _ONE}, [_ONE], ("{0}", "[0]")),
+        ([_ONE], (_ONE,), ("[0]", "(0)")),
+        (_Layer(_ONE, _ONE), _Weights(_ONE, _ONE), ("bias", "offset")),
+        (_Layer(_ONE, _ONE), (_ONE, _ONE), ("kernel", "(0)")),
+        ({"a": {"b": _ONE}}, {"a": _ONE}, ("['a']['b']", "['a']")),
+        ([_ONE], [_ONE, _ONE], ("no further array", "[1]")),
+    ],
+)
+def test_updates_are_matched_by_name(
+    first: Any, other: Any, names: tuple[str, str], tmp_path: pathlib.Path
+) -> None:
+    aggregator = _aggregator()
+    with refuses("containers", *names):
+        aggregator.next(aggregator.initialize(), [first, other])
+    with refuses("containers", *names):
+        _aggregator(template=first).next(_aggregator(template=first).initialize(), [other])
+    # A state that was saved keeps the names, for updates and sums alike.
+    aggregator.save_state(aggregator.next(aggregator.initialize(), [first])[0], tmp_path / "state")
+    resumed = _aggregator()
+    state = resumed.load_state(tmp_path / "state")
+    with refuses("containers", *names):
+        resumed.next(state, [other])
+    with refuses("containers", *names):
+        resumed.release(state, resumed.record(state, first), 1, other)
+    assert resumed.next(state, [first])[0].round_index == 2
+
+
+def test_dicts_are_matched_in_any_order() -> None:
+    aggregator = _aggregator(_mechanism(0.0), allow_no_noise=True, clip_norm=9.0)
+    updates = [{"a": _ONE, "b": _TWO}, collections.OrderedDict(b=_TWO, a=_ONE)]
+    _, mean = aggregator.next(aggregator.initialize(), updates)
+    np.testing.assert_allclose([mean["a"], mean["b"]], [_ONE, _TWO], atol=1e-6)
+
+
+class _Sparse:
+    """As those of scipy, TensorFlow and others: a shape and a dtype, and no array."""
+
+    shape, dtype = (2,), np.dtype(np.float32)
+
+
+class _Labelled(_Sparse):
+    """As those of pandas and xarray: entries have names, and places follow from them."""
+
+    def __array__(self, *_: Any) -> np.ndarray:
+        return np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.ma.masked_array([1.0, 2.0], [False, True]),
+        np.asmatrix([[1.0, 2.0]]),
+        np.rec.array([(1.0, 2.0)], dtype=[("x", "f4"), ("y", "f4")]),
+        np.array([(1.0, 2.0)], dtype=[("x", "f4"), ("y", "f4")]),
+        np.array([1.0, None], object),
+        scipy.sparse.coo_matrix((2, 2), dtype=np.float32),
+        _Sparse(),
+        _Labelled(),
+        None,
+        "weights",
+    ],
+    ids=lambda leaf: type(leaf).__name__,
+)
+def test_what_is_no_plain_array_is_refused_by_place_and_type(leaf: Any) -> None:
+    aggregator = _aggregator()
+    with refuses("['layers'][1]", type(leaf).__name__, error=TypeError):
+        aggregator.next(aggregator.initialize(), [{"layers": [_ONE, leaf]}])
+    template = {"layers": [_ONE, np.ones(2, np.float32)]}
+    with refuses("['layers'][1]", type(leaf).__name__, error=TypeError):
+        _aggregator(template=template).next(
+            _aggregator(template=template).initialize(), [{"layers": [_ONE, leaf]}]
+        )
+
+
+def test_sums_are_plain_arrays() -> None:
+    """A mask would hide entries that no records add up to, but for the noise's sum."""
+    aggregator = _aggregator()
+    state = aggregator.initialize()
+    hidden: Any = np.ma.masked_array(np.array([0, 2**40]), [False, True])
+    with refuses("MaskedArray", error=TypeError):
+        aggregator.release(state, [hidden], 1, np.zeros(2))
+    with refuses("list", error=TypeError):
+        aggregator.release(state, np.zeros((1, 2), np.int64).tolist(), 1, np.zeros(2))
+    for number in (0, 2):
+        with refuses("1 arrays", str(number)):
+            aggregator.release(state, [np.zeros(2, np.int64)] * number, 1, np.zeros(2))
+    mapped = np.zeros(2, np.int64).view(np.memmap)
+    assert aggregator.release(state, [mapped], 1, np.zeros(2))[0].round_index == 1
 
 
 def _states(aggregator: mfa.Aggregator, state: Any, rounds: int) -> Iterator[tuple[Any, Any]]:
@@ -239,10 +497,44 @@ def test_states_of_other_runs_are_refused(tmp_path: pathlib.Path) -> None:
     for other in others:
         with refuses("state.npz", error=StateError):
             other.load_state(path)
+    _check_flipped(path, aggregator)
     path.write_bytes(path.read_bytes()[:-40])
     for broken in (path, tmp_path / "missing"):
         with refuses(broken.name, error=StateError):
             aggregator.load_state(broken)
+
+
+def _check_flipped(path: pathlib.Path, aggregator: mfa.Aggregator) -> None:
+    """Every bit of the first header of the archive and of its end may be another one."""
+    whole = path.read_bytes()
+    expected = aggregator.load_state(path)
+    refused = 0
+    for place in (*range(60), *range(len(whole) - 130, len(whole))):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                found = aggregator.load_state(path)
+            except StateError:
+                refused += 1
+                continue
+            np.testing.assert_equal(dataclasses.astuple(found), dataclasses.astuple(expected))
+    assert refused > 500
+    path.write_bytes(whole)
+
+
+def test_states_of_another_version_are_refused_by_their_format(tmp_path: pathlib.Path) -> None:
+    """Those of format 1 have no names of arrays."""
+    aggregator, path = _aggregator(), tmp_path / "state.npz"
+    aggregator.save_state(aggregator.next(aggregator.initialize(), [np.ones(2)])[0], path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    described = json.loads(str(arrays["described"]))
+    arrays["described"] = np.array(json.dumps({**described, "state_format": 1}))
+    np.savez(path, **arrays)
+    with refuses("state.npz", "format is 1", "version", error=StateError):
+        aggregator.load_state(path)
 
 
 def test_a_sum_that_was_made_elsewhere_is_released_alike() -> None:
@@ -284,7 +576,7 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
     """Both have looked whether the round was released before one of them has recorded it."""
     both = threading.Barrier(2)
 
-    class Slow(dict[Any, Any]):
+    class Slow(dict[tuple[str, int], bytes]):
         def get(self, *arguments: Any) -> Any:
             found = super().get(*arguments)
             both.wait(10.0)
@@ -295,7 +587,7 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
             return super().setdefault(*arguments)
 
     aggregator = _aggregator()
-    aggregator._released = Slow()
+    aggregator._record._digests = Slow()
     state = aggregator.initialize()
 
     def release(value: float) -> bool:
@@ -325,7 +617,18 @@ def test_seeds_are_drawn_anew_and_are_not_printed() -> None:
     [
         ({"clip_norm": 0.0}, "clip_norm", ValueError),
         ({"clip_norm": 1e39}, "clip_norm", ValueError),
+        ({"clip_norm": 1e30}, "clip_norm", ValueError),
         ({"clients_per_round": -1.0}, "clients_per_round", ValueError),
+        ({"clients_per_round": 1e-46}, "clients_per_round", ValueError),
+        ({"clip_norm": 1e20, "clients_per_round": 1e-20}, "clients_per_round", ValueError),
+        ({"clip_norm": 1e-30, "clients_per_round": 1e9}, "clients_per_round", ValueError),
+        (
+            {"clip_norm": mfa.AdaptiveClip(1e20), "clients_per_round": 1e-8},
+            "largest_norm",
+            ValueError,
+        ),
+        ({"clip_norm": 1e7, "template": np.ones(2, np.float16)}, "float16", ValueError),
+        ({"clip_norm": 1e-8, "template": np.ones(2, np.float16)}, "float16", ValueError),
         ({"noise_storage": "auto"}, "noise_storage", ValueError),
         ({"noise_storage": "tape"}, "noise_storage", ValueError),
         ({"noise_source": "dice"}, "noise_source", ValueError),
@@ -338,6 +641,33 @@ def test_seeds_are_drawn_anew_and_are_not_printed() -> None:
 def test_bad_arguments_are_named(changes: dict[str, Any], named: str, error: type) -> None:
     with refuses(named, error=error):
         _aggregator(**changes)
+
+
+@given(
+    st.floats(-45.0, 45.0),
+    st.floats(-50.0, 12.0),
+    st.sampled_from([0.0, 1e-3, 1.0, 30.0]),
+    st.sampled_from([np.float16, np.float32, np.float64]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=examples(400))
+def test_no_release_is_infinite_or_zero(
+    norm: float, clients: float, noise_multiplier: float, dtype: type, adapts: bool
+) -> None:
+    """Whatever the clip norm, the cohort and the noise: they are refused, or give a mean."""
+    chosen: dict[str, Any] = {"clip_norm": 10.0**norm, "clients_per_round": 10.0**clients}
+    update: Any = np.full(20, 10.0**norm if 10.0**norm < np.finfo(dtype).max else 1.0, dtype)
+    try:
+        if adapts:
+            chosen["clip_norm"] = mfa.AdaptiveClip(10.0**norm)
+        aggregator = _aggregator(
+            _mechanism(noise_multiplier), template=update, allow_no_noise=True, **chosen
+        )
+    except ValueError:
+        return
+    _, mean = aggregator.next(aggregator.initialize(), [update])
+    assert np.all(np.isfinite(mean))
+    assert np.any(mean) or noise_multiplier == 0.0
 
 
 def test_no_noise_has_to_be_asked_for() -> None:

@@ -237,6 +237,7 @@ def test_other_types_than_floats_are_refused(dtype: Any) -> None:
         ({"secure_aggregation_bits": "32"}, ValueError, ["secure_aggregation_bits"]),
         ({"clip_norm": 0.0}, ValueError, ["clip_norm"]),
         ({"clients_per_round": 0}, ValueError, ["clients_per_round"]),
+        ({"clients_per_round": 1e-46}, ValueError, ["clients_per_round"]),
         ({"participation": "min_sep"}, TypeError, ["participation"]),
         ({"factorization": 7}, TypeError, ["Mechanism"]),
         ({"noise_storage": "tape"}, ValueError, ["'auto'", "'state'", "'disk'"]),

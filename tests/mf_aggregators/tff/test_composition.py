@@ -143,7 +143,7 @@ def test_records_that_are_not_of_the_nest_are_refused(
 @pytest.mark.parametrize(
     ("first", "second", "error"),
     [
-        ([1.0], (1.0,), TypeError),
+        ([1.0], (1.0,), ValueError),
         ([1.0], [1.0, 1.0], ValueError),
         ([1.0, 1.0], [1.0], ValueError),
         ([[1.0]], [[1.0], [1.0]], ValueError),

@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -194,6 +194,109 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
 def test_a_grid_that_is_too_coarse_is_refused() -> None:
     with refuses("secure_aggregation_bits"):
         _query(identity(3), 1.0, sums=integer_sums.integer_sums(24, 2**19, 2**19), specs=_FOUR)
+
+
+_S = tf.TensorSpec((1,), tf.float32)
+_X = tf.constant([0.5])
+
+
+class _One(NamedTuple):
+    kernel: Any
+    bias: Any
+
+
+class _Two(NamedTuple):
+    kernel: Any
+    offset: Any
+
+
+def _query_with(specs: Any, **changes: Any) -> Any:
+    arguments: dict[str, Any] = {"clip_norm": 1.0, "clients_per_round": 2.0, **changes}
+    return mf_dp_aggregator(
+        identity(2),
+        participation=SingleParticipation(),
+        noise_multiplier=1.0,
+        noise_storage="state",
+        **arguments,
+    ).query(specs)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
+@pytest.mark.parametrize(
+    ("specs", "record", "names"),
+    [
+        ({"a": _S, "b": _S}, {"a": _X, "c": _X}, ("['b']", "['c']")),
+        ({"a": _S}, [_X], ("['a']", "[0]")),
+        ([_S], (_X,), ("[0]", "(0)")),
+        (_One(_S, _S), _Two(_X, _X), ("bias", "offset")),
+        (_One(_S, _S), {"kernel": _X, "bias": _X}, (".kernel", "['bias']")),
+        ([_S], [_X, _X], ("no further tensor", "[1]")),
+    ],
+)
+def test_records_are_matched_by_name(
+    specs: Any, record: Any, names: tuple[str, str], clip_norm: Any
+) -> None:
+    query = _query_with(specs, clip_norm=clip_norm)
+    state = query.initial_global_state()
+    with refuses("containers", *names):
+        query.preprocess_record(query.derive_sample_params(state), record)
+    with refuses("containers"):
+        query.initial_sample_state(record)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
+def test_sums_and_dicts_are_matched_by_name(clip_norm: Any) -> None:
+    query = _query_with({"a": _S, "b": _S}, clip_norm=clip_norm)
+    other = _query_with({"a": _S, "c": _S}, clip_norm=clip_norm)
+    state = query.initial_global_state()
+    with refuses("containers", "c"):
+        query.get_noised_result(other.initial_sample_state(), state)
+    record = collections.OrderedDict(b=_X, a=_X)
+    sums = query.accumulate_record(
+        query.derive_sample_params(state), query.initial_sample_state(), record
+    )
+    assert sorted(query.get_noised_result(sums, state)[0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0)])
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        tf.sparse.eye(2),
+        tf.ragged.constant([[1.0, 2.0], [3.0, 4.0]]),
+        tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([2, 2])),
+        np.ma.masked_array(np.ones((2, 2)), np.eye(2)),
+        np.asmatrix(np.ones((2, 2))),
+        np.ones((2, 2), object),
+        None,
+    ],
+    ids=lambda leaf: type(leaf).__name__,
+)
+def test_what_is_no_plain_tensor_is_refused_by_place_and_type(leaf: Any, clip_norm: Any) -> None:
+    query = _query_with({"a": [tf.TensorSpec((2, 2), tf.float32)]}, clip_norm=clip_norm)
+    params = query.derive_sample_params(query.initial_global_state())
+    with refuses("['a'][0]", type(leaf).__name__, error=TypeError):
+        query.preprocess_record(params, {"a": [leaf]})
+    for plain in (tf.ones((2, 2)), tf.Variable(tf.ones((2, 2))), np.ones((2, 2)), np.ones((2, 2))):
+        query.preprocess_record(params, {"a": [plain]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "named"),
+    [
+        ({"clients_per_round": 1e-46}, tf.float32, "clients_per_round"),
+        ({"clip_norm": 1e20, "clients_per_round": 1e-20}, tf.float32, "clients_per_round"),
+        ({"clip_norm": 1e-30, "clients_per_round": 1e9}, tf.float32, "clients_per_round"),
+        ({"clip_norm": AdaptiveClip(1e20), "clients_per_round": 1e-8}, tf.float32, "largest_norm"),
+        ({"clip_norm": 1e7}, tf.float16, "float16"),
+        ({"clip_norm": AdaptiveClip(1e7)}, tf.float16, "float16"),
+    ],
+)
+def test_means_that_floats_would_lose_are_refused(
+    changes: dict[str, Any], dtype: tf.DType, named: str
+) -> None:
+    with refuses(named):
+        _query_with(tf.TensorSpec((2,), dtype), **changes)
 
 
 @pytest.mark.parametrize("stddev", [1e-46, 1e39])
