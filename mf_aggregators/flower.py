@@ -195,6 +195,26 @@ class MatrixFactorization(Strategy):
             found.update(shifted)
         return result
 
+    def spend(self) -> None:
+        """Gives up the round that a run has stopped in: ``start`` goes on with the next one.
+
+        For a round whose clients are gone for good, or whose saved sum is damaged. The round's
+        noise is never released, and the model stays. The round's clients count as having taken
+        part, because nobody knows whether its sum was released, and stay in the ledger.
+
+        Raises:
+          LedgerError: If the ledger is not that of the saved model.
+          OSError: If the directory cannot be written.
+          ReleaseError: If the mechanism has no further round.
+          StateError: If there is no run, or what was saved is damaged or of another mechanism.
+        """
+        if not self._load_newest():
+            raise StateError(f"{self._directory} has no run, and no round of one to give up.")
+        i = self._running().round_index
+        self._state = self._aggregator.spend(self._running())
+        self._save()
+        self._remove(i)
+
     def summary(self) -> None:
         """Logs what the strategy is."""
         for line in (*str(self._mechanism).splitlines(), f"directory {self._directory}"):
@@ -289,8 +309,7 @@ class MatrixFactorization(Strategy):
             for name, array in _of_record(arrays).items()
         }
         self._save()
-        for kind in ("sum", "state", "model"):
-            self._path(kind, i).unlink(missing_ok=True)
+        self._remove(i)
         return _record(self._arrays)
 
     # Who takes part.
@@ -308,6 +327,12 @@ class MatrixFactorization(Strategy):
             if len(found) >= self._cohort_size or (before and found and is_late):
                 break
             if is_late:
+                if before:
+                    raise RoundError(
+                        f"none of the {len(before)} clients of round {i + 1} is connected by its "
+                        "name: connect them and start the run again, or give the round up by "
+                        "spend(), which counts them as having taken part."
+                    )
                 raise RoundError(
                     f"round {i + 1} needs {self._cohort_size} clients: {len(nodes)} are connected "
                     f"by a name, of which {len(found)} may take part ({self._schema(i)}). Connect "
@@ -361,15 +386,26 @@ class MatrixFactorization(Strategy):
     def _path(self, kind: str, i: int) -> pathlib.Path:
         return self._directory / f"{kind}-{i:06d}.npz"
 
-    def _begin(self, initial_arrays: ArrayRecord) -> int:
-        """Begins a run, or goes on from what was saved; returns the rounds that are done."""
-        self._arrays = _of_record(initial_arrays)
+    def _remove(self, i: int) -> None:
+        """Removes what a run had saved before round i, once what follows from it is there."""
+        for kind in ("sum", "state", "model"):
+            self._path(kind, i).unlink(missing_ok=True)
+
+    def _load_newest(self) -> bool:
+        """Goes on from what was saved; returns False if there is nothing."""
         saved = sorted(self._directory.glob("model-*.npz"))
         if saved:
             self._load(int(saved[-1].stem.partition("-")[2]))
-        elif self._ledger_path.exists() or (self._directory / "released").exists():
-            raise StateError(f"{self._directory} has rounds, and no model of them. {_WHAT_TO_DO}")
-        else:
+        return bool(saved)
+
+    def _begin(self, initial_arrays: ArrayRecord) -> int:
+        """Begins a run, or goes on from what was saved; returns the rounds that are done."""
+        self._arrays = _of_record(initial_arrays)
+        if not self._load_newest():
+            if self._ledger_path.exists() or (self._directory / "released").exists():
+                raise StateError(
+                    f"{self._directory} has rounds, and no model of them. {_WHAT_TO_DO}"
+                )
             self._state = self._aggregator.with_template(self._arrays).initialize()
             self._save()
         unfinished = self._path("sum", self._running().round_index)

@@ -425,6 +425,81 @@ def test_a_cohort_that_is_not_complete_again_goes_on(tmp_path: pathlib.Path) -> 
     assert sorted(ledger.client_ids) == sorted(silent.asked[0])
 
 
+def test_a_spent_round_is_never_released_and_its_clients_took_part(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A round's clients are gone; the run goes on without it, with the rows of later rounds."""
+    directory, schema = tmp_path / "run", mfa.participation.MinSeparation(3)
+    with refuses("run", error=StateError):
+        _strategy(directory, strategy=flwr.FedAvg()).spend()
+    before = _run(_strategy(directory, strategy=flwr.FedAvg()), num_rounds=1)
+    silent = _Grid()
+    silent.replies = lambda replies: []
+    with refuses("round 2", error=flower.RoundError):
+        _run(_strategy(directory, strategy=flwr.FedAvg()), silent)
+    gone = silent.asked[0]
+    others = _Grid([name for name in _NAMES if name not in gone])
+    with refuses("round 2", "spend()", error=flower.RoundError):
+        _run(_strategy(directory, strategy=flwr.FedAvg()), others)
+    kept = shutil.copytree(directory, tmp_path / "kept")
+    _strategy(directory, strategy=flwr.FedAvg()).spend()
+    evaluated: list[dict[str, bytes]] = []
+    result = _strategy(directory, strategy=flwr.FedAvg()).start(
+        others,
+        _record(_initial()),
+        num_rounds=3,
+        evaluate_fn=lambda number, arrays: evaluated.append(
+            {name: array.numpy().tobytes() for name, array in arrays.items()}
+        ),
+    )
+    assert evaluated[0] == before
+    (cohort,) = others.asked
+    ledger = ledgers.load(directory / "ledger.npz", 3)
+    shown = [sorted(ledger.client_ids[each] for each in found) for found in ledger.cohorts()]
+    assert shown[1:] == [sorted(gone), sorted(cohort)]
+    assert _mechanism(1.0, schema).observed(ledger).keeps_participation
+    # The third row of the same noise, beside what these clients sent.
+    with pytest.warns(FixedSeedWarning):
+        aggregator = mfa.Aggregator(_mechanism(), 1.0, _COHORT, seed=7, template=_initial())
+    state, model = aggregator.initialize(), _of_bits(before)
+    for _ in range(2):
+        state, _ = aggregator.next(state, [])
+    updates = [
+        {key: array - model[key] for key, array in _moved(each, model).items()} for each in cohort
+    ]
+    _, mean = aggregator.next(state, updates)
+    expected = {key: (array + mean[key]).tobytes() for key, array in model.items()}
+    assert _bits(result) == expected
+    # Files of before are put back, and the clients of the spent round are there again.
+    for kind in ("state", "model"):
+        (directory / f"{kind}-000003.npz").unlink()
+        shutil.copy(kept / f"{kind}-000001.npz", directory)
+    shutil.copy(kept / "ledger.npz", directory)
+    with refuses("spent", error=ReleaseError):
+        _run(_strategy(directory, strategy=flwr.FedAvg()))
+
+
+def test_a_damaged_sum_is_given_up(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "run"
+    _run(_strategy(directory), num_rounds=1)
+    (directory / "sum-000001.npz").write_bytes(b"PK")
+    with refuses("sum-000001.npz", error=StateError):
+        _run(_strategy(directory))
+    _strategy(directory).spend()
+    later = _Grid()
+    _run(_strategy(directory), later)
+    assert len(later.asked) == _NUM_ROUNDS - 2
+    with refuses(f"{_NUM_ROUNDS} rounds", error=ReleaseError):
+        _strategy(directory).spend()
+
+
+def _of_bits(bits: dict[str, bytes]) -> dict[str, np.ndarray]:
+    return {
+        name: np.frombuffer(bits[name], array.dtype).reshape(array.shape)
+        for name, array in _initial().items()
+    }
+
+
 _BAD = {
     "nan": lambda model: {**model, "weights": np.full((2, 3), np.nan)},
     "infinite": lambda model: {**model, "bias": np.float32(np.inf)},
