@@ -7,7 +7,7 @@ that goes on after its last round (:meth:`Mechanism.extended`) knows every horiz
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dp_accounting import dp_event
@@ -245,14 +245,25 @@ class Mechanism:
         self,
         ledger: Ledger | RoundTimes | str | os.PathLike[str],
         *,
+        round_counts: Sequence[int] | str | os.PathLike[str] | None = None,
+        clients_per_round: float | None = None,
         sampling_seed: int | None = None,
         sampler: Sampler | None = None,
     ) -> Observed:
         """Returns what a ledger shows of a run: whether it kept to the participation, and else.
 
+        A run that kept it has :meth:`guarantee`. An observed guarantee, which may be better, holds
+        only if participation did not depend on released models or on data.
+
         Args:
           ledger: Who took part in which round; or its file, which ``ledgers.load`` reads; or, where
             nobody knows that, the times of the rounds and the timers of devices.
+          round_counts: How many clients each round summed, by the server's own count; or the file
+            of these numbers, which ``ledgers.load_round_counts`` reads. A ledger that lacks lines
+            has too good a guarantee: without these counts, or if the ledger has others, nothing
+            better than the plan is stated.
+          clients_per_round: The cohort size that is claimed of the run, which the ledger is
+            compared with; None for none.
           sampling_seed: With a sampling scheme, the secret seed of the data sampler: then every
             draw is compared with the ledger. None if it is not known.
           sampler: In the place of the seed: the sampler that drew, for one that knows more than its
@@ -262,12 +273,14 @@ class Mechanism:
           What was observed, of which a guarantee can be asked.
 
         Raises:
-          LedgerError: If the file cannot be read.
+          LedgerError: If a file cannot be read.
           ValueError: If more rounds were released than there are, the ledger is broken, a seed is
             given for one that does not record a sampling scheme, or the sampler is of another
             scheme; or times are given for a sampling scheme.
         """
-        return observed.of_run(self, ledger, sampling_seed, sampler)
+        return observed.of_run(
+            self, ledger, sampling_seed, sampler, round_counts, clients_per_round
+        )
 
     def extended(
         self,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,9 @@ class Observed:
         there is nothing, and without a scheme.
       num_absent: How many participations that the seed draws the ledger lacks; None where that is
         not known.
+      round_counts: How many clients each round summed, by the server's own count; None where that
+        is not known.
+      clients_per_round: The cohort size that is claimed of the run; None for none.
     """
 
     mechanism: "Mechanism"
@@ -42,6 +46,22 @@ class Observed:
     keeps_participation: bool | None
     deviation: str | None = None
     num_absent: int | None = None
+    round_counts: tuple[int, ...] | None = None
+    clients_per_round: float | None = None
+
+    @property
+    def gap(self) -> str | None:
+        """Why the ledger is not shown to be complete (``ledgers.gap``); None if it is.
+
+        A ledger with lines missing has too good a guarantee, so nothing better than the plan is
+        stated of it. The draws of a seed show all participations, and times of rounds need none.
+        """
+        if self.ledger is None:
+            return None
+        if self.mechanism.sampling is None or self.keeps_participation is not True:
+            return ledgers.gap(self.ledger, self.round_counts, self.clients_per_round)
+        absent = self.num_absent
+        return f"{absent} participations that the seed draws are not in it" if absent else None
 
     @property
     def num_alike_names(self) -> int:
@@ -70,10 +90,12 @@ class Observed:
         return guarantees.num_outside_schema(schema, sizes, gaps)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Returns what holds of the rounds that were released.
+        """Returns what holds of the rounds that were released, under an assumption.
 
         Sampling amplifies it if the seed has shown that every draw is the scheme's. Else it is that
-        of :meth:`unamplified_guarantee`.
+        of :meth:`unamplified_guarantee`, which holds only if participation did not depend on
+        released models or on data. A run that kept its plan has ``Mechanism.guarantee`` without
+        that assumption.
 
         Args:
           delta: Above 0 and below 1; at least 1e-12 where sampling amplifies.
@@ -93,7 +115,9 @@ class Observed:
         """Returns what holds towards who knows in which rounds each client took part.
 
         It follows from the rounds between participations of one client and from their largest
-        number; epsilon is 0 where nobody took part.
+        number, and holds only if participation did not depend on released models or on data;
+        epsilon is 0 where nobody took part. If the ledger is not shown to be complete
+        (:attr:`gap`), it is that of the plan, or of :meth:`worst_case` if the plan was broken.
 
         Args:
           delta: Above 0 and below 1.
@@ -101,11 +125,12 @@ class Observed:
         Raises:
           ValueError: If delta is out of its range.
         """
-        plan, factorization = self._unamplified(delta), self.mechanism.factorization
-        return guarantees.observed(plan, factorization, self.participation)
+        return self._follows(self._unamplified(delta), self.participation)
 
     def worst_case(self, delta: float) -> Guarantee:
         """Returns what holds of all rounds, however a run that broke its plan went on.
+
+        It holds only if participation did not depend on released models or on data.
 
         Args:
           delta: Above 0 and below 1.
@@ -120,14 +145,16 @@ class Observed:
     def worst_client(self, delta: float) -> WorstClient | None:
         """Returns the client that is protected least, without amplification.
 
+        Its epsilon holds only if participation did not depend on released models or on data.
+
         Args:
           delta: Above 0 and below 1.
 
         Returns:
           The client; None if nobody took part, for more rounds than can be searched, and where
-          nobody knows who took part.
+          nobody knows who took part or the ledger is not shown to be complete.
         """
-        if self.ledger is None:
+        if self.ledger is None or self.gap is not None:
             return None
         return WorstClient.of_ledger(
             self._unamplified(delta), self.mechanism.factorization, self.ledger
@@ -157,15 +184,22 @@ class Observed:
           The statement, as :meth:`statement` returns it, without proving the plan again. What it
           says of other runs is left out: a plan that was broken counts otherwise there.
         """
+        claimed = self
+        # A training command knows who was summed, also where most devices dropped out.
+        if not statement.facts.has_run_directory:
+            claimed = dataclasses.replace(self, clients_per_round=statement.facts.clients_per_round)
+        gap = claimed.gap
         plan, factorization = statement.plan, self.mechanism.factorization
         is_drawn = self.mechanism.sampling is not None
         observed = dataclasses.replace(
-            self.participation, keeps_sampling=self.keeps_participation if is_drawn else None
+            self.participation,
+            keeps_sampling=self.keeps_participation if is_drawn else None,
+            gap=gap,
         )
         return dataclasses.replace(
             statement,
             observed_participation=observed,
-            observed_guarantee=guarantees.observed(plan, factorization, observed),
+            observed_guarantee=claimed._follows(plan, observed),
             worst_case=(
                 None
                 if self.keeps_participation is True
@@ -173,11 +207,20 @@ class Observed:
             ),
             worst_client=(
                 None
-                if is_drawn or self.ledger is None
+                if is_drawn or self.ledger is None or gap is not None
                 else WorstClient.of_ledger(plan, factorization, self.ledger)
             ),
             other_runs=None,
         )
+
+    def _follows(self, plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
+        """The observed guarantee; of a ledger that may lack lines, the plan or the worst case."""
+        factorization = self.mechanism.factorization
+        if participation.keeps_sampling or self.gap is None:
+            return guarantees.observed(plan, factorization, participation)
+        if self.keeps_participation:
+            return plan
+        return guarantees.worst_case(plan, factorization, participation)
 
     def _unamplified(self, delta: float) -> Guarantee:
         """The guarantee of the same noise under the schema, without amplification."""
@@ -192,8 +235,26 @@ def of_run(
     ledger: Ledger | RoundTimes | str | os.PathLike[str],
     sampling_seed: int | None,
     sampler: Sampler | None,
+    round_counts: Sequence[int] | str | os.PathLike[str] | None = None,
+    clients_per_round: float | None = None,
 ) -> Observed:
     """Returns what a ledger shows of a run: see ``Mechanism.observed``."""
+    found = _without_counts(mechanism, ledger, sampling_seed, sampler)
+    if isinstance(round_counts, (str, os.PathLike)):
+        round_counts = ledgers.load_round_counts(round_counts)
+    elif round_counts is not None:
+        round_counts = ledgers.checked_round_counts(round_counts)
+    return dataclasses.replace(
+        found, round_counts=round_counts, clients_per_round=clients_per_round
+    )
+
+
+def _without_counts(
+    mechanism: "Mechanism",
+    ledger: Ledger | RoundTimes | str | os.PathLike[str],
+    sampling_seed: int | None,
+    sampler: Sampler | None,
+) -> Observed:
     if not isinstance(ledger, (Ledger, RoundTimes)):
         ledger = ledgers.load(ledger, mechanism.num_rounds)
     if ledger.num_rounds > mechanism.num_rounds:

@@ -539,6 +539,7 @@ def _privacy_fields(
         "realised_noise_multiplier": guarantee.noise_multiplier,
         "realised_epsilon": guarantee.epsilon,
         "widened_epsilon": None if worst_case is None else worst_case.epsilon,
+        **guarantees.INDEPENDENCE,
     }
 
 
@@ -580,14 +581,14 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
         return f"{found}\n--checkpoint adds the guarantee that is left."
     observed = (
         f"The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
-        "the smallest separation and the largest number of participations."
+        f"the smallest separation and the largest number of participations, {guarantees.ONLY_IF}."
     )
     if fields["keeps_plan"]:
         return f"{found}\nThe plan was kept: {planned}. {observed}"
     return (
         f"{found}\nPlanned was {planned}; those that kept the schema still have it. {observed} At "
         "worst, with the smaller separation and the larger number of participations of plan and "
-        f"observation: {stated_pair(fields['widened_epsilon'], delta)}."
+        f"observation: {stated_pair(fields['widened_epsilon'], delta)}, {guarantees.ONLY_IF}."
     )
 
 

@@ -202,7 +202,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         delta,
     )
     assert ("no epsilon is stated." in text) == math.isinf(part.epsilon)
-    zcdp = re.findall(r"approximate zCDP with rho = (\S+) and delta0 = (\S+)\.\s", text)
+    zcdp = re.findall(r"approximate zCDP with rho = (\S+) and delta0 = (\S+)[.,]\s", text)
     for (rho, failure), guarantee in zip(zcdp, [planned, observed_guarantee], strict=True):
         assert 0 <= Decimal(rho) - _decimal(guarantee.zcdp_rho) < Decimal("1e-5") * Decimal(rho)
         assert Decimal(failure) >= _decimal(guarantee.zcdp_delta) > 0
@@ -213,7 +213,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         observed_guarantee.noise_multiplier,
     ]
     sensitivity, epsilon = re.findall(
-        r"the sensitivity is (\d+\.\d+) and epsilon (\d+\.\d+)\.", text
+        r"the sensitivity is (\d+\.\d+) and epsilon (\d+\.\d+), only if", text
     )[0]
     assert (sensitivity, epsilon) == ("1.23457", "3.45679")
     assert json.loads(json.dumps(statement.to_dict()))["planned"]["epsilon"] == planned.epsilon
@@ -358,9 +358,11 @@ def test_mf_report(
         tmp_path / "c",
     )
     (tmp_path / "ledger.csv").write_text(ledger)
+    (tmp_path / "counts.json").write_text("[1, 1, 0, 1, 0, 0]")
     arguments = [
         f"--checkpoint={tmp_path / 'c'}",
         f"--ledger={tmp_path / 'ledger.csv'}",
+        f"--round_counts={tmp_path / 'counts.json'}",
         f"--noise_multiplier={multiplier}",
         "--separation=3",
         "--delta=1.23456749e-5",

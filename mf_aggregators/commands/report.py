@@ -23,6 +23,7 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -43,6 +44,7 @@ from mf_aggregators.commands import (
     output_paths,
     report_contents,
     report_statement,
+    stated_runs,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
@@ -82,6 +84,13 @@ def define_flags(values: flags.FlagValues) -> None:
         "batches.",
     )
     group.path(
+        "round_counts",
+        "How many clients each round of --ledger summed, by the server's own count: a .json list, "
+        "or a text file with one number on each line, in the order of rounds. Without it, and if "
+        "the ledger has other numbers, lines may be missing, and nothing better than the plan is "
+        "stated. The directory of a training run has its own counts.",
+    )
+    group.path(
         "sampling_seed",
         "The file with the secret seed of the data sampler that drew the batches of --ledger: "
         "checkpoints/sampling_seed.json of a run. Every draw is compared with the ledger. "
@@ -97,7 +106,8 @@ def define_flags(values: flags.FlagValues) -> None:
     group = FlagGroup(values, "Training")
     group.integer(
         "clients_per_round",
-        "The cohort size, which adds the effective RMSE (BandMF Eq. 11) to a noise multiplier.",
+        "The cohort size, which adds the effective RMSE (BandMF Eq. 11) to a noise multiplier. "
+        "That of a --ledger is compared with it.",
     )
     group.integer(
         "model_size",
@@ -279,15 +289,28 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
         "that it did.",
     )
+    counts: Sequence[int] | None = None
+    if values.round_counts is not None:
+        counts = ledgers.load_round_counts(values.round_counts)
+    elif checkpoints.is_run(values.checkpoint):
+        counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
-        return LedgerReport.of(subject, ledger, values.delta, seed)
+        return LedgerReport.of(
+            subject,
+            ledger,
+            values.delta,
+            seed,
+            round_counts=counts,
+            clients_per_round=values.clients_per_round,
+        )
 
 
 def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
     """Checks that a ledger has all that its run says of it, for a statement above all.
 
-    Lost lines make the observed guarantee too good. Nothing shows that some are lost, but a round
-    that was released without anybody, or the ledger of a run that is another one.
+    Lost lines make the observed guarantee too good. Without --round_counts, nothing shows that some
+    are lost, but a round that was released without anybody, or the ledger of a run that is another
+    one.
     """
     path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
     if checkpoints.is_run(values.checkpoint) and path.exists():
@@ -297,7 +320,7 @@ def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
             f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
             "checkpoint of another run.",
         )
-    if values.statement is None or ledger.sampling is not None:
+    if values.statement is None or ledger.sampling is not None or values.round_counts is not None:
         return
     empty = [i for i, clients in enumerate(ledger.cohorts()) if not len(clients)]
     command_line.check_choice(
@@ -402,6 +425,10 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     command_line.check_choice(
         values.sampling_seed is None or values.ledger is not None,
         "--sampling_seed needs --ledger, whose draws it checks.",
+    )
+    command_line.check_choice(
+        values.round_counts is None or values.ledger is not None,
+        "--round_counts needs --ledger, whose lines it counts.",
     )
     if values.figure is not None:
         command_line.check_extra("--figure", ("matplotlib",))

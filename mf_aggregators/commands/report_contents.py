@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ from mf_aggregators.printed_guarantees import (
     rounded_up,
     stated_pair,
 )
-from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy import client_names, guarantees, ledgers, statement_texts
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF, Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.worst_client import WorstClient
@@ -397,9 +397,12 @@ class LedgerReport:
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
       observed: What the ledger or the times show.
-      observed_guarantee: What follows from the observed participations, without amplification.
+      observed_guarantee: What follows from the observed participations, without amplification,
+        only if they did not depend on released models or on data. If the ledger is not shown to be
+        complete, that of the plan, or the worst case if the plan was broken.
       worst_client: The client that is protected least. None for batches of a data sampler: who was
-        drawn is a secret; and for times, which tell nothing of clients.
+        drawn is a secret; for times, which tell nothing of clients; and for a ledger that is not
+        shown to be complete.
       worst_case: What holds for a plan that was broken; None for others.
       times: The times of the rounds; None for a ledger.
     """
@@ -435,7 +438,14 @@ class LedgerReport:
 
     @classmethod
     def of(
-        cls, subject: Subject, ledger: Ledger, delta: float, sampling_seed: int | None = None
+        cls,
+        subject: Subject,
+        ledger: Ledger,
+        delta: float,
+        sampling_seed: int | None = None,
+        *,
+        round_counts: Sequence[int] | None = None,
+        clients_per_round: int | None = None,
     ) -> "LedgerReport":
         """Returns what follows from a ledger.
 
@@ -446,6 +456,8 @@ class LedgerReport:
           delta: Above 0 and below 1.
           sampling_seed: The secret seed of the data sampler, for a ledger that names its scheme:
             then every draw is compared with the ledger. None if it is not known.
+          round_counts: As ``Mechanism.observed`` takes it.
+          clients_per_round: As there.
 
         Raises:
           ValueError: If the ledger is broken, or its scheme does not fit the factorization.
@@ -460,7 +472,12 @@ class LedgerReport:
             mechanism = Mechanism(
                 factorization, ledger.sampling, mechanism.noise_multiplier * ratio
             )
-        observed = mechanism.observed(ledger, sampling_seed=sampling_seed)
+        observed = mechanism.observed(
+            ledger,
+            round_counts=round_counts,
+            clients_per_round=clients_per_round,
+            sampling_seed=sampling_seed,
+        )
         certification = guarantees.default_certification(show_progress=True)
         is_broken = observed.keeps_participation is False
         is_drawn = (ledger.sampling or mechanism.sampling) is not None
@@ -480,10 +497,12 @@ class LedgerReport:
     def guarantees(self) -> dict[str, Guarantee]:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
         if self.worst_case is not None:
-            return {"observed": self.observed_guarantee, "worst case": self.worst_case}
-        if self.plan.sampling is None:
-            return {"planned": self.plan, "observed": self.observed_guarantee}
-        return {"amplified": self.plan, "for who knows the batches": self.observed_guarantee}
+            found = {"observed": self.observed_guarantee, "worst case": self.worst_case}
+        elif self.plan.sampling is None:
+            found = {"planned": self.plan, "observed": self.observed_guarantee}
+        else:
+            found = {"amplified": self.plan, "for who knows the batches": self.observed_guarantee}
+        return {f"{name}{guarantee.only_if}": guarantee for name, guarantee in found.items()}
 
     def fields(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns it as fields of a report.
@@ -496,6 +515,7 @@ class LedgerReport:
         worst, worst_case = self.worst_client, self.worst_case
         return {
             "keeps_plan": self.keeps_plan,
+            "ledger_gap": self.observed.gap,
             "clients_beyond_plan": self.observed.num_outside_schema(),
             "alike_client_names": self.observed.num_alike_names,
             **self._sampling_fields(),
@@ -520,6 +540,7 @@ class LedgerReport:
             "worst_client_num_rounds": None if worst is None else len(worst.rounds),
             "worst_client_sensitivity": None if worst is None else worst.sensitivity,
             "worst_client_epsilon": None if worst is None else worst.epsilon,
+            **INDEPENDENCE,
         }
 
     def warnings(self) -> list[str]:
@@ -540,7 +561,7 @@ class LedgerReport:
             found.append(
                 f"WARNING: {breaks} {self._observed_sentences()} At worst, with the smaller "
                 "separation and the larger number of participations of plan and observation: "
-                f"{stated_pair(self.worst_case.epsilon, self.plan.delta)}. "
+                f"{stated_pair(self.worst_case.epsilon, self.plan.delta)}, {ONLY_IF}. "
                 f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
             )
         elif absent := self.observed.num_absent:
@@ -550,6 +571,9 @@ class LedgerReport:
                 "could not be asked. If they took part, the ledger is not complete, and the "
                 "observed guarantee below is too good."
             )
+        gap = self.observed.gap
+        if gap is not None and gap != ledgers.NO_COUNTS and not self.observed.num_absent:
+            found.append(f"WARNING: {statement_texts.incomplete(gap)}")
         if alike := self.observed.num_alike_names:
             found.append(f"WARNING: {client_names.warning(alike)}")
         return found
@@ -587,13 +611,15 @@ class LedgerReport:
         }
 
     def _observed_sentences(self) -> str:
-        released, planned = self.observed_guarantee.num_rounds, self.observed.mechanism.num_rounds
+        found, planned = self.observed_guarantee, self.observed.mechanism.num_rounds
+        if self.observed.gap is not None:
+            return statement_texts.incomplete(self.observed.gap)
+        released = found.num_rounds
         observed = "observed" if self.times is None else "possible"
         guarantee = (
-            f"The {observed} participations give "
-            f"{stated_pair(self.observed_guarantee.epsilon, self.plan.delta)} (zero-out "
-            "adjacency), by the rounds between participations of one client and their largest "
-            "number."
+            f"The {observed} participations give {stated_pair(found.epsilon, self.plan.delta)} "
+            "(zero-out adjacency), by the rounds between participations of one client and their "
+            f"largest number{found.only_if}."
         )
         if self.times is not None:
             guarantee += f" {self.times.conditions()}"

@@ -33,7 +33,7 @@ FORMAT = 1
 _REQUIRED = ("public_data", "enforcement", "population", "clients_per_round", "clip_norm")
 # The flags that make a statement, by whether they are paths.
 _PATHS = (
-    *("checkpoint", "ledger", "round_times", "sampling_seed"),
+    *("checkpoint", "ledger", "round_counts", "round_times", "sampling_seed"),
     *("learning_rates", "first_column"),
 )
 _REPEATED = "evidence"

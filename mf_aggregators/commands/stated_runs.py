@@ -4,6 +4,7 @@ A run directory is what the commands that train write. Its statement follows fro
 ledger and the noise multiplier in its ``privacy.json``, and here it is made again from them.
 """
 
+import csv
 import dataclasses
 import json
 import math
@@ -37,8 +38,9 @@ MEANING_OF_OTHER_RUNS = (
     "Other runs on the same clients, as directories with commas between them: those of training "
     "runs, or what Mechanism.save wrote. The statement has the guarantee of all together."
 )
-# A further file of a run directory.
+# Further files of a run directory.
 _SEED_FILE = "checkpoints/sampling_seed.json"
+_METRICS_FILE = "metrics.csv"
 # Where a configuration has the SHA-256 of the weights that training began with.
 _INITIAL_WEIGHTS = "initial_weights_sha256"
 
@@ -147,6 +149,34 @@ def events_of(
         )
         found[seed] = file
     return events
+
+
+def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | None:
+    """Returns how many clients each round of a training run summed; None for another ledger.
+
+    A run writes its ledger before each release, so the ledger itself is the count of rounds that
+    its metrics have no number of clients for.
+
+    Args:
+      folder: The directory of the run.
+      ledger: Its ledger, whose clients were not drawn.
+
+    Raises:
+      ValueError: If a file cannot be read.
+    """
+    if not (folder / ledgers.FILE_OF_RUN).exists():
+        return None
+    counts = [len(cohort) for cohort in ledger.cohorts()]
+    # Canaries that audit a run were summed as well, and are in no ledger.
+    has_canaries = _json_of(folder / CONFIG_FILE)["flags"].get("audit_canaries") is not None
+    if (folder / _METRICS_FILE).exists() and not has_canaries:
+        text = (folder / _METRICS_FILE).read_text(encoding="utf-8", errors="replace")
+        for row in csv.DictReader(text.replace("\0", "").splitlines()):
+            number, updates = row.get("round") or "", row.get("num_updates") or ""
+            # Released numbers of drawn clients have noise, and are no digits alone.
+            if number.isdecimal() and updates.isdecimal() and 0 < int(number) <= len(counts):
+                counts[int(number) - 1] = int(updates)
+    return counts
 
 
 def with_other_runs(
@@ -388,7 +418,7 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
         seed = _json_of(folder / CONFIG_FILE)["flags"]["seed"]
         if (folder / _SEED_FILE).exists():
             seed = random_streams.load_seed(folder / _SEED_FILE)
-    return of_run.observed(ledger, sampling_seed=seed)
+    return of_run.observed(ledger, round_counts=round_counts(folder, ledger), sampling_seed=seed)
 
 
 def _json_of(path: pathlib.Path) -> dict[str, Any]:

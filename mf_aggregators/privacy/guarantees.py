@@ -1,15 +1,18 @@
 """The privacy guarantee of a run: as planned, and as observed.
 
 A plan names a participation schema, and the noise is scaled to the sensitivity of C under it.
-What a finished run guarantees follows from the participations that were observed: their
-separations and their largest number per client define a schema of their own, and the same
-noise is measured against the sensitivity under that one. A run that kept its plan has the
-planned guarantee as well; one that broke it has only what its own rounds give.
+A run that kept its plan has the planned guarantee, also if clients decided from released models
+whether to take part. The participations that were observed define a schema of their own, by their
+separations and their largest number per client, and the same noise is measured against the
+sensitivity under that one. The observed guarantee may be the better one, and holds only if
+participation did not depend on released models or on data (docs/privacy-proofs.md, section 4). A
+run that broke its plan has only that one.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +57,12 @@ _LARGEST_EXPONENT = 700.0
 _ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
 _MOST_ROUNDING = 1024.0
+# The assumption of every guarantee that follows from observed participations, as the end of a
+# sentence and as a field of JSON objects.
+ONLY_IF = "only if participation did not depend on released models or on data"
+INDEPENDENCE: Mapping[str, str] = types.MappingProxyType(
+    {"participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +125,8 @@ class Guarantee:
       together: Where clients are sampled, all participations of one together.
       is_by_rule: Whether it holds because a stopping rule ended the run by the ledger, and not
         because clients kept to the participation, which is that of the plan then.
+      is_observed: Whether it follows from participations that were observed, so that it holds only
+        if these did not depend on released models or on data.
       columns: C, where an amplified guarantee depends on it, for :meth:`event`.
     """
 
@@ -133,6 +144,7 @@ class Guarantee:
     divergences: tuple[tuple[float, float], ...] = ()
     together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
     is_by_rule: bool = False
+    is_observed: bool = False
     columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -142,7 +154,17 @@ class Guarantee:
             return f"{stated} for each client, by a stopping rule"
         secret = ", if nobody learns who was drawn" if self.is_amplified else ""
         rounds = counted(self.num_rounds, "round")
-        return f"{stated} for each client over {rounds}: {who}{secret}"
+        return f"{stated} for each client over {rounds}: {who}{secret}{self.only_if}"
+
+    @property
+    def only_if(self) -> str:
+        """The assumption of an observed guarantee, after a comma; nothing for others."""
+        return f", {ONLY_IF}" if self.is_observed else ""
+
+    @property
+    def independence(self) -> Mapping[str, str]:
+        """The assumption of an observed guarantee as a field; none for others."""
+        return INDEPENDENCE if self.is_observed else {}
 
     @property
     def zcdp_delta(self) -> float:
@@ -246,6 +268,7 @@ class Guarantee:
             **self.attacker(),
             "sampling": None if self.sampling is None else self.sampling.to_dict(),
             "certificate": None if self.certificate is None else self.certificate.to_dict(),
+            **self.independence,
         }
 
 
@@ -265,6 +288,8 @@ class ObservedParticipation:
         None if none took part twice, or if it is not known.
       conditions: Under which conditions it follows, as sentences, where nobody saw who took part
         (``round_times``); None for a ledger.
+      gap: Why the ledger is not shown to be complete (``ledgers.gap``); None if it is, and for
+        times.
     """
 
     num_rounds: int
@@ -274,6 +299,7 @@ class ObservedParticipation:
     keeps_sampling: bool | None = None
     largest_separation: int | None = None
     conditions: str | None = None
+    gap: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
@@ -287,6 +313,7 @@ class ObservedParticipation:
             "max_participations": self.max_participations,
             "keeps_sampling": self.keeps_sampling,
             **({} if self.conditions is None else {"conditions": self.conditions}),
+            **({} if self.gap is None else {"ledger_gap": self.gap}),
         }
 
     def schema(self) -> Participation:
@@ -564,7 +591,8 @@ def observed(
     """Returns the guarantee that follows from the observed participations.
 
     Rows of C after the last released round were never released, so the sensitivity is
-    that of the leading part of C.
+    that of the leading part of C. Unless a data sampler drew the participations, the guarantee
+    holds only if they did not depend on released models or on data.
 
     Args:
       plan: What :func:`planned` or :func:`sampled` returned for the run; it fixes the noise.
@@ -607,10 +635,9 @@ def observed(
             zcdp_rho=0.0,
             epsilon=0.0,
             delta=plan.delta,
+            is_observed=True,
         )
-    bound = factorization.sensitivity_of_first(rounds, schema)
-    multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-    return _unamplified(schema, rounds, bound, multiplier, plan.delta)
+    return _under(schema, plan, rounds, factorization.sensitivity_of_first(rounds, schema))
 
 
 def worst_case(
@@ -620,7 +647,8 @@ def worst_case(
 
     It is for all rounds of the factorization, the smaller of the planned and the observed
     separation and the larger number of participations, without amplification. So it is never
-    better than the planned one.
+    better than the planned one. It holds only if participation did not depend on released models
+    or on data.
 
     Args:
       plan: What was planned; it fixes the noise.
@@ -634,9 +662,16 @@ def worst_case(
     planned_separation = plan.participation.separation_in(rounds)
     most = max(plan.participation.most_participations(rounds), participation.max_participations, 1)
     schema = MinSeparation(min(planned_separation, participation.separation or rounds), most)
-    bound = factorization.sensitivity(schema)
+    return _under(schema, plan, rounds, factorization.sensitivity(schema))
+
+
+def _under(
+    schema: Participation, plan: Guarantee, num_rounds: int, bound: sensitivity.Sensitivity
+) -> Guarantee:
+    """The guarantee of the noise of a plan under a schema that was observed."""
     multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-    return _unamplified(schema, rounds, bound, multiplier, plan.delta)
+    found = _unamplified(schema, num_rounds, bound, multiplier, plan.delta)
+    return dataclasses.replace(found, is_observed=True)
 
 
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:

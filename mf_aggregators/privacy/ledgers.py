@@ -6,7 +6,8 @@ write it.
 
 A line that is lost, or counted for another client, makes the guarantee that follows from
 the file better than the truth. So a text file is read only where each of its lines has one
-meaning, and is refused, with the number of the line, where it may have another.
+meaning, and is refused, with the number of the line, where it may have another. A ledger is
+complete if each round has as many rows as the server counted clients (:func:`gap`).
 """
 
 import dataclasses
@@ -34,12 +35,17 @@ FILE_OF_RUN = "participation.npz"
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 # The second word of a heading.
 HEADINGS_OF_ROUNDS = ("round", "round_index")
+# The first line of a file of round counts may be one of these.
+HEADINGS_OF_COUNTS = ("clients", "round,clients")
+# Why a ledger is not shown to be complete that nothing contradicts.
+NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.
 _FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
 _LINE = re.compile(f"{_FIELD},{_FIELD}")
 # Eighteen digits fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
+_COUNT = re.compile(r"(?:0*([0-9]{1,18})\s*,\s*)?0*([0-9]{1,18})")
 _MOST_CHARACTERS_SHOWN = 60
 # Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
 _COMPRESSION = 1
@@ -246,6 +252,96 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
             "client's: give each client one name."
         )
     return Ledger(client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling)
+
+
+def gap(
+    ledger: Ledger, round_counts: Sequence[int] | None, clients_per_round: float | None = None
+) -> str | None:
+    """Returns why a ledger is not shown to be complete, as the end of a sentence.
+
+    Args:
+      ledger: The ledger.
+      round_counts: How many clients each round summed, by the server's own count; None if that is
+        not known.
+      clients_per_round: The cohort size that is claimed of the run; None for none.
+
+    Returns:
+      The reason; None if every round has as many rows as were counted, and the cohorts are not
+      below half of the size that is claimed on average, nor above twice that size.
+    """
+    rounds = np.concatenate([np.empty(0, np.int64), *ledger.rounds_of_clients])
+    rows = np.bincount(rounds, minlength=ledger.num_rounds)
+    if round_counts is not None:
+        if len(round_counts) != len(rows):
+            return f"it has {len(rows)} rounds, and the server counted {len(round_counts)}"
+        differing = np.flatnonzero(rows != np.asarray(round_counts, np.int64))
+        if len(differ := differing.tolist()):
+            return (
+                f"{len(differ)} of its {len(rows)} rounds have other numbers of clients than the "
+                f"server counted, such as round {differ[0]}, counted from 0, with "
+                f"{rows[differ[0]]} rows for {round_counts[differ[0]]} clients"
+            )
+    if clients_per_round is not None and len(rows):
+        mean = float(rows.mean())
+        if not 0.5 * clients_per_round <= mean <= 2.0 * clients_per_round:
+            return (
+                f"its rounds have {mean:.6g} rows on average, and the run is said to have had "
+                f"{clients_per_round:g} clients a round"
+            )
+    return NO_COUNTS if round_counts is None else None
+
+
+def load_round_counts(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """Reads how many clients each round summed, by the server's own count.
+
+    Args:
+      path: A ``.json`` file with a list of integers; or a text file in UTF-8 with one number on
+        each line, in the order of rounds, or with ``round,number`` lines, whose rounds count from
+        0 without gaps. Its first line may be one of ``HEADINGS_OF_COUNTS``. Empty lines mean
+        nothing.
+
+    Returns:
+      A number for each round.
+
+    Raises:
+      LedgerError: If the file cannot be read, or is none of these.
+    """
+    file = pathlib.Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        if file.suffix.lower() == ".json":
+            return checked_round_counts(validation.parsed_json(text))
+    except OSError as error:
+        raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
+    except (TypeError, ValueError) as error:
+        raise LedgerError(f"{file} is no list of one number a round: {error}") from error
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(number, line) for number, line in lines if line]
+    if lines and "".join(lines[0][1].lower().split()) in HEADINGS_OF_COUNTS:
+        del lines[0]
+    counts: list[int] = []
+    for number, line in lines:
+        match = _COUNT.fullmatch(line)
+        if match is None or (match[1] is not None and int(match[1]) != len(counts)):
+            raise LedgerError(
+                f"{file}, line {number}: expected the number of clients of round {len(counts)}, "
+                f"alone or after that round and a comma, found {_shown(line)}."
+            )
+        counts.append(int(match[2]))
+    return tuple(counts)
+
+
+def checked_round_counts(counts: Iterable[int]) -> tuple[int, ...]:
+    """Returns numbers of clients by round as integers.
+
+    Args:
+      counts: The numbers, from 0.
+
+    Raises:
+      TypeError: If they are no list.
+      ValueError: If one is no integer or below 0.
+    """
+    return tuple(validation.integer_at_least(each, 0, "round_counts") for each in counts)
 
 
 def _names(array: npt.NDArray[Any]) -> npt.NDArray[np.str_]:

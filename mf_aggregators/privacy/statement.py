@@ -18,8 +18,9 @@ from mf_aggregators import accounting, packages, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
 from mf_aggregators.printed_guarantees import counted, rounded_up
-from mf_aggregators.privacy import client_names, provenance, statement_texts
+from mf_aggregators.privacy import client_names, ledgers, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
+    ONLY_IF,
     Guarantee,
     ObservedParticipation,
     keeps_plan,
@@ -172,7 +173,8 @@ class PrivacyStatement:
       facts: About the run.
       plan: The planned guarantee.
       observed_participation: The participations in the ledger; None while the run is under way.
-      observed_guarantee: The guarantee that follows; None while the run is under way.
+      observed_guarantee: The guarantee that follows; None while the run is under way. It holds
+        only if participation did not depend on released models or on data.
       worst_client: The client whose own participations changed the output most. None if that is
         not known, and for a run whose batches a sampler draws: who was drawn is a secret that no
         statement tells. Its epsilon is at most that of ``observed_guarantee``, which is for every
@@ -265,26 +267,25 @@ class PrivacyStatement:
 
     @property
     def stated(self) -> Guarantee:
-        """The guarantee that may be stated without further conditions.
+        """The guarantee that is the headline.
 
         A run that kept its plan satisfies the planned guarantee, finished or not, because fewer
-        rounds are a part of all. The observed one may be better, but holds for a run that was
-        stopped only if the data had no part in the decision to stop, so that one does not state
-        it. A finished run that broke its plan has the observed guarantee; one that was stopped, or
-        whose observed guarantee is the better one, has the worst case, which is no better than
-        either.
+        rounds are a part of all. The observed one may be better, and is not the headline: it holds
+        only if participation did not depend on released models or on data. A finished run that
+        broke its plan has the observed guarantee; one that was stopped, or whose observed guarantee
+        is the better one, has the worst case, which is no better than either.
 
-        A run with a stopping rule has the guarantee of the rule as well, whatever ended it
-        (``stopping_rules``), unless what was observed shows that the rule was not followed. If the
-        rule ended it, neither the data nor what was released had a part in that, and the observed
-        guarantee holds.
+        The limit of a stopping rule was fixed before the first round, as the plan was, and holds
+        whatever ended the run (``stopping_rules``), unless what was observed shows that the rule
+        was not followed. So it is the headline of a run that broke its plan, and of one that kept
+        a plan with a larger epsilon.
         """
-        found = [self._stated_without_rule]
-        if self.stopping_rule is not None and self._keeps_rule:
-            found.append(self.stopping_rule.guarantee)
-            if self.stopped_by_rule and self.observed_guarantee is not None:
-                found.append(self.observed_guarantee)
-        return min(found, key=lambda guarantee: guarantee.epsilon)
+        rule = self.stopping_rule
+        if rule is None or not self._keeps_rule:
+            return self._stated_without_rule
+        if self.observed_participation is not None and not self.keeps_plan:
+            return rule.guarantee
+        return min(self.plan, rule.guarantee, key=lambda guarantee: guarantee.epsilon)
 
     @property
     def kept_guarantee(self) -> Guarantee | None:
@@ -317,9 +318,7 @@ class PrivacyStatement:
                 return self.observed_guarantee
             assert self.worst_case is not None
             return self.worst_case
-        if self.status != "finished":
-            return self.plan
-        return min(self.plan, self.observed_guarantee, key=lambda guarantee: guarantee.epsilon)
+        return self.plan
 
     def with_other_runs(self, events: Mapping[str, dp_event.DpEvent]) -> "PrivacyStatement":
         """Returns the statement with what holds of this run and others together.
@@ -409,7 +408,10 @@ class PrivacyStatement:
                 "Without the sampler's seed, nothing shows that the observed batches were drawn by "
                 "the planned sampling scheme: nothing is amplified."
             )
-        if not self._keeps_rule and (self.plan.sampling is None or self.keeps_plan):
+        gap = None if self.observed_participation is None else self.observed_participation.gap
+        if gap is not None and (gap != ledgers.NO_COUNTS or self.stopping_rule is not None):
+            found.append(statement_texts.incomplete(gap))
+        elif not self._keeps_rule and (self.plan.sampling is None or self.keeps_plan):
             found.append(
                 "By what was observed, the stopping rule had to end the run sooner: it was not "
                 "followed, and what it promised is not stated."
@@ -452,7 +454,10 @@ class PrivacyStatement:
             "status": self.status,
             "is_private": math.isfinite(self.plan.epsilon) and not self.facts.noise_seed_is_fixed,
             "unit": "client",
-            "part_of_client": self.stated.part_of_client().to_dict(),
+            "part_of_client": {
+                **self.stated.part_of_client().to_dict(),
+                **self.stated.independence,
+            },
             "adjacency": "zero-out",
             "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
             **dataclasses.asdict(self.facts),
@@ -656,10 +661,15 @@ class PrivacyStatement:
                 f"no client took part more than {often}{apart}. "
                 f"{observed.conditions} {self._formal_text(guarantee)}"
             )
+        follows = (
+            f"{self._formal_text(guarantee)}{self._worst_text()}"
+            if observed.gap is None
+            else statement_texts.incomplete(observed.gap)
+        )
         return (
-            f"By the ledger: in {counted(observed.num_rounds, 'released round')}, "
-            f"{observed.num_clients} of {self.facts.num_clients} clients took part, none more than "
-            f"{often}{apart}. {self._formal_text(guarantee)}{self._worst_text()}"
+            f"By the ledger, where each id is one client: in "
+            f"{counted(observed.num_rounds, 'released round')}, {observed.num_clients} of "
+            f"{self.facts.num_clients} clients took part, none more than {often}{apart}. {follows}"
         )
 
     def _formal_text(self, guarantee: Guarantee) -> str:
@@ -731,7 +741,7 @@ class PrivacyStatement:
         return (
             f"{took_part}; for its rounds alone the sensitivity is "
             f"{rounded_up(worst.sensitivity, '.6g')} and epsilon "
-            f"{rounded_up(worst.epsilon, '.6g')}."
+            f"{rounded_up(worst.epsilon, '.6g')}, {ONLY_IF}."
         )
 
 

@@ -5,7 +5,7 @@ import math
 from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.printed_guarantees import counted, in_full, rounded_up
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy.guarantees import ONLY_IF, Guarantee
 from mf_aggregators.private_metrics import ReleasedMetrics
 
 
@@ -199,8 +199,8 @@ def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
     )
     if guarantee.is_by_rule:
         return f"on one condition: {found}, by which the stopping rule below ends the run"
-    if guarantee.participation != plan.participation:
-        return f"on one condition: {found}, so that every client had {guarantee.participation}"
+    if guarantee.is_observed:
+        return f"{ONLY_IF}, and {found}, so that every client had {guarantee.participation}"
     return (
         "on one condition, which the assumption below explains: every client has "
         f"{guarantee.participation}"
@@ -275,7 +275,19 @@ def formal(guarantee: Guarantee) -> str:
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {dp} and {zcdp(guarantee)}."
+        f"{multiplier}, which is {dp} and {zcdp(guarantee)}{guarantee.only_if}."
+    )
+
+
+def incomplete(gap: str) -> str:
+    """Returns what follows from a ledger that is not shown to be complete, as a sentence.
+
+    Args:
+      gap: The reason.
+    """
+    return (
+        f"The ledger is not shown to be complete ({gap}), so nothing better than the plan is "
+        "stated."
     )
 
 
@@ -305,7 +317,7 @@ def part_of_client(guarantee: Guarantee) -> str:
     )
     stated = (
         f"{half}, {part.noise_multiplier!r},\n"
-        f"     which is {printed_guarantees.pair(part.epsilon, part.delta)}-DP."
+        f"     which is {printed_guarantees.pair(part.epsilon, part.delta)}-DP{guarantee.only_if}."
         if math.isfinite(part.epsilon)
         else f"{half}, so little\n     that no epsilon is stated."
     )
@@ -411,9 +423,9 @@ VERIFIED_AGAIN = """
 
 VERIFIED_BY_ROUNDS = """\
 Whoever has the matrix as a checkpoint and every client's rounds as a ledger recomputes sensitivity
-   and guarantee, with `mf-report --checkpoint= --noise_multiplier= --delta= --ledger=`. That the
-   run had this noise, and that the ledger lacks nobody, is what the signatory says: no file shows
-   it."""
+   and guarantee, with `mf-report --checkpoint= --noise_multiplier= --delta= --ledger=
+   --round_counts=`. That the run had this noise, and that the ledger and the server's counts are
+   right, is what the signatory says: no file shows it."""
 
 SECRET_FILES = """\
 `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and

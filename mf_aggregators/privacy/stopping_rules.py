@@ -5,15 +5,17 @@ rounds so far and who would take part in the next one, and at nothing else: if a
 together would have an epsilon above the limit, the next round does not take place.
 
 Statement: whatever ends the run, and whenever, the rounds that it released are (limit, delta)-DP.
+Clients may decide from released models whether to take part: the limit is fixed before the first
+round. The observed epsilon of a run that the rule ended is not fixed. It may be smaller, and holds
+only if participation did not depend on released models or on data.
 
-Proof. Neighbouring data sets have the same participations, which are not hidden (zero-out
-adjacency), and no data and no release had a part in them, as for every guarantee of
-``guarantees``. So fix all participations that there would have been. The rule then stops after
-a number t of rounds that is fixed as well. The first t rounds are one Gaussian mechanism, whose
-noise multiplier, relative to the sensitivity of the leading t rows of C under the observed
-participations, is at least that of the limit: the rule let round t happen. A run that ends before
-round t, for whatever reason, released a part of these rounds, up to a time that may follow from
-them: that is post-processing.
+Proof. Before each round that it let happen, the rule found the noise multiplier, relative to the
+sensitivity of the leading rows of C under the observed participations, to be at least that of the
+limit. So the vector by which one client moves the released rows of C x, in units of the noise, has
+a norm of at most one over the multiplier of the limit in every run. The privacy loss of Gaussian
+noise is then at most that of one Gaussian mechanism of this multiplier, also where these moves
+follow from earlier releases (docs/privacy-proofs.md, section 4). A run that ends sooner, for
+whatever reason, released a part of these rounds: that is post-processing.
 
 Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
 number t follows from the plan alone: it is the most rounds whose amplified epsilon is within the

@@ -8,7 +8,7 @@ import numpy as np
 
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.privacy.guarantees import Guarantee, stated_epsilon
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, stated_epsilon
 from mf_aggregators.privacy.ledgers import Ledger
 
 # The Gram matrix of more rounds than this takes more than half a gigabyte.
@@ -25,7 +25,8 @@ class WorstClient:
       client_id: Which client.
       rounds: The rounds that it took part in, from 0.
       sensitivity: The sensitivity of C for these rounds alone, at unit clipping.
-      epsilon: The epsilon of this client, without amplification; infinity without noise.
+      epsilon: The epsilon of this client, without amplification; infinity without noise. It holds
+        only if participation did not depend on released models or on data.
     """
 
     client_id: str
@@ -91,6 +92,7 @@ class WorstClient:
             "num_rounds": len(self.rounds),
             "sensitivity": self.sensitivity,
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            **INDEPENDENCE,
         }
 
 

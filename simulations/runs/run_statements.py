@@ -154,7 +154,12 @@ def observed(
     run: Run, statement: PrivacyStatement, ledger: ParticipationLedger
 ) -> PrivacyStatement:
     """Returns the statement of a run that ended, with the participation that was observed."""
-    found = run.mechanism.observed(ledger.record(), sampler=run.sampler)
+    found = run.mechanism.observed(
+        ledger.record(),
+        # The run itself wrote who was summed in each round, before its release.
+        round_counts=[len(cohort) for cohort in ledger.cohorts],
+        sampler=run.sampler,
+    )
     if found.deviation is not None:
         _LOGGER.warning("the run has no amplified guarantee: %s.", found.deviation)
     return found.completed(statement)

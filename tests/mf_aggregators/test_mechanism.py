@@ -228,7 +228,9 @@ def test_an_observed_guarantee_covers_every_client(
     cohorts: list[set[int]], noise_multiplier: float
 ) -> None:
     mechanism = _mechanism(noise_multiplier=noise_multiplier)
-    observed = mechanism.observed(_ledger(cohorts))
+    observed = mechanism.observed(
+        _ledger(cohorts), round_counts=[len(cohort) for cohort in cohorts]
+    )
     assert observed.ledger is not None
     found = observed.guarantee(1e-5)
     sigma = noise_multiplier * mechanism.factorization.sensitivity(_TIMERS).value

@@ -23,6 +23,14 @@ def flag_of_ledger(tmp_path: pathlib.Path, lines: str) -> str:
     return f"--ledger={file}"
 
 
+def flags_of_complete_ledger(tmp_path: pathlib.Path, lines: str, rounds: int) -> tuple[str, str]:
+    """The flags of a text ledger and of the numbers of clients that its rounds had."""
+    found = [int(line.rpartition(",")[2]) for line in lines.splitlines()]
+    file = tmp_path / "counts.csv"
+    file.write_text("".join(f"{found.count(index)}\n" for index in range(rounds)))
+    return flag_of_ledger(tmp_path, lines), f"--round_counts={file}"
+
+
 def fields_of_report(*flags: str) -> dict[str, Any]:
     """What a report has in JSON, but for the time that it took."""
     ended = console_commands.call("mf-report", "--delta=1e-5", "--format=json", *flags)

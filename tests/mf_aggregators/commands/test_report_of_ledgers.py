@@ -15,14 +15,16 @@ from tests.mf_aggregators.commands.small_reports import (
     call_report,
     fields_of_report,
     flag_of_ledger,
+    flags_of_complete_ledger,
 )
 
 
 def test_a_run_that_kept_its_plan(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
-    ledger = flag_of_ledger(tmp_path, "ada,0\nada,4\nada,8\nbo,3\nbo,11\n")
-    status, out, _ = call_report(checkpoint, ledger, "--format=json")
+    flags = flags_of_complete_ledger(tmp_path, "ada,0\nada,4\nada,8\nbo,3\nbo,11\n", 12)
+    status, out, _ = call_report(checkpoint, *flags, "--format=json")
     fields = json.loads(out)
     assert status == 0
+    assert fields["ledger_gap"] is None
     assert fields["keeps_plan"] is True
     assert fields["realised_separation"] == 4
     assert fields["realised_max_participations"] == 3
@@ -43,16 +45,17 @@ def test_no_client_is_named_that_nobody_asked_for(
     rounds: tuple[int, ...],
 ) -> None:
     """Neither by its name nor by its rounds, in nothing that is printed or written."""
-    ledger = flag_of_ledger(tmp_path, "".join(f"{NAMED}ada,{each}\n" for each in rounds))
+    lines = "".join(f"{NAMED}ada,{each}\n" for each in rounds)
+    given = flags_of_complete_ledger(tmp_path, lines, 12)
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
     outputs = (f"--report={page}", f"--figure={figure}", "--overwrite")
     for flags in (("--format=text", *outputs), ("--format=json",)):
-        _, out, err = call_report(checkpoint, ledger, *flags)
+        _, out, err = call_report(checkpoint, *given, *flags)
         for written in (out, err, page.read_text(), figure.read_bytes().decode("latin-1")):
             assert NAMED not in written
             assert str(list(rounds)) not in written
     assert json.loads(out)["worst_client"] is None
-    _, out, _ = call_report(checkpoint, ledger, "--name_clients", "--format=json", *outputs)
+    _, out, _ = call_report(checkpoint, *given, "--name_clients", "--format=json", *outputs)
     fields = json.loads(out)
     assert fields["worst_client"] == f"{NAMED}ada"
     assert fields["worst_client_rounds"] == list(rounds)
@@ -108,13 +111,13 @@ def test_no_pair_of_an_infinite_epsilon_is_printed(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path
 ) -> None:
     """Clients that kept the plan have a guarantee, and one that broke it has none."""
-    ledger = flag_of_ledger(tmp_path, "".join(f"ada,{index}\n" for index in range(12)))
-    flags = (f"--checkpoint={checkpoint}", "--separation=4", "--delta=1e-5", ledger)
+    ledger = flags_of_complete_ledger(tmp_path, "".join(f"ada,{i}\n" for i in range(12)), 12)
+    flags = (f"--checkpoint={checkpoint}", "--separation=4", "--delta=1e-5", *ledger)
     ended = console_commands.call("mf-report", *flags, "--noise_multiplier=0.22")
     assert ended.status == 1
     assert "all others have it still" in ended.printed
     assert "The observed participations give no finite epsilon at delta 1e-05" in ended.printed
-    assert "of plan and observation: no finite epsilon at delta 1e-05." in ended.printed
+    assert "of plan and observation: no finite epsilon at delta 1e-05, only if" in ended.printed
     assert "(inf" not in ended.printed
 
 
@@ -258,11 +261,82 @@ def test_ledgers_that_cannot_be_true_are_refused(
     assert len(error.strip().splitlines()) == 1
 
 
+# Of two clients, under a plan of three times at least four rounds apart.
+_TWICE = [("ada", 0), ("bo", 1), ("ada", 6), ("bo", 7)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "counts", "flags", "named"),
+    [
+        (_TWICE, _TWICE, (), None),
+        (_TWICE, None, (), "nobody gave the number of clients of each round"),
+        (_TWICE[:3], _TWICE, (), "with 0 rows for 1 clients"),
+        (_TWICE[:3], None, (), "nobody gave the number"),
+        (_TWICE, _TWICE, ("--clients_per_round=6500",), "to have had 6500 clients a round"),
+        (_TWICE, None, ("--clients_per_round=6500",), "to have had 6500 clients a round"),
+        # Ids that change are two clients each.
+        ([(f"{name}{i > 5}", i) for name, i in _TWICE], None, (), "nobody gave the number"),
+        (_TWICE, _TWICE, ("--released_rounds=11",), "11 rounds, and the server counted 12"),
+    ],
+)
+def test_a_ledger_that_may_lack_lines_has_no_better_epsilon_than_the_plan(
+    tmp_path: pathlib.Path,
+    checkpoint: pathlib.Path,
+    lines: list[tuple[str, int]],
+    counts: list[tuple[str, int]] | None,
+    flags: tuple[str, ...],
+    named: str | None,
+) -> None:
+    def text(of: list[tuple[str, int]]) -> str:
+        return "".join(f"{name},{index}\n" for name, index in of)
+
+    given = list(flags)
+    if counts is not None:
+        given.append(flags_of_complete_ledger(tmp_path, text(counts), 12)[1])
+    given.append(flag_of_ledger(tmp_path, text(lines)))
+    status, out, _ = call_report(checkpoint, *given, "--format=json")
+    fields = json.loads(out)
+    assert status == 0
+    assert fields["keeps_plan"] is True
+    assert fields["participation_independent_of_releases"] == (
+        "An observed guarantee holds only if participation did not depend on released models or "
+        "on data."
+    )
+    _, out, _ = call_report(checkpoint, *given)
+    if named is None:
+        assert fields["ledger_gap"] is None
+        assert fields["worst_client_epsilon"] <= fields["realised_epsilon"] < fields["epsilon"]
+        assert "largest number, only if participation did not depend on released models" in out
+        return
+    assert named in fields["ledger_gap"]
+    assert fields["realised_epsilon"] == fields["epsilon"]
+    assert fields["worst_client_epsilon"] is None
+    assert out.startswith("WARNING") == (not named.startswith("nobody"))
+    assert f"{fields['ledger_gap']}), so nothing better than the plan is stated." in out
+    # What breaks the plan refutes it, whether lines are missing or not.
+    given[-1] = flag_of_ledger(tmp_path, text([*lines, ("cy", 2), ("cy", 3)]))
+    status, out, _ = call_report(checkpoint, *given, "--format=json")
+    assert status == 1
+    assert json.loads(out)["realised_epsilon"] > fields["epsilon"]
+
+
+def test_counts_belong_to_a_ledger(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
+    ledger, counts = flags_of_complete_ledger(tmp_path, "ada,0\n", 12)
+    status, _, error = call_report(checkpoint, counts)
+    assert status == 2
+    assert "--round_counts needs --ledger" in error
+    (tmp_path / "counts.csv").write_text("one\n")
+    status, _, error = call_report(checkpoint, ledger, counts)
+    assert status == 2
+    assert "counts.csv, line 1" in error
+    assert len(error.strip().splitlines()) == 1
+
+
 def test_no_line_of_a_text_ledger_is_lost(tmp_path: pathlib.Path, checkpoint: pathlib.Path) -> None:
     """The three rounds of one client have a sensitivity of sqrt(3), of two only sqrt(2)."""
     for mark in ("", "\ufeff"):
-        ledger = flag_of_ledger(tmp_path, f"{mark}ada,0\nada,4\nada,8\n")
-        status, out, _ = call_report(checkpoint, ledger, "--format=json")
+        flags = flags_of_complete_ledger(tmp_path, f"{mark}ada,0\nada,4\nada,8\n", 12)
+        status, out, _ = call_report(checkpoint, *flags, "--format=json")
         fields = json.loads(out)
         assert status == 0
         assert fields["worst_client_num_rounds"] == 3
@@ -274,14 +348,15 @@ def test_rounds_without_the_client_count_as_released(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path
 ) -> None:
     """What a client contributed in round 0 is in the noise-hidden sums of rounds 1 to 3 too."""
-    ledger = flag_of_ledger(tmp_path, "ada,0\n")
-    _, out, _ = call_report(checkpoint, ledger, "--format=json")
+    flags = flags_of_complete_ledger(tmp_path, "ada,0\n", 12)
+    _, out, _ = call_report(checkpoint, *flags, "--format=json")
     fields = json.loads(out)
     assert fields["realised_num_rounds"] == 12
     assert fields["realised_sensitivity"] == pytest.approx(1.0)
-    _, out, _ = call_report(checkpoint, ledger, "--released_rounds=1", "--format=json")
+    first = (*flags_of_complete_ledger(tmp_path, "ada,0\n", 1), "--released_rounds=1")
+    _, out, _ = call_report(checkpoint, *first, "--format=json")
     assert json.loads(out)["realised_sensitivity"] < 0.99
-    _, out, _ = call_report(checkpoint, ledger, "--released_rounds=1")
+    _, out, _ = call_report(checkpoint, *first)
     assert "Only 1 of 12 rounds were released" in out
 
 

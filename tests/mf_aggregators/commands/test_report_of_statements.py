@@ -85,9 +85,8 @@ def test_a_statement_has_what_was_said_and_what_follows(
     )
     text = " ".join((folder / "PRIVACY.md").read_text().split())
     # Once the text has a condition where it states a guarantee.
-    assert (
-        "on one condition: the ledger of who took part is right, so that every client had at most 2"
-    ) in text
+    assert "explains: every client has participations at least 4 rounds apart." in text
+    assert "not shown to be complete (its rounds have 1 rows on average, and the run" in text
     for said in ("Jane Doe", "Kept in a vault.", "Each device keeps a timer of 4 rounds."):
         assert said in text
     assert "*Model and version.* not stated." in text
@@ -122,6 +121,31 @@ def test_a_statement_is_verified_wherever_its_folder_goes(
     monkeypatch.chdir(tmp_path)
     shutil.move(folder, tmp_path / "archive")
     assert _verified(capsys, "archive/PRIVACY.md") == []
+
+
+def test_a_statement_with_counts_is_verified_with_them(
+    capsys: pytest.CaptureFixture[str], folder: pathlib.Path
+) -> None:
+    facts = [each for each in _FACTS if not each.startswith("--clients")]
+    status, _, err = _call(
+        capsys,
+        *("--checkpoint=banded", *_NOISE, "--ledger=rounds.csv", "--statement=PRIVACY.md"),
+        *(*facts, "--clients_per_round=1", "--round_counts=counts.json"),
+    )
+    assert status == 2
+    assert "counts.json" in err
+    (folder / "counts.json").write_text(f"[{', '.join(['1'] * 12)}]")
+    _write(capsys, "--clients_per_round=1", "--round_counts=counts.json")
+    data = json.loads((folder / "PRIVACY.json").read_text())
+    assert data["flags"]["round_counts"] == "counts.json"
+    stated = data["statement"]
+    assert stated["earned"] == stated["planned"]
+    assert stated["realised"]["epsilon"] < stated["planned"]["epsilon"]
+    assert "ledger_gap" not in stated["realised_participation"]
+    assert _verified(capsys, "PRIVACY.md") == []
+    (folder / "counts.json").write_text(f"[{', '.join(['1'] * 11)}, 2]")
+    (found,) = _verified(capsys, "PRIVACY.md")
+    assert found.startswith("counts.json is another file")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import ObservedParticipation
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF, ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.provenance import OtherRuns
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -376,7 +376,7 @@ def test_the_worst_client_is_told_without_its_name() -> None:
     statement = dataclasses.replace(
         _statement([0, 3, 6]), worst_client=WorstClient("ada", (0, 3, 6), 1.75, 4.25)
     )
-    anonymous = {"num_rounds": 3, "sensitivity": 1.75, "epsilon": 4.25}
+    anonymous = {"num_rounds": 3, "sensitivity": 1.75, "epsilon": 4.25, **INDEPENDENCE}
     assert statement.to_dict()["worst_client"] == anonymous
     assert statement.to_dict(name_clients=True)["worst_client"] == {
         "client_id": "ada",
@@ -384,7 +384,8 @@ def test_the_worst_client_is_told_without_its_name() -> None:
         **anonymous,
     }
     text = statement.to_markdown()
-    assert "took part in 3 rounds; for its rounds alone the sensitivity is 1.75" in text
+    alone = "took part in 3 rounds; for its rounds alone the sensitivity is 1.75 and epsilon 4.25"
+    assert f"{alone}, {ONLY_IF}." in text
     # The same number is not said again.
     worst = WorstClient("ada", (0, 3, 6), 1.75, statement.stated.epsilon)
     alike = dataclasses.replace(statement, worst_client=worst).to_markdown()
@@ -403,13 +404,18 @@ def _under_a_rule(
     return dataclasses.replace(statement, stopping_rule=rule, stopped_by_rule=stopped_by_rule)
 
 
-def test_a_run_that_its_rule_ended_has_its_observed_guarantee() -> None:
+def test_a_run_that_its_rule_ended_has_the_guarantee_of_its_limit() -> None:
+    """The limit was fixed before the first round, and what was observed was not."""
     statement = _under_a_rule([0], 3, stopped_by_rule=True)
     assert statement.observed_guarantee is not None
-    assert statement.stated == statement.observed_guarantee
+    assert statement.stopping_rule is not None
+    assert statement.stated == statement.stopping_rule.guarantee
+    assert statement.observed_guarantee.epsilon < statement.stated.epsilon < statement.plan.epsilon
     contents = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
     assert contents["status"] == "stopped_at_epsilon"
-    assert contents["earned"] == contents["realised"]
+    assert contents["earned"] == contents["stopping_rule"]["guarantee"]
+    assert INDEPENDENCE.keys() <= contents["realised"].keys()
+    assert INDEPENDENCE.keys().isdisjoint(contents["earned"])
     assert contents["stopping_rule"]["ended_the_run"] is True
     assert contents["stopping_rule"]["stop_at_epsilon"] == statement.plan.epsilon * 0.8
     # The decision to stop was made before the first round.
@@ -436,10 +442,10 @@ def test_a_rule_bounds_a_run_that_broke_its_plan() -> None:
     assert statement.keeps_plan is False
     assert statement.worst_case is not None
     assert statement.stopping_rule is not None
+    assert statement.stated == statement.stopping_rule.guarantee
     assert statement.stated.epsilon <= 1.1 * statement.plan.epsilon
     ended = dataclasses.replace(statement, stopped_by_rule=True)
-    assert ended.observed_guarantee is not None
-    assert ended.stated.epsilon == pytest.approx(ended.observed_guarantee.epsilon)
+    assert ended.stated == statement.stated
 
 
 def test_no_rule_says_nothing_and_ends_nothing() -> None:

@@ -335,6 +335,23 @@ def test_a_ledger_that_breaks_the_plan_of_a_run_under_way_is_found(
     assert "breaks the plan" in found
 
 
+def test_a_ledger_that_lacks_what_the_metrics_count_is_found(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    leave_run(run, *TIMERS)
+    ledger = ParticipationLedger.load(run / "participation.npz")
+    counts = [len(cohort) for cohort in ledger.cohorts]
+    rows = [f"{number},{count}" for number, count in enumerate(counts, 1)]
+    metrics = run / "metrics.csv"
+    # The row of a round may have no values.
+    metrics.write_text("\n".join(["round,num_updates", rows[0], "2,", *rows[2:], ""]))
+    assert verify(capsys, run) == []
+    metrics.write_text("\n".join(["round,num_updates", f"1,{counts[0] + 1}", ""]))
+    found = verify(capsys, run)
+    assert any(f"with {counts[0]} rows for {counts[0] + 1} clients" in each for each in found)
+
+
 def test_no_statement_confirms_a_guess_of_who_was_drawn(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
