@@ -30,6 +30,7 @@ from mf_aggregators import atomic_files, validation
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.privacy.guarantees import ONLY_IF
 from simulations.comparison import paired_differences, repeated_runs, run_comparisons
 from simulations.comparison.paired_differences import PairedDifference
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
@@ -233,6 +234,11 @@ def _report(
             )
         notes += paired_differences.lines(differences, why_not)
     together = run_comparisons.composition(finished.values())
+    if any(run.is_observed for run in finished.values()):
+        notes.append(
+            "The epsilons of runs that broke their plan, and with them that of all runs together, "
+            f"hold {ONLY_IF}."
+        )
     if any(run.seconds is None for run in finished.values()):
         notes.append("Runs that were cut off and resumed do not count towards the minutes.")
     title = f"{values.command}, {max(run.rounds for run in finished.values())} rounds"

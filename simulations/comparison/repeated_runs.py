@@ -30,6 +30,7 @@ from mf_aggregators import atomic_files, memory, validation
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
+from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
 from simulations.runs import run_config, run_directory
@@ -70,9 +71,7 @@ class FinishedRun:
       test_accuracy: A fraction.
       rounds: The rounds that it trained.
       epsilon: The epsilon of the guarantee that it was planned for, or, if it broke its plan,
-        of the one that may be stated; None if it is not private. (A run that kept its plan may
-        earn a better one, which depends on who happened to be drawn, and has nothing to do
-        with its noise.)
+        of the one that may be stated; None if it is not private.
       delta: The delta of the same guarantee; None if the run is not private.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
       noise_multiplier: The noise multiplier of that guarantee, relative to the sensitivity that
@@ -82,6 +81,8 @@ class FinishedRun:
       checkpoint: Where the run keeps its factorization; None if that is not known.
       initial_model: The SHA-256 of the weights that it began with; None if an older result does not
         say it.
+      is_observed: Whether its guarantee holds only if participation did not depend on released
+        models or on data.
     """
 
     test_accuracy: float
@@ -93,6 +94,7 @@ class FinishedRun:
     sampling: SamplingScheme | None = None
     checkpoint: pathlib.Path | None = None
     initial_model: str | None = None
+    is_observed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,6 +429,7 @@ def _finished(
         sampling=(sampling_from_dict(sampling) if is_private and sampling is not None else None),
         checkpoint=checkpoint,
         initial_model=result.get("initial_model"),
+        is_observed=is_private and not INDEPENDENCE.keys().isdisjoint(privacy[kind]),
     )
 
 

@@ -21,6 +21,7 @@ from mf_aggregators import (
 )
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.participation import sampling_scheme
+from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.comparison.run_comparisons import Row
@@ -245,10 +246,12 @@ def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
 @pytest.mark.parametrize(("keeps_plan", "epsilon"), [(True, 1.0), (False, 9.0), (None, 9.0)])
 def test_a_plan_counts_if_it_is_known_to_be_kept(keeps_plan: bool | None, epsilon: float) -> None:
     planned = {"epsilon": 1.0, "delta": 1e-4, "noise_multiplier": 2.0, "sampling": None}
-    privacy = {"is_private": True, "keeps_plan": keeps_plan, "planned": planned}
-    privacy["earned"] = {**planned, "epsilon": 9.0}
+    privacy: dict[str, Any] = {"is_private": True, "keeps_plan": keeps_plan, "planned": planned}
+    privacy["earned"] = {**planned, "epsilon": 9.0, **INDEPENDENCE}
     result = {"test_accuracy": 0.5, "rounds": 12, "privacy": privacy}
-    assert repeated_runs._finished(result, 1.0).epsilon == epsilon
+    finished = repeated_runs._finished(result, 1.0)
+    assert finished.epsilon == epsilon
+    assert finished.is_observed == (keeps_plan is not True)
 
 
 @pytest.mark.long
