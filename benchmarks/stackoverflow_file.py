@@ -14,7 +14,6 @@ data. The file of word counts that TFF offers beside its data is written as well
 has to be ``stackoverflow.sqlite``, in ``--cache_dir``.
 """
 
-import os
 import pathlib
 import sys
 import time
@@ -179,10 +178,7 @@ def _write_word_counts(path: pathlib.Path, counts: np.ndarray) -> None:
     """Writes the counts of words beside the file, where they are looked for."""
     found = zip(words(), counts.tolist(), strict=True)
     by_count = sorted(((word, count) for word, count in found if count), key=lambda each: -each[1])
-    target = path.with_suffix(".word_count")
-    datasets.write_word_counts(target, dict(by_count))
-    time_of_text = path.stat().st_mtime_ns
-    os.utime(target, ns=(time_of_text, time_of_text))
+    datasets.load_word_counts(federated_text.Contents.of(path), lambda: dict(by_count))
 
 
 if __name__ == "__main__":

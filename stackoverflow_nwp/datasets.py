@@ -11,9 +11,7 @@ for StackOverflow: one client's many sentences count no more than another's one.
 import collections
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import logging
 import operator
 import os
@@ -21,9 +19,10 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mf_aggregators import atomic_files, caches, validation
+from mf_aggregators import caches
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import docstrings, federated_text, shakespeare, token_arrays
+from stackoverflow_nwp.federated_text import Contents
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -33,9 +32,6 @@ STACKOVERFLOW = "stackoverflow"
 # What TFF's downloads are called.
 _SHAKESPEARE_FILE = "shakespeare.sqlite"
 _STACKOVERFLOW_FILE = "stackoverflow.sqlite"
-_CHUNK_BYTES = 1 << 20
-# A second or less.
-_MAX_HASHED_EACH_TIME = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,50 +40,31 @@ class FederatedText:
 
     Attributes:
         name: "docstrings", "shakespeare", "stackoverflow" or the path that was given.
-        path: The SQLite file.
+        contents: The SQLite file, as it was opened.
         splits: The counts of "train", "heldout" and "test".
         cache_dir: Where downloads that belong to it are kept.
     """
 
     name: str
-    path: pathlib.Path
+    contents: Contents
     splits: Mapping[str, federated_text.SplitCounts]
     cache_dir: pathlib.Path
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The SQLite file."""
+        return self.contents.path
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the whole file, in hexadecimal digits.
 
-        That of a large file is computed once, and kept while the file is not touched.
-
         Raises:
             OSError: The file cannot be read.
-            ValueError: Another program has changes to the file that are not in it yet.
+            ValueError: The file has changed since it was opened, or another program has changes to
+                it that are not in it yet.
         """
-        waiting = self.path.with_name(f"{self.path.name}-wal")
-        if waiting.exists() and waiting.stat().st_size:
-            raise ValueError(
-                f"{self.path} has changes that are still in {waiting.name}: close the program that"
-                " makes them, and run the same command again."
-            )
-        status = self.path.stat()
-        if status.st_size <= _MAX_HASHED_EACH_TIME:
-            return _sha256(self.path)
-        # The system sets the last of them whenever the file is written.
-        identity = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        kept = self.path.with_name(f"{self.path.name}.sha256.json")
-        try:
-            contents = validation.parsed_json(kept.read_text(encoding="utf-8"))
-            if contents["identity"] == identity:
-                return str(contents["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            # Missing, broken, or of other contents: it is written anew.
-            pass
-        digest = _sha256(self.path, show_progress=True)
-        try:
-            atomic_files.write_text(kept, json.dumps({"identity": identity, "sha256": digest}))
-        except OSError as error:
-            _LOGGER.warning("Could not keep the hash of %s in %s: %s", self.path, kept, error)
-        return digest
+        self.contents.check()
+        return self.contents.sha256
 
     def word_counts(self) -> dict[str, int]:
         """Returns how many training clients use each word, most frequent first.
@@ -96,7 +73,7 @@ class FederatedText:
             ValueError: StackOverflow's counts, which are downloaded, cannot be.
         """
         download = functools.partial(_download_stackoverflow_word_counts, self.cache_dir)
-        return load_word_counts(self.path, download if self.name == STACKOVERFLOW else None)
+        return load_word_counts(self.contents, download if self.name == STACKOVERFLOW else None)
 
     def vocabulary(self, size: int) -> tuple[str, ...]:
         """Returns the words that most training clients use, most frequent first.
@@ -123,7 +100,7 @@ class FederatedText:
     ) -> token_arrays.ClientTokens:
         """Opens the tokens of a split; see `token_arrays.open_client_tokens`."""
         return token_arrays.open_client_tokens(
-            self.path, split, words, sequence_length, max_eager_examples
+            self.contents, split, words, sequence_length, max_eager_examples
         )
 
 
@@ -178,6 +155,8 @@ def load(
     else:
         path = pathlib.Path(os.path.expanduser(dataset)).absolute()
     federated_text.check_format(path)
+    # Before anything is read that a run depends on: all of it is of these contents then.
+    contents = Contents.of(path)
     federated_text.check_names(path)
     splits = federated_text.count_splits(path)
     for split in federated_text.SPLITS:
@@ -192,7 +171,7 @@ def load(
             f"{path} has {splits[federated_text.TRAIN].clients} training clients, fewer than the"
             f" {min_train_clients} needed: ask for fewer clients a round or use more text."
         )
-    return FederatedText(dataset, path, splits, directory or path.parent)
+    return FederatedText(dataset, contents, splits, directory or path.parent)
 
 
 def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
@@ -212,57 +191,35 @@ def count_words(tokens_by_client: Iterable[tuple[str, str]]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def write_word_counts(path: pathlib.Path, word_counts: dict[str, int]) -> None:
-    """Writes word counts in TFF's text format, a word and its count a line, whole or not at all."""
-    lines = (f"{word} {count}\n" for word, count in word_counts.items())
-    atomic_files.write_text(path, "".join(lines))
-
-
-def read_word_counts(path: pathlib.Path) -> dict[str, int]:
-    """Reads word counts in TFF's text format.
-
-    Raises:
-        ValueError: A line is not a word and a count, or a word occurs twice.
-        OSError: The file cannot be read.
-    """
-    word_counts: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split()
-        if len(fields) != 2 or not fields[1].isdecimal() or fields[0] in word_counts:
-            raise ValueError(f"{path}, line {number}: expected a new word and its count.")
-        word_counts[fields[0]] = int(fields[1])
-    return word_counts
-
-
 def load_word_counts(
-    path: pathlib.Path, count: Callable[[], dict[str, int]] | None = None
+    contents: Contents, count: Callable[[], dict[str, int]] | None = None
 ) -> dict[str, int]:
     """Returns the word counts of federated text, cached beside the file, most frequent word first.
 
-    The cache has the time stamp of the text that it was made from, and is made anew when that
-    differs.
-
     Args:
-        path: A SQLite file of federated text.
+        contents: A SQLite file of federated text. The counts are cached for these contents alone.
         count: What gives the counts if they are not cached; None to count the words of the
             file's training clients.
+
+    Raises:
+        ValueError: The file cannot be read, or has changed.
     """
-    # The name that TFF's own file for StackOverflow has.
-    cache = path.with_suffix(".word_count")
-    text_time = path.stat().st_mtime_ns
-    try:
-        if cache.stat().st_mtime_ns == text_time:
-            return read_word_counts(cache)
-    except (OSError, ValueError):
-        pass  # Missing or broken: made anew.
-    word_counts = _count_training_words(path) if count is None else count()
-    try:
-        write_word_counts(cache, word_counts)
-        os.utime(cache, ns=(text_time, text_time))
-    except OSError as error:
-        # A shared, read-only data set works too; it is only slower.
-        _LOGGER.warning("Could not cache the word counts in %s: %s", cache, error)
-    return word_counts
+    path = contents.path
+
+    def counted() -> dict[str, int]:
+        word_counts = _count_training_words(path) if count is None else count()
+        contents.check()
+        return word_counts
+
+    return caches.fetch(
+        path.with_name(f"{path.stem}.word_counts-{contents.sha256[:16]}.json"),
+        {"text": contents.sha256},
+        counted,
+        field="word_counts",
+        # In pairs, because the order of words matters.
+        to_json=lambda word_counts: [[*pair] for pair in word_counts.items()],
+        from_json=dict,
+    )
 
 
 def _count_training_words(path: pathlib.Path) -> dict[str, int]:
@@ -291,24 +248,6 @@ def build_docstrings(
         packages = docstrings.find_packages()
     federated_text.write(path, docstrings.examples(packages, counts, show_progress=show_progress))
     return counts
-
-
-def _sha256(path: pathlib.Path, show_progress: bool = False) -> str:
-    digest = hashlib.sha256()
-    with (
-        path.open("rb") as file,
-        ProgressBar(
-            total=path.stat().st_size,
-            desc=f"Hashing {path.name}",
-            unit="B",
-            unit_scale=True,
-            disable=not show_progress,
-        ) as bar,
-    ):
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            bar.update(len(chunk))
-    return digest.hexdigest()
 
 
 def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Path:

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 
 from mf_aggregators import atomic_files
+from mf_aggregators.progress_bars import ProgressBar
 
 # The names in StackOverflow's own file.
 TRAIN = "train"
@@ -41,6 +42,9 @@ _REQUIRED_COLUMNS = {
 }
 # What to do about a file of another form.
 _REMEDY = "make one with make-text-dataset"
+_CHUNK_BYTES = 1 << 20
+# Hashing a smaller file takes less than a second.
+_FEWEST_BYTES_WITH_BAR = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,76 @@ class SplitCounts:
 
     clients: int
     examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """The contents of a SQLite file at one moment.
+
+    Attributes:
+        path: The file.
+        sha256: The SHA-256 of all its bytes, in hexadecimal digits.
+        identity: Device, inode, size and both times of the file, as they were then. They show that
+            it changed since, and never stand for its contents.
+    """
+
+    path: pathlib.Path
+    sha256: str
+    identity: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: pathlib.Path) -> "Contents":
+        """Hashes a file, at about a second a gigabyte.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: See `check`.
+        """
+        identity, digest = _identity(path), hashlib.sha256()
+        with (
+            path.open("rb") as file,
+            ProgressBar(
+                total=path.stat().st_size,
+                desc=f"Hashing {path.name}",
+                unit="B",
+                unit_scale=True,
+                disable=path.stat().st_size < _FEWEST_BYTES_WITH_BAR,
+            ) as bar,
+        ):
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                bar.update(len(chunk))
+        contents = cls(path, digest.hexdigest(), identity)
+        contents.check()
+        return contents
+
+    def check(self) -> None:
+        """Checks that the file has these contents still, after something was read from it.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It has changed, or another program has changes to it that are not in it yet.
+        """
+        # SQLite keeps them beside the file itself, wherever links to it are.
+        file = self.path.resolve()
+        waiting = file.with_name(f"{file.name}-wal")
+        if waiting.exists() and waiting.stat().st_size:
+            raise ValueError(
+                f"{self.path} has changes that are still in {waiting}: close the program that"
+                " makes them, and run the same command again."
+            )
+        if _identity(self.path) != self.identity:
+            raise ValueError(
+                f"{self.path} has changed while it was read: run the same command again once no"
+                " other program writes to it."
+            )
+
+
+def _identity(path: pathlib.Path) -> tuple[int, ...]:
+    status = path.stat()
+    # The system sets the last one whenever a file is written; programs can set the one before.
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, *times)
 
 
 def split_of_client(

@@ -23,6 +23,7 @@ import numpy as np
 from mf_aggregators import atomic_files
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
+from stackoverflow_nwp.federated_text import Contents
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -247,14 +248,15 @@ class LazyClientTokens:
     """Clients' tokens out of a SQLite file, one query for each client asked for."""
 
     def __init__(
-        self, path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, cache: TokenCache
+        self, contents: Contents, split: str, tokenizer: SentenceTokenizer, cache: TokenCache
     ) -> None:
         """Lists the clients of a split of a SQLite file."""
         self._cache = cache
-        self._path = path
+        self._contents = contents
         self._split = split
         self._tokenizer = tokenizer
-        self._client_ids = federated_text.clients_of_split(path, split)
+        self._client_ids = federated_text.clients_of_split(contents.path, split)
+        contents.check()
         self._known = frozenset(self._client_ids)
 
     @property
@@ -263,12 +265,18 @@ class LazyClientTokens:
         return self._client_ids
 
     def tokens_of(self, client_id: str) -> np.ndarray:
-        """Reads and tokenizes a client, or finds it in the cache; see `ClientTokens`."""
+        """Reads and tokenizes a client, or finds it in the cache; see `ClientTokens`.
+
+        Raises:
+            ValueError: The file has changed since it was opened.
+        """
         if client_id not in self._known:
             raise KeyError(client_id)
         rows = self._cache.get(client_id)
         if rows is None:
-            sentences = federated_text.read_tokens_of_client(self._path, self._split, client_id)
+            path = self._contents.path
+            sentences = federated_text.read_tokens_of_client(path, self._split, client_id)
+            self._contents.check()
             rows = self._tokenizer.rows(sentences)
             self._cache.put(client_id, rows)
         rows = rows.view()
@@ -305,7 +313,7 @@ def tokenize_split(
 
 
 def load_token_arrays(
-    path: pathlib.Path,
+    contents: Contents,
     split: str,
     vocabulary: Sequence[str],
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
@@ -313,11 +321,14 @@ def load_token_arrays(
 ) -> TokenArrays:
     """Tokenizes a split, or reads the arrays that an earlier call left beside the file.
 
-    A cached copy is used only if it is whole and was made from this very file (its size and
-    modification time), split, vocabulary (most frequent word first) and length.
+    A cached copy is used only if it is whole and was made from these contents, split, vocabulary
+    (most frequent word first) and length.
+
+    Raises:
+        ValueError: The file cannot be read, or has changed.
     """
-    tokenizer = SentenceTokenizer(vocabulary, sequence_length)
-    key = _cache_key(path, split, vocabulary, sequence_length)
+    tokenizer, path = SentenceTokenizer(vocabulary, sequence_length), contents.path
+    key = _cache_key(contents, split, vocabulary, sequence_length)
     cache = path.with_name(
         f"{path.stem}.tokens-{_cache_name(split, vocabulary, sequence_length)}.npz"
     )
@@ -325,6 +336,7 @@ def load_token_arrays(
     if arrays is not None:
         return arrays
     arrays = tokenize_split(path, split, tokenizer, show_progress)
+    contents.check()
     try:
         with atomic_files.writing(cache) as file:
             np.savez(
@@ -340,7 +352,7 @@ def load_token_arrays(
 
 
 def open_client_tokens(
-    path: pathlib.Path,
+    contents: Contents,
     split: str,
     vocabulary: Sequence[str],
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
@@ -350,7 +362,7 @@ def open_client_tokens(
     """Opens the tokens of a split's clients, in memory or not according to its size.
 
     Args:
-        path: A SQLite file of federated text.
+        contents: A SQLite file of federated text.
         split: The split's name.
         vocabulary: The words, most frequent first.
         sequence_length: The number of words to keep of a sentence.
@@ -358,19 +370,20 @@ def open_client_tokens(
         show_progress: Whether to draw a progress bar on standard error.
 
     Raises:
-        ValueError: The file has no such split.
+        ValueError: The file has no such split, or has changed.
     """
+    path = contents.path
     counts = federated_text.count_splits(path)
     if split not in counts:
         raise ValueError(f"{path} has no split {split!r}, only {', '.join(sorted(counts))}.")
     if counts[split].examples > max_eager_examples:
         name = f"{path.stem}.clients-{_cache_name(split, vocabulary, sequence_length)}.sqlite_cache"
-        key = _cache_key(path, split, vocabulary, sequence_length)
+        key = _cache_key(contents, split, vocabulary, sequence_length)
         cache = TokenCache(path.with_name(name), key, sequence_length + 1)
         tokenizer = SentenceTokenizer(vocabulary, sequence_length)
-        return LazyClientTokens(path, split, tokenizer, cache)
+        return LazyClientTokens(contents, split, tokenizer, cache)
     return EagerClientTokens(
-        load_token_arrays(path, split, vocabulary, sequence_length, show_progress)
+        load_token_arrays(contents, split, vocabulary, sequence_length, show_progress)
     )
 
 
@@ -379,18 +392,16 @@ def _fingerprint(vocabulary: Sequence[str]) -> str:
 
 
 def _cache_key(
-    path: pathlib.Path, split: str, vocabulary: Sequence[str], sequence_length: int
+    contents: Contents, split: str, vocabulary: Sequence[str], sequence_length: int
 ) -> str:
-    """What rows depend on; the file by its size and the time that it was changed."""
-    status = path.stat()
+    """Returns all that rows depend on."""
     return json.dumps(
         {
             "format": _CACHE_FORMAT,
             "split": split,
             "vocabulary": _fingerprint(vocabulary),
             "sequence_length": sequence_length,
-            "size": status.st_size,
-            "modified": status.st_mtime_ns,
+            "text": contents.sha256,
         },
         sort_keys=True,
     )

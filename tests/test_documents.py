@@ -329,7 +329,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         path = directory / f"{name}.sqlite"
         federated_text.write(path, examples)
         # Those of StackOverflow would be downloaded.
-        datasets.load_word_counts(path)
+        datasets.load_word_counts(federated_text.Contents.of(path))
     return root
 
 

@@ -1,5 +1,6 @@
 """Tests of token_arrays: the very rows of TFF's preprocessing, cached or read when asked for."""
 
+import dataclasses
 import logging
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stackoverflow_nwp import federated_text, token_arrays
+from stackoverflow_nwp.federated_text import Contents
 from tests.examples import examples
 from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import WORDS
@@ -93,8 +95,12 @@ def test_clients_have_the_rows_of_tffs_pipeline(small_file: pathlib.Path, split:
         list(_VOCABULARY),
         sequence_length=20,
     )
-    eager = token_arrays.open_client_tokens(small_file, split, _VOCABULARY, show_progress=False)
-    lazy = token_arrays.open_client_tokens(small_file, split, _VOCABULARY, max_eager_examples=0)
+    eager = token_arrays.open_client_tokens(
+        Contents.of(small_file), split, _VOCABULARY, show_progress=False
+    )
+    lazy = token_arrays.open_client_tokens(
+        Contents.of(small_file), split, _VOCABULARY, max_eager_examples=0
+    )
     assert isinstance(eager, token_arrays.EagerClientTokens)
     assert isinstance(lazy, token_arrays.LazyClientTokens)
     assert eager.client_ids == lazy.client_ids == tuple(data.client_ids)
@@ -114,7 +120,9 @@ def test_clients_have_the_rows_of_tffs_pipeline(small_file: pathlib.Path, split:
 
 
 def test_rows_cannot_be_changed(small_file: pathlib.Path) -> None:
-    tokens = token_arrays.open_client_tokens(small_file, "train", _VOCABULARY, show_progress=False)
+    tokens = token_arrays.open_client_tokens(
+        Contents.of(small_file), "train", _VOCABULARY, show_progress=False
+    )
     with refuses("read-only"):
         tokens.tokens_of("train.client1")[0, 0] = 0
 
@@ -122,7 +130,7 @@ def test_rows_cannot_be_changed(small_file: pathlib.Path) -> None:
 def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(length: int = 20) -> token_arrays.TokenArrays:
         return token_arrays.load_token_arrays(
-            small_file, "train", _VOCABULARY, length, show_progress=False
+            Contents.of(small_file), "train", _VOCABULARY, length, show_progress=False
         )
 
     first = load()
@@ -154,9 +162,49 @@ def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyP
     # Other text in the same file.
     calls.clear()
     federated_text.write(small_file, [federated_text.Example("a", "train", "the cat")])
-    os.utime(small_file, ns=(1, 1))
     assert load().client_ids == ("a",)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("max_eager_examples", [0, 10**9])
+def test_tokens_are_those_of_the_contents_whatever_the_times_say(
+    small_file: pathlib.Path, max_eager_examples: int
+) -> None:
+    """A text of the same size and time, as copies that keep times leave it, has its own tokens."""
+
+    def tokens() -> np.ndarray:
+        opened = token_arrays.open_client_tokens(
+            Contents.of(small_file), "train", _VOCABULARY, 20, max_eager_examples, False
+        )
+        return opened.tokens_of("train.client1").copy()
+
+    first, status = tokens(), small_file.stat()
+    rewritten = [
+        dataclasses.replace(each, tokens=" ".join(each.tokens.split()[::-1]))
+        for each in federated_text.read_examples(small_file)
+    ]
+    federated_text.write(small_file, rewritten)
+    os.utime(small_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert small_file.stat().st_size == status.st_size
+    assert not np.array_equal(tokens(), first)
+
+
+@pytest.mark.parametrize("max_eager_examples", [0, 10**9])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    small_file: pathlib.Path, max_eager_examples: int
+) -> None:
+    contents = Contents.of(small_file)
+    lazy = token_arrays.open_client_tokens(contents, "train", _VOCABULARY, max_eager_examples=0)
+    federated_text.write(small_file, list(federated_text.read_examples(small_file))[:-1])
+    with refuses(str(small_file), "changed"):
+        lazy.tokens_of("train.client1")
+    with refuses(str(small_file), "changed"):
+        token_arrays.open_client_tokens(
+            contents, "train", _VOCABULARY, 20, max_eager_examples, show_progress=False
+        )
+    # Nothing of the other contents was kept.
+    kept = [*small_file.parent.glob("*.npz"), *small_file.parent.glob("*.sqlite_cache")]
+    assert not kept
 
 
 def test_bad_arguments(small_file: pathlib.Path) -> None:
@@ -167,7 +215,7 @@ def test_bad_arguments(small_file: pathlib.Path) -> None:
     with refuses("length"):
         token_arrays.SentenceTokenizer(["a"], 0)
     with refuses("dev"):
-        token_arrays.open_client_tokens(small_file, "dev", _VOCABULARY)
+        token_arrays.open_client_tokens(Contents.of(small_file), "dev", _VOCABULARY)
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -283,7 +331,9 @@ def test_clients_are_tokenized_once(
     monkeypatch.setattr(token_arrays.SentenceTokenizer, "rows", counted)
 
     def opened() -> token_arrays.ClientTokens:
-        return token_arrays.open_client_tokens(small_file, "train", WORDS, max_eager_examples=0)
+        return token_arrays.open_client_tokens(
+            Contents.of(small_file), "train", WORDS, max_eager_examples=0
+        )
 
     first = opened()
     expected = {client: first.tokens_of(client) for client in first.client_ids}
