@@ -528,11 +528,12 @@ class Aggregator:
           path: The file.
 
         Raises:
-          StateError: If it is missing, damaged, of another mechanism or other options, or of a
-            version whose noise is another one; or if updates of its size are refused by a
-            mechanism that extends it.
+          StateError: If it is missing, damaged, open to others (whoever reads it can subtract the
+            noise), of another mechanism or other options, or of a version whose noise is another
+            one; or if updates of its size are refused by a mechanism that extends it.
         """
         try:
+            noise_directories.check_private(path, "the state")
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             described = validation.parsed_json(str(arrays["described"]))

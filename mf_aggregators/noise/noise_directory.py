@@ -1,4 +1,7 @@
-"""The directory that noise rows are kept in: private, and with room enough."""
+"""The directory that noise rows are kept in: private, and with room enough.
+
+What else holds a seed, or tells who was drawn, is checked by the same :func:`check_private`.
+"""
 
 import atexit
 import contextlib
@@ -38,7 +41,6 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
         )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
         with tempfile.TemporaryFile(dir=directory):
             # Some directories (such as /proc) never accept files.
             pass
@@ -46,11 +48,7 @@ def open_directory(path: str | os.PathLike[str] | None) -> pathlib.Path:
         raise ValueError(
             f"noise_directory {directory} cannot be used: {error.strerror}. Choose another one."
         ) from error
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise ValueError(
-            f"noise_directory {directory} is open to others, who could subtract the noise: "
-            f"chmod 700 {directory}, or choose another one."
-        )
+    check_private(directory, "noise_directory")
     return directory
 
 
@@ -60,6 +58,30 @@ def _temporary_directory(owner: int) -> str:
     path = tempfile.mkdtemp(prefix="mf_aggregators-noise-")
     atexit.register(_delete, path, owner)
     return path
+
+
+def check_private(
+    path: str | os.PathLike[str], name: str, harm: str = "could subtract the noise"
+) -> None:
+    """Checks that a file or directory is its owner's alone, and the owner is this user.
+
+    Args:
+      path: The file or directory, which is there.
+      name: What it is, for messages.
+      harm: What others could do with it.
+
+    Raises:
+      ValueError: If others may use it.
+      OSError: If nobody knows.
+    """
+    status = os.stat(path)
+    is_foreign = status.st_uid != os.geteuid()
+    if is_foreign or stat.S_IMODE(status.st_mode) & 0o077:
+        owner = f"chown {os.geteuid()} {path} and " if is_foreign else ""
+        mode = 700 if stat.S_ISDIR(status.st_mode) else 600
+        raise ValueError(
+            f"{name} {path} is open to others, who {harm}: {owner}chmod {mode} {path} first."
+        )
 
 
 def _delete(directory: str, owner: int) -> None:

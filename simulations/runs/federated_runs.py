@@ -133,7 +133,7 @@ def begin(
     given = config.seed if config.cohort_seed is None else config.cohort_seed
     seed = secrets.randbits(64) if given is None else given
     run = planned_runs.plan(config, data, directory, max_bands, seed=seed, behaviour=behaviour)
-    _check_noise_directory(run)
+    _check_secrets(run)
     # Data that cannot be read are found before anything is written.
     fingerprint = data.fingerprint()
     directory.create(_description(run, command), only_for_owner=run.mechanism.sampling is not None)
@@ -190,7 +190,7 @@ def resume(
         begun=begun,
         horizons=horizons,
     )
-    _check_noise_directory(run)
+    _check_secrets(run)
     _say(command, f"resuming the run in {directory.path}")
     if is_longer:
         begun = extend(run, command, begun)
@@ -414,11 +414,18 @@ def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour)
     return data
 
 
-def _check_noise_directory(run: Run) -> None:
-    """Checks a directory for noise before anything is written or TensorFlow is loaded.
+def _check_secrets(run: Run) -> None:
+    """Checks what must stay secret before anything is written or TensorFlow is loaded.
 
-    The default one of a new run cannot be unfit, and is made by the aggregator.
+    The default directory for noise of a new run cannot be unfit, and is made by the aggregator.
     """
+    directory = run.directory
+    if directory.states.exists():
+        noise_directory.check_private(directory.states, "the directory of states")
+    if run.mechanism.sampling is not None and directory.ledger.exists():
+        noise_directory.check_private(
+            directory.path, "the directory of a sampled run", "could learn who was drawn"
+        )
     if run.config.noise_directory or run.noise_directory.exists():
         noise_directory.open_directory(run.noise_directory)
 

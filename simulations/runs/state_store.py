@@ -22,6 +22,7 @@ import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
 from mf_aggregators.errors import Error
+from mf_aggregators.noise import noise_directory
 from mf_aggregators.privacy.ledgers import LedgerError
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import STATE_PREFIX
@@ -73,10 +74,15 @@ class StateStore:
     def __init__(
         self, directory: str | os.PathLike[str], ledger_path: str | os.PathLike[str]
     ) -> None:
-        """Creates the store, and the directory of states if it is missing."""
+        """Creates the store, and the directory of states if it is missing.
+
+        Raises:
+          ValueError: If the directory is open to others: the states hold the seed of the noise.
+          OSError: If it cannot be made.
+        """
         self._directory = pathlib.Path(directory)
-        # The states hold the seed of the noise: whoever reads it can subtract the noise.
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        noise_directory.check_private(self._directory, "the directory of states")
         atomic_files.synchronise(self._directory.parent)
         self._ledger_path = pathlib.Path(ledger_path)
 

@@ -537,6 +537,18 @@ def test_states_of_another_version_are_refused_by_their_format(tmp_path: pathlib
         aggregator.load_state(path)
 
 
+def test_a_state_that_others_may_read_is_refused(tmp_path: pathlib.Path) -> None:
+    """It holds the seed: who has read it subtracts the noise."""
+    aggregator = _aggregator()
+    path = tmp_path / "state.npz"
+    aggregator.save_state(aggregator.next(aggregator.initialize(), [np.ones(2)])[0], path)
+    path.chmod(0o644)
+    with refuses("open to others", f"chmod 600 {path}", error=StateError):
+        aggregator.load_state(path)
+    path.chmod(0o600)
+    aggregator.load_state(path)
+
+
 def test_a_sum_that_was_made_elsewhere_is_released_alike() -> None:
     aggregator = _aggregator(seed=3, secure_aggregation_bits=40, largest_cohort=4)
     updates = [np.random.default_rng(i).normal(size=6) for i in range(4)]

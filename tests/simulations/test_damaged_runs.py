@@ -28,10 +28,13 @@ def run(tmp_path: pathlib.Path, _training_is_cut_off: None) -> RunDirectory:
     return directory
 
 
-def _resumed(directory: RunDirectory) -> str:
+def _resumed(directory: RunDirectory, *flags: str) -> str:
     """What the command says when it is told to go on."""
     ended = console_commands.call(
-        "run-digits", f"--output_dir={directory.path}", "--num_rounds=4", "--mechanism=identity"
+        "run-digits",
+        f"--output_dir={directory.path}",
+        "--num_rounds=4",
+        *(flags or ["--mechanism=identity"]),
     )
     assert ended.status == 2
     assert ended.printed == ""
@@ -50,6 +53,35 @@ def test_a_missing_ledger_without_states_is_said_to_lack_both(run: RunDirectory)
     for name in ("round_0", "round_1"):
         (run.states / name).rmdir()
     assert "has no participation.npz nor states" in _resumed(run)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "noise"])
+def test_a_directory_with_secrets_that_is_open_to_others_is_refused(
+    run: RunDirectory, name: str
+) -> None:
+    """As a copy leaves it: a run that goes on would put more secrets there."""
+    secret = run.path / name
+    secret.mkdir(mode=0o700, exist_ok=True)
+    secret.chmod(0o755)
+    assert f"chmod 700 {secret}" in _resumed(run)
+    secret.chmod(0o700)
+    assert "training begins" in _resumed(run)
+
+
+@pytest.mark.usefixtures("_training_is_cut_off")
+def test_the_directory_of_drawn_clients_that_is_open_to_others_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    sampled = ("--mechanism=banded", "--num_bands=2", "--sampling=poisson", "--target_epsilon=8")
+    assert "training begins" in _resumed(directory, *sampled)
+    ParticipationLedger(("a", "b")).save(directory.ledger)
+    directory.path.chmod(0o750)
+    said = _resumed(directory, *sampled)
+    assert "who was drawn" in said
+    assert f"chmod 700 {directory.path}" in said
+    directory.path.chmod(0o700)
+    assert "training begins" in _resumed(directory, *sampled)
 
 
 _GARBAGE = [

@@ -77,8 +77,19 @@ def test_directories_of_others_are_refused(
     path = noise_directory.open_directory(tmp_path / "noise")
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    with refuses(str(path), "chmod 700"):
+    with refuses(str(path), f"chown {user + 1} {path} and chmod 700"):
         noise_directory.open_directory(path)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o666], ids=oct)
+def test_files_that_others_may_read_are_refused(mode: int, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.npz"
+    path.write_text("seed")
+    path.chmod(mode)
+    with refuses("the state", f"chmod 600 {path}"):
+        noise_directory.check_private(path, "the state")
+    path.chmod(0o600)
+    noise_directory.check_private(path, "the state")
 
 
 def test_files_are_refused(tmp_path: pathlib.Path) -> None:

@@ -254,6 +254,16 @@ def _without_privileges(directory: pathlib.Path) -> Iterator[None]:
         os.seteuid(0)
 
 
+@pytest.mark.parametrize("mode", [0o701, 0o740, 0o755], ids=oct)
+def test_states_that_others_may_read_are_refused(three_saved: pathlib.Path, mode: int) -> None:
+    states = three_saved / "states"
+    states.chmod(mode)
+    with refuses("open to others", f"chmod 700 {states}"):
+        _store(three_saved)
+    states.chmod(0o700)
+    _assert_goes_on_from(_store(three_saved), 3)
+
+
 @pytest.mark.parametrize("name", [".", "saved_model.pb", "variables"])
 def test_a_state_that_may_not_be_read_falls_back(
     three_saved: pathlib.Path, caplog: pytest.LogCaptureFixture, name: str
