@@ -13,6 +13,9 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 
 WAIT = "wait"
+# The server's flags that may change when a run resumes. Noise and timers do not depend on them, and
+# neither do the sums of rounds that were released: those have the cohorts of their own flags.
+MAY_CHANGE = ("minimum_uploads", "over_selection", "retry_minutes", "max_attempts")
 REJOIN = facts_of_runs.REJOIN
 
 _MINUTE = 60.0
@@ -329,6 +332,23 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
         retry_seconds=_seconds(values, "retry_minutes", _MINUTE),
         max_attempts=values.max_attempts,
     )
+
+
+def before_change(behaviour: DeviceBehaviour, old: Mapping[str, Any]) -> DeviceBehaviour:
+    """Returns the behaviour before some flags were changed.
+
+    Args:
+      behaviour: The behaviour since.
+      old: The values that flags had, by name; those that are not in ``MAY_CHANGE`` play no part.
+
+    Raises:
+      ValueError: If one is out of its range.
+    """
+    found = {name: old[name] for name in MAY_CHANGE if name in old}
+    if "retry_minutes" in found:
+        minutes = validation.positive_number(found.pop("retry_minutes"), "retry_minutes")
+        found["retry_seconds"] = minutes * _MINUTE
+    return dataclasses.replace(behaviour, **found)
 
 
 def _seconds(values: flags.FlagValues, flag: str, unit: float) -> float:

@@ -43,7 +43,18 @@ _MOST_GROWTH = 8
 
 
 class TooFewEligibleClientsError(Error, ValueError):
-    """Fewer clients may join a round than its cohort needs."""
+    """Fewer clients may join a round than its cohort needs.
+
+    Attributes:
+      found: What was found, as a sentence.
+      to_go_on: The flags with which this round may still take place; empty if there are none.
+    """
+
+    def __init__(self, found: str, to_go_on: str, for_others: str) -> None:
+        """Creates the error; ``for_others`` is advice for runs that have not begun."""
+        super().__init__(f"{found} {for_others}")
+        self.found = found
+        self.to_go_on = to_go_on
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -284,6 +295,15 @@ class DevicePopulation:
             self._broken = generator.choice(self._num_devices, size=number, replace=False)
             self._broken.sort()
 
+    def change(self, behaviour: DeviceBehaviour) -> None:
+        """Changes what the server does from the next round on.
+
+        Args:
+          behaviour: As at first, but for what ``device_behaviour.MAY_CHANGE`` names.
+        """
+        self._fewest = behaviour.fewest_uploads(self._clients_per_round)
+        self._behaviour = behaviour
+
     @property
     def broken(self) -> np.ndarray:
         """The (r,) int64 devices whose timers are broken, increasing."""
@@ -337,7 +357,7 @@ class DevicePopulation:
             num_eligible = self._timers.num_eligible
             if num_eligible < self._fewest and behaviour.timer is None:
                 # No timer runs out within a round.
-                raise TooFewEligibleClientsError(self._too_few(num_eligible))
+                raise self._too_few(num_eligible)
             generator = random_streams.generator_of(
                 self._seed, Stream.DEVICES, _SELECTION, index, attempt
             )
@@ -377,7 +397,7 @@ class DevicePopulation:
                 num_discarded=discarded,
                 num_abandoned=abandoned,
             )
-        raise TooFewEligibleClientsError(self._no_attempt_succeeded(selection))
+        raise self._no_attempt_succeeded(selection)
 
     def _undisturbed_round(self) -> DeviceRound:
         index = self._round_index
@@ -502,13 +522,24 @@ class DevicePopulation:
             )
         return allowed
 
-    def _too_few(self, num_eligible: int) -> str:
-        return (
+    def _too_few(self, num_eligible: int) -> TooFewEligibleClientsError:
+        return TooFewEligibleClientsError(
             f"round {self._round_index + 1} needs {self._fewest} clients, and the "
-            f"participation timers allow {num_eligible} of {self._num_devices}.{self._used_up()} "
+            f"participation timers allow {num_eligible} of {self._num_devices}.{self._used_up()}",
+            self._fewer_uploads(num_eligible),
             "Use fewer clients per round, a smaller separation, more participations per client, "
-            "fewer losses of uploads and histories, or fewer rounds."
+            "fewer losses of uploads and histories, or fewer rounds.",
         )
+
+    def _fewer_uploads(self, most: int) -> str:
+        """The flag with which a round needs no more uploads than may come of some clients."""
+        behaviour = self._behaviour
+        arrives = 1.0 - behaviour.abandonment_probability
+        for name in ("dropout_probability", "upload_loss_probability", "late_upload_probability"):
+            arrives *= 1.0 - getattr(behaviour, name)
+        # Half of the mean leaves room for chance.
+        uploads = most if arrives == 1.0 else max(1, int(most * arrives / 2))
+        return f"--minimum_uploads={uploads}" if most else ""
 
     def _used_up(self) -> str:
         """What attempts of this round that failed have to do with its failure."""
@@ -521,29 +552,34 @@ class DevicePopulation:
             "a later round: a larger over-selection makes fewer attempts fail."
         )
 
-    def _no_attempt_succeeded(self, last: _Selection) -> str:
+    def _no_attempt_succeeded(self, last: _Selection) -> TooFewEligibleClientsError:
         behaviour, num_eligible = self._behaviour, self._timers.num_eligible
         beginning = (
             f"round {self._round_index + 1} found no {self._fewest} uploads in "
             f"{behaviour.max_attempts} attempts"
         )
+        more = f"--max_attempts={2 * behaviour.max_attempts}"
         if num_eligible < self._fewest:
-            return (
+            return TooFewEligibleClientsError(
                 f"{beginning}: the participation timers allowed {num_eligible} of "
-                f"{self._num_devices} clients at the last. Use fewer clients per round, a shorter "
-                "timer, more participations per client, or more or later attempts."
+                f"{self._num_devices} clients at the last.",
+                f"{self._fewer_uploads(num_eligible)} {more}".strip(),
+                "Use fewer clients per round, a shorter timer, more participations per client, or "
+                "more or later attempts.",
             )
         if last.num_available < self._fewest:
-            return (
+            return TooFewEligibleClientsError(
                 f"{beginning}: of {num_eligible} clients whose timers allowed it, "
-                f"{last.num_available} were available at the last.{self._used_up()} Use fewer "
-                "clients per round, more or later attempts, or devices that are available more "
-                "often."
+                f"{last.num_available} were available at the last.{self._used_up()}",
+                f"{self._fewer_uploads(last.num_available)} {more}".strip(),
+                "Use fewer clients per round, more or later attempts, or devices that are "
+                "available more often.",
             )
-        return (
+        return TooFewEligibleClientsError(
             f"{beginning}: of the devices selected, too many dropped out, lost their uploads or "
-            "were late, or the server abandoned the round. Use a larger over-selection, fewer "
-            "clients per round, or more attempts."
+            "were late, or the server abandoned the round.",
+            f"{self._fewer_uploads(self._fewest)} {more}",
+            "Use a larger over-selection, fewer clients per round, or more attempts.",
         )
 
 
@@ -590,8 +626,10 @@ def draw_cohort(
     if num_eligible < clients_per_round:
         raise TooFewEligibleClientsError(
             f"round {round_index + 1} needs {clients_per_round} clients, and the participation "
-            f"timers allow {num_eligible} of {len(eligible)}: use fewer clients per round, a "
-            "smaller separation, more participations per client, or fewer rounds."
+            f"timers allow {num_eligible} of {len(eligible)}.",
+            f"--minimum_uploads={num_eligible}" if num_eligible else "",
+            "Use fewer clients per round, a smaller separation, more participations per client, or "
+            "fewer rounds.",
         )
     generator = random_streams.generator_of(seed, round_index)
     ranks = np.sort(generator.choice(num_eligible, size=clients_per_round, replace=False))

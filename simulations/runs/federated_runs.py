@@ -192,6 +192,8 @@ def resume(
     )
     _check_secrets(run)
     _say(command, f"resuming the run in {directory.path}")
+    begun = _with_changed_flags(begun, run, command)
+    run = dataclasses.replace(run, earlier_behaviours=_earlier_behaviours(begun, run))
     if is_longer:
         begun = extend(run, command, begun)
     _keep_matrix(run, begun)
@@ -458,6 +460,54 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
     return config
 
 
+def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of one that may change when a run resumes, and are others in the other."""
+    may_change = [name for name in run_config.MAY_CHANGE if name in one and name in other]
+    return {name: one[name] for name in may_change if one[name] != other[name]}
+
+
+def _with_changed_flags(
+    begun: Mapping[str, Any], run: Run, command: TaskCommand
+) -> Mapping[str, Any]:
+    """Records flags that are others from the next round on; returns the configuration with them.
+
+    Raises:
+      ValueError: If the data are not those that the run began with, or the ledger is not there.
+      OSError: If the directory cannot be written.
+    """
+    directory, new = run.directory, run.config.of_the_run()
+    before = _changed(begun.get("flags", {}), new)
+    if not before:
+        return begun
+    _check_ledger(directory)
+    directory.fix_data(run.data.fingerprint())
+    released = 0
+    if directory.ledger.exists():
+        released = ParticipationLedger.load(directory.ledger).num_rounds
+    change = {"released_rounds": released, "flags": before}
+    config = {
+        **begun,
+        "flags": {**begun["flags"], **{name: new[name] for name in before}},
+        run_directory.CHANGED: [*begun.get(run_directory.CHANGED, []), change],
+    }
+    directory.write_json(run_directory.CONFIG_FILE, config)
+    for name, value in before.items():
+        was, now = ("its default" if each is None else each for each in (value, new[name]))
+        _say(command, f"from round {released + 1} on, --{name} is {now}; it was {was}")
+    return config
+
+
+def _earlier_behaviours(begun: Mapping[str, Any], run: Run) -> dict[int, DeviceBehaviour]:
+    """What devices did before flags were changed, by the number of rounds."""
+    found: dict[int, DeviceBehaviour] = {}
+    behaviour = run.behaviour
+    for change in reversed(begun.get(run_directory.CHANGED, [])):
+        behaviour = device_behaviour.before_change(behaviour, change["flags"])
+        # Of changes after the same round, the first one counts for the rounds before.
+        found[change["released_rounds"]] = behaviour
+    return found
+
+
 def _is_longer(old: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether a run is to go on for more rounds than those of its flags."""
     return isinstance(old.get("num_rounds"), int) and config["num_rounds"] > old["num_rounds"]
@@ -497,6 +547,7 @@ def _check_same_run(
             "start a new run. mf-report reads its checkpoint and its ledger."
         )
     old, new = dict(begun.get("flags", {})), config.of_the_run()
+    old |= _changed(new, old)
     if _is_longer(old, new):
         # Nothing else may change: it was drawn, clipped or noised before.
         old["num_rounds"] = new["num_rounds"]

@@ -121,7 +121,9 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             outputs.append(last.num_rounds, rows.of(finished))
     except StoppedByRuleError as error:
         message, stopped_by_rule = str(error), True
-    except (TooFewEligibleClientsError, WorkerLostError) as error:
+    except TooFewEligibleClientsError as error:
+        message = f"stopped: {error.found} {_to_go_on(error)}"
+    except WorkerLostError as error:
         message = f"stopped: {error}"
     except KeyboardInterrupt:
         interrupted = True
@@ -151,6 +153,13 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
             else None
         ),
     )
+
+
+def _to_go_on(error: TooFewEligibleClientsError) -> str:
+    """A sentence on what the run can do about too few clients: no flag of its guarantee changes."""
+    if error.to_go_on:
+        return f"To go on, run the same command with {error.to_go_on} in addition."
+    return "The run ends here: its timers let nobody join a further round."
 
 
 def _abandoned(finished: Round) -> str:
@@ -242,6 +251,7 @@ def _federated_run(run: Run, task: FederatedTask) -> FederatedRun:
         seed=run.seed,
         sampler=run.sampler,
         behaviour=run.behaviour,
+        earlier_behaviours=run.earlier_behaviours,
         stopping_rule=run.stopping_rule,
         earlier_participations=run.mechanism.earlier_participations,
         canaries=canaries,

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,6 +45,9 @@ LOCK_FILE = "run.lock"
 INITIAL_WEIGHTS_SHA256 = "initial_weights_sha256"
 # The entry of config.json that has the horizons before, of a run that was extended.
 EXTENDS = "extends"
+# The entry of config.json that has the flags that were changed: each time, the values before, and
+# the rounds that were released with them.
+CHANGED = "changed_flags"
 
 # How often to try to lock a directory that other processes make and remove in the meantime.
 _ATTEMPTS_TO_LOCK = 100
@@ -349,12 +353,27 @@ def check_same_flags(
         the middle of one guarantee.
     """
     differing = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    if differing:
-        raise RunDirectoryError(
-            f"{directory} holds a run with other flags "
-            f"({', '.join(f'--{name}={old.get(name)}' for name in differing)}): repeat them to "
-            "resume it, or choose another --output_dir."
-        )
+    if not differing:
+        return
+    if any(old.get(name) is not None for name in ("target_epsilon", "target_rho")):
+        # It follows from the target then.
+        old = {**old, "noise_multiplier": None}
+    kept = [_as_flag(name, old[name]) for name in differing if old.get(name) is not None]
+    extra = [f"--{name}" for name in differing if old.get(name) is None and name in new]
+    advice = [f"give {' '.join(kept)}"] if kept else []
+    advice += [f"leave out {' '.join(extra)}"] if extra else []
+    raise RunDirectoryError(
+        f"{directory} holds a run with other flags: to resume it, {' and '.join(advice)}; or "
+        "choose another --output_dir."
+    )
+
+
+def _as_flag(name: str, value: Any) -> str:
+    """A flag as a shell takes it."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no{name}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"--{name}={shlex.quote(text)}"
 
 
 def versions() -> dict[str, str]:

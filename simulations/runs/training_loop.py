@@ -79,6 +79,8 @@ class FederatedRun:
         themselves when to take part.
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
+      earlier_behaviours: What they did in earlier rounds, of a run whose flags were changed: each
+        behaviour by the number of rounds that it held for.
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
       earlier_participations: The schema of each horizon that was extended to this run, by its
         number of rounds: it goes on from their saved states. Empty for a run that was not extended.
@@ -103,6 +105,7 @@ class FederatedRun:
     seed: int
     sampler: Sampler | None = None
     behaviour: DeviceBehaviour = dataclasses.field(default_factory=DeviceBehaviour)
+    earlier_behaviours: Mapping[int, DeviceBehaviour] = dataclasses.field(default_factory=dict)
     stopping_rule: StoppingRule | None = None
     earlier_participations: Mapping[int, Participation] = dataclasses.field(default_factory=dict)
     canaries: CanaryClients | None = None
@@ -131,6 +134,11 @@ class FederatedRun:
         """Checks that no update leaves the clients a second time, without noise."""
         if isinstance(self.process.next, compatibility.ConcreteComputation):
             client_sums.check_others(self.process.next)
+
+    def behaviour_in(self, index: int) -> DeviceBehaviour:
+        """Returns what devices do in a round, from 0."""
+        later = [rounds for rounds in self.earlier_behaviours if rounds > index]
+        return self.earlier_behaviours[min(later)] if later else self.behaviour
 
     @property
     def sampling(self) -> SamplingScheme | None:
@@ -317,6 +325,7 @@ def _population(
         len(run.client_ids), run.participation, run.clients_per_round, run.behaviour, run.seed
     )
     for index, cohort in enumerate(ledger.cohorts[:num_rounds]):
+        population.change(run.behaviour_in(index))
         if not population.follow(cohort):
             raise LedgerError(
                 f"round {index + 1} took place with other clients than are drawn for it now, so "
@@ -376,5 +385,6 @@ def _drawn(
     if run.sampler is not None:
         return run.sampler.draw(index), run.sampler.num_eligible(index), None
     assert population is not None
+    population.change(run.behaviour_in(index))
     devices = population.next_round()
     return devices.cohort, devices.num_eligible, devices

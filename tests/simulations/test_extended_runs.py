@@ -245,7 +245,7 @@ def _check_what_a_kill_left(path: pathlib.Path, copy: pathlib.Path) -> bool:
     shutil.copytree(path, copy)
     ended = _call(copy, _BEFORE)
     if is_extended:
-        assert "holds a run with other flags (--num_rounds=9)" in ended.errors
+        assert "other flags: to resume it, give --num_rounds=9;" in ended.errors
     else:
         assert "training begins" in ended.errors
         assert _loaded(copy).num_rounds == _BEFORE
@@ -296,7 +296,10 @@ def test_a_run_is_extended_more_than_once(begun: pathlib.Path) -> None:
     assert _loaded(begun).plans == (6, 7)
     plans = _config(begun)["extends"]
     assert [(plan["num_rounds"], plan["released_rounds"]) for plan in plans] == [(6, 6), (7, 6)]
-    assert "holds a run with other flags (--num_rounds=12)" in _call(begun, 7).errors
+    assert (
+        "holds a run with other flags: to resume it, give --num_rounds=12;"
+        in _call(begun, 7).errors
+    )
 
 
 # What is refused.

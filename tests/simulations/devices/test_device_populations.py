@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
+from simulations.devices import device_behaviour
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 from simulations.devices.device_behaviour import REJOIN, WAIT, DeviceBehaviour, WallClockTimer
 from simulations.devices.device_populations import (
@@ -612,6 +613,49 @@ def test_uploads_that_never_suffice_end_the_rounds() -> None:
     population = DevicePopulation(2000, MinSeparation(2), 10, behaviour, 1)
     with refuses("over-selection", error=TooFewEligibleClientsError):
         population.next_round()
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "schema", "behaviour"),
+    [
+        (25, MinSeparation(9), DeviceBehaviour()),
+        (25, MinSeparation(9), DeviceBehaviour(dropout_probability=0.3, over_selection=1.1)),
+        (25, MinSeparation(9), DeviceBehaviour(timer=WallClockTimer(1e4), max_attempts=3)),
+        (30, MinSeparation(1), DeviceBehaviour(Independent(0.05), max_attempts=4)),
+        (2000, MinSeparation(2), DeviceBehaviour(dropout_probability=0.9, max_attempts=5)),
+        (2000, MinSeparation(2), DeviceBehaviour(abandonment_probability=0.9, max_attempts=2)),
+        (60, MinSeparation(3), DeviceBehaviour(upload_loss_probability=0.9, max_attempts=2)),
+        (30, MinSeparation(30), DeviceBehaviour()),
+    ],
+)
+def test_what_a_run_is_told_lets_it_go_on(
+    num_devices: int, schema: Participation, behaviour: DeviceBehaviour
+) -> None:
+    """Advice is followed as printed until the round takes place, or no client may join it."""
+
+    def stopped(flags: dict[str, Any]) -> TooFewEligibleClientsError | None:
+        population = DevicePopulation(num_devices, schema, 10, behaviour, 1)
+        for cohort in before:
+            assert population.follow(cohort)
+        population.change(dataclasses.replace(behaviour, **flags))
+        try:
+            population.next_round()
+        except TooFewEligibleClientsError as error:
+            return error
+        return None
+
+    population, before, flags = DevicePopulation(num_devices, schema, 10, behaviour, 1), [], {}
+    with pytest.raises(TooFewEligibleClientsError) as caught:
+        before.extend(population.next_round().cohort for _ in range(10))
+    error: TooFewEligibleClientsError | None = caught.value
+    for _ in range(8):
+        if error is None or not error.to_go_on:
+            break
+        printed = dict(each.removeprefix("--").split("=") for each in error.to_go_on.split())
+        assert printed.keys() <= set(device_behaviour.MAY_CHANGE)
+        flags |= {name: int(value) for name, value in printed.items()}
+        error = stopped(flags)
+    assert error is None or (not error.to_go_on and " allow 0 of " in error.found)
 
 
 def test_a_server_waits_for_the_night() -> None:

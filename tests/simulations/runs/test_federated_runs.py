@@ -1,12 +1,121 @@
-"""A signal ends a run that waits for TensorFlow Federated to start."""
+"""Runs that go on, up to where training begins: which flags may change, and broken files."""
 
+import json
+import pathlib
+import re
+import shlex
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mf_aggregators.tff import processes
-from simulations.runs import federated_runs
+from simulations.runs import federated_runs, run_directory
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
+from tests import console_commands
+
+_BEGINS = "training begins"
+_FLAGS = ("--num_rounds=6", "--clients_per_round=5", "--separation=2", "--mechanism=identity")
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, _training_is_cut_off: None) -> RunDirectory:
+    """A run of two rounds, as its directory shows it; training itself is cut off."""
+    directory = RunDirectory(tmp_path / "run")
+    assert _BEGINS in _resumed(directory)
+    (directory.states / "round_2").mkdir()
+    cohorts = (np.arange(5), np.arange(5, 10))
+    names = tuple(f"client {number}" for number in range(143))
+    ParticipationLedger(names, cohorts).save(directory.ledger)
+    return directory
+
+
+def _resumed(directory: RunDirectory, *flags: str) -> str:
+    """What the command says when it is told to go on."""
+    ended = console_commands.call("run-digits", f"--output_dir={directory.path}", *_FLAGS, *flags)
+    assert ended.status == 2, ended.errors
+    return ended.errors
+
+
+def _config(directory: RunDirectory) -> dict[str, object]:
+    found: dict[str, object] = json.loads((directory.path / "config.json").read_text())
+    return found
+
+
+def test_flags_that_no_guarantee_rests_on_may_change_and_are_recorded(run: RunDirectory) -> None:
+    before = _config(run)
+    changes = {
+        "minimum_uploads": 3,
+        "over_selection": 1.5,
+        "retry_minutes": 20.0,
+        "max_attempts": 7,
+        "evaluate_every": 2,
+    }
+    said = _resumed(run, *(f"--{name}={value}" for name, value in changes.items()))
+    assert _BEGINS in said
+    assert "from round 3 on, --minimum_uploads is 3; it was its default" in said
+    after = _config(run)
+    old = before.pop("flags")
+    assert isinstance(old, dict)
+    assert after.pop("flags") == {**old, **changes}
+    assert after.pop("changed_flags") == [
+        {"released_rounds": 2, "flags": {name: old[name] for name in changes}}
+    ]
+    assert after == before
+    # Repeated, nothing changes; and back again, that is a change as well.
+    assert "from round" not in _resumed(run, *(f"--{name}={changes[name]}" for name in changes))
+    assert "from round 3 on, --max_attempts is 1000; it was 7" in _resumed(run)
+    assert len(_config(run)["changed_flags"]) == 2  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_extended_may_change_flags_too(run: RunDirectory) -> None:
+    config = _config(run)
+    (run.path / "config.json").write_text(json.dumps({**config, "num_parameters": 650}))
+    flags = ("--num_rounds=8", "--minimum_uploads=4", "--target_epsilon=50")
+    assert _BEGINS in _resumed(run, *flags)
+    config = _config(run)
+    assert config["changed_flags"] == [{"released_rounds": 2, "flags": {"minimum_uploads": None}}]
+    assert "extends" in config
+    assert _BEGINS in _resumed(run, *flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--clip_norm=0.5"],
+        ["--clients_per_round=6", "--seed=3"],
+        ["--noise_multiplier=3"],
+        ["--target_rho=1"],
+        ["--target_epsilon=3"],
+        ["--private_metrics"],
+        ["--separation=3", "--max_participations=2", "--dropout_probability=0.1"],
+        ["--num_rounds=5"],
+        ["--client_optimizer=adam", "--zeroing_norm=2"],
+    ],
+)
+def test_other_flags_are_refused_by_a_line_that_can_be_followed(
+    run: RunDirectory, flags: list[str]
+) -> None:
+    before = _config(run)
+    said = _resumed(run, *flags)
+    assert "with other flags" in said
+    given = re.search(r"give ((?:--\S+ ?)+)", said)
+    left_out = re.search(r"leave out ((?:--\S+ ?)+)", said)
+    advised = shlex.split(given[1].replace(";", "")) if given else []
+    unwanted = shlex.split(left_out[1].replace(";", "")) if left_out else []
+    assert advised or unwanted
+    kept = [flag for flag in flags if flag.partition("=")[0] not in unwanted]
+    assert _BEGINS in _resumed(run, *kept, *advised)
+    assert _config(run) == before
+
+
+def test_what_flags_are_printed_as_is_what_a_shell_takes(tmp_path: pathlib.Path) -> None:
+    old = {"a": [1.5, 2.0], "b": False, "c": "two words", "d": None}
+    with pytest.raises(run_directory.RunDirectoryError) as caught:
+        run_directory.check_same_flags(old, {"b": True, "d": 1}, tmp_path)
+    assert "give --a=1.5,2.0 --nob --c='two words' and leave out --d;" in str(caught.value)
 
 
 def test_signals_are_requests_only_once_the_worker_has_started(

@@ -154,7 +154,7 @@ def test_a_run_whose_clip_norm_adapts_resumes_with_it(
     assert _metrics(output) == metrics
     status, _, errors = _call(capfd, *command, "--clip_quantile=0.9")
     assert status == 2
-    assert "holds a run with other flags (--clip_quantile=" in errors
+    assert "with other flags: to resume it, leave out --clip_quantile;" in errors
 
 
 def _started(commands: CommandServer, output: pathlib.Path, *arguments: str) -> CommandProcess:
