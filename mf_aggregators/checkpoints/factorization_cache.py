@@ -69,7 +69,10 @@ def fetch(
 
 
 def fetch_number(
-    directory: pathlib.Path | None, description: Mapping[str, Any], compute: Callable[[], float]
+    directory: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], float],
+    is_believed: Callable[[float], bool] = lambda number: True,
 ) -> float:
     """Returns a cached number above zero, or computes and caches it.
 
@@ -78,6 +81,8 @@ def fetch_number(
       description: Everything that the number follows from, JSON-able. The versions of the
         library and of dp-accounting are added.
       compute: Computes it.
+      is_believed: Returns whether a number of the cache, which anybody may have written, may be
+        used. A guarantee must not rest on one without a check.
 
     Returns:
       The number, the same to the last bit from the cache. With a ``caches.CacheWarning``, as
@@ -85,6 +90,14 @@ def fetch_number(
     """
     if directory is None:
         return compute()
+
+    def believed(value: Any) -> float:
+        if not isinstance(value, float) or not math.isfinite(value) or value <= 0.0:
+            raise ValueError(f"{value!r} is no finite number above zero")
+        if not is_believed(value):
+            raise ValueError(f"{value!r} does not keep the target")
+        return value
+
     described = {
         **description,
         "dp_accounting_version": importlib.metadata.version("dp-accounting"),
@@ -95,7 +108,7 @@ def fetch_number(
         compute,
         field="number",
         to_json=float,
-        from_json=_positive_number,
+        from_json=believed,
     )
 
 
@@ -109,12 +122,6 @@ def _is_described(factorization: Factorization, description: Mapping[str, Any]) 
     }
     wanted = {"error": "mean", **description}
     return all(stated.get(name, value) == value for name, value in wanted.items())
-
-
-def _positive_number(value: Any) -> float:
-    if not isinstance(value, float) or not math.isfinite(value) or value <= 0.0:
-        raise ValueError(f"{value!r} is no finite number above zero")
-    return value
 
 
 def _name(description: Mapping[str, Any]) -> str:

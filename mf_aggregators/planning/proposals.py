@@ -417,20 +417,30 @@ def calibrated(
         if budget is not None:
             description["mechanisms"] = budget.left
 
+    is_rough = columns is not None and is_estimate
+
     def multiplier() -> float:
-        if columns is not None and is_estimate:
+        if is_rough:
             with third_party.named(scheme, "estimated", ValueError):
                 return scheme.estimated(epsilon, delta, columns, certification)
         return calibrate(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier
 
+    def keeps_target(sigma: float) -> bool:
+        # An estimate only decides which mechanism is certified first: no guarantee rests on it.
+        return is_rough or (
+            scheme.checked_amplified(sigma, delta, columns, certification).epsilon <= epsilon
+        )
+
     # The cache cannot tell when a new version of another package changes its noise multipliers.
     is_cached = packages.other_package(type(scheme)) is None
     kept_in = cache_directory if is_cached else None
     return dataclasses.replace(
         unknown,
-        noise_multiplier=factorization_cache.fetch_number(kept_in, description, multiplier),
+        noise_multiplier=factorization_cache.fetch_number(
+            kept_in, description, multiplier, keeps_target
+        ),
     )
 
 

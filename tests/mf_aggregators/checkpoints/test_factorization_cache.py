@@ -194,6 +194,16 @@ def test_a_damaged_number_is_computed_again(
     assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.25
 
 
+def test_a_number_that_does_not_keep_the_target_is_computed_again(tmp_path: pathlib.Path) -> None:
+    factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 0.4)
+    with pytest.warns(CacheWarning, match="0.4 does not keep the target"):
+        found = factorization_cache.fetch_number(
+            tmp_path, {"b": 1}, lambda: 1.0, lambda number: number >= 1.0
+        )
+    assert found == 1.0
+    assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.0
+
+
 def test_a_whole_number_of_another_description_is_not_used(tmp_path: pathlib.Path) -> None:
     factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.5)
     one = _entry(tmp_path)
