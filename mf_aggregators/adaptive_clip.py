@@ -124,7 +124,11 @@ class AdaptiveClip:
         for name, number in numbers.items():
             object.__setattr__(self, name, number)
         validation.set_positive_integers(self, "update_period")
-        smallest, largest = self.bounds
+        # What follows from the initial norm may be beyond floats.
+        smallest, largest = (
+            validation.positive_number(bound, name)
+            for bound, name in zip(self.bounds, ("smallest_norm", "largest_norm"), strict=True)
+        )
         if not smallest <= initial <= largest:
             raise ValueError(
                 f"initial_norm must be between smallest_norm and largest_norm, found {initial:g} "

@@ -37,6 +37,8 @@ EXAMPLES = "examples"
 COUNT = "count"
 # How much more noise updates get by default, as a share of theirs.
 NOISE_INCREASE = 0.01
+# The least increase that floats can split noise by, and the least range over its ends.
+_LEAST_INCREASE, _LEAST_SHARE = 1e-6, 2.0**-16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class BoundedMetric:
       largest: The largest value that counts, finite and above ``smallest``.
 
     Raises:
-      ValueError: If the range is none.
+      ValueError: If the range is none, or float32 arithmetic would lose it or the values in it.
     """
 
     name: str
@@ -57,10 +59,21 @@ class BoundedMetric:
     largest: float
 
     def __post_init__(self) -> None:
-        if not -math.inf < self.smallest < self.largest < math.inf:
+        for end in ("smallest", "largest"):
+            number = validation.finite_number(
+                getattr(self, end), f"{end} in the range of {self.name}"
+            )
+            object.__setattr__(self, end, number)
+        if not self.smallest < self.largest:
             raise ValueError(
-                f"the range of {self.name} must be finite, with its largest value above its "
-                f"smallest, found {self.smallest:g} to {self.largest:g}."
+                f"the range of {self.name} must have its largest value above its smallest, found "
+                f"{self.smallest:g} to {self.largest:g}."
+            )
+        validation.of_float32(self.range, f"the range of {self.name}")
+        if self.range < _LEAST_SHARE * max(-self.smallest, self.largest):
+            raise ValueError(
+                f"the range of {self.name}, {self.smallest!r} to {self.largest!r}, is too narrow "
+                "for float32 arithmetic: report the difference from one end."
             )
 
     @property
@@ -80,8 +93,8 @@ class PrivateMetrics:
 
     Attributes:
       metrics: The metrics, at least one, with names that differ.
-      noise_increase: How much more noise updates get, above 0: 0.01 for 1 %. The more, the less
-        noise metrics have.
+      noise_increase: How much more noise updates get, at least 1e-6: 0.01 for 1 %. The more, the
+        less noise metrics have.
 
     Raises:
       ValueError: If there is no metric, two have one name, or the increase is out of its range.
@@ -94,7 +107,11 @@ class PrivateMetrics:
         names = [metric.name for metric in self.metrics]
         if not names or len(set(names)) < len(names):
             raise ValueError("private metrics must be at least one, each with a name of its own.")
-        validation.positive_number(self.noise_increase, "noise_increase")
+        increase = validation.finite_number(self.noise_increase, "noise_increase")
+        if increase < _LEAST_INCREASE:
+            raise ValueError(
+                f"noise_increase must be at least {_LEAST_INCREASE:g}, found {increase}."
+            )
 
     def split_noise(
         self, noise_multiplier: float, clip: float | AdaptiveClip, clients_per_round: float
@@ -151,6 +168,10 @@ class ReleasedMetrics:
     metrics: PrivateMetrics
     update_noise_multiplier: float
     metric_stddev: float
+
+    def __post_init__(self) -> None:
+        for name in ("update_noise_multiplier", "metric_stddev"):
+            validation.non_negative_number(getattr(self, name), name)
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "ReleasedMetrics":

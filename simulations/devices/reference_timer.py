@@ -26,12 +26,24 @@ class Policy:
       seconds: How many seconds apart they are at least; 0 for timers that need no clock.
       tolerance: By how many seconds a device's clock may differ from the server's.
       most: The most participations of an installation, at least 1; None for no limit.
+
+    Raises:
+      ValueError: If a number is out of its range: a timer of 0 rounds would allow two uploads in
+        one round.
     """
 
     rounds: int = 1
     seconds: float = 0.0
     tolerance: float = 0.0
     most: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("rounds", self.rounds), ("most", self.most)):
+            if (name, number) != ("most", None) and (type(number) is not int or number < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, found {number!r}.")
+        for name, time in (("seconds", self.seconds), ("tolerance", self.tolerance)):
+            if not 0.0 <= time < float("inf"):
+                raise ValueError(f"{name} must be finite and at least 0, found {time!r}.")
 
 
 @dataclasses.dataclass(frozen=True)

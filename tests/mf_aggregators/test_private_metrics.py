@@ -121,10 +121,64 @@ def test_the_table_of_the_documents(mechanism: str) -> None:
     assert [float(cell) for cell in printed] == [pytest.approx(each, abs=6e-5) for each in found]
 
 
-@pytest.mark.parametrize("ends", [(1.0, 1.0), (2.0, 1.0), (0.0, math.inf), (math.nan, 1.0)])
-def test_ranges_that_are_none_are_refused(ends: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    "ends",
+    [
+        (1.0, 1.0),
+        (2.0, 1.0),
+        (0.0, math.inf),
+        (math.nan, 1.0),
+        # Quotients that overflow, underflow, or are above one half because ends are rounded.
+        (-1e308, 1e308),
+        (0.0, 5e-324),
+        (0.0, 1e-310),
+        (0.0, 1e-46),
+        (0.0, 1e39),
+        (1e16, 1e16 + 2.0),
+        (0.0, "1"),
+        (False, 1.0),
+    ],
+)
+def test_ranges_that_are_none_are_refused(ends: tuple[Any, Any]) -> None:
     with refuses("range of loss"):
         BoundedMetric("loss", *ends)
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(0.0, 1.0),
+)
+@settings(max_examples=examples(400), deadline=None)
+def test_a_value_in_a_range_counts_at_most_half_of_it(
+    smallest: float, largest: float, share: float
+) -> None:
+    """And its ends, in float32 too, nearly as much: no range that is accepted loses a metric."""
+    try:
+        metric = BoundedMetric("loss", smallest, largest)
+    except ValueError:
+        return
+    inside = metric.smallest + share * metric.range
+    for number in (np.float64, np.float32):
+        below, within, above = (
+            (number(value) - number(metric.middle)) / number(metric.range)
+            for value in (metric.smallest, inside, metric.largest)
+        )
+        slack = 1e-2 if number is np.float32 else 1e-9
+        assert (below, above) == (pytest.approx(-0.5, abs=slack), pytest.approx(0.5, abs=slack))
+        assert within == pytest.approx(share - 0.5, abs=slack)
+
+
+@pytest.mark.parametrize("increase", [1e-17, 1e-300, -1.0, math.inf, math.nan])
+def test_increases_that_floats_cannot_split_are_refused(increase: float) -> None:
+    with refuses("noise_increase"):
+        _metrics(1, noise_increase=increase)
+
+
+def test_released_noise_is_a_number() -> None:
+    for numbers in ((math.nan, 1.0), (1.0, -1.0), (math.inf, 1.0)):
+        with refuses("must"):
+            private_metrics.ReleasedMetrics(_metrics(1), *numbers)
 
 
 def test_other_bad_arguments_are_refused() -> None:

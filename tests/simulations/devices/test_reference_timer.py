@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 import sys
 import types
@@ -476,6 +477,59 @@ def test_what_a_device_cannot_know() -> None:
     assert by_account == [[0], [0]]
 
 
+def test_policies_that_promise_nothing_are_refused() -> None:
+    """Every walk under every other one keeps its promise: three uploads, as near as may be."""
+    accepted = 0
+    numbers = itertools.product(
+        (-1, 0, 1, 2, 3, 1.5, math.nan, True),
+        (-1.0, 0.0, 1.0, 2.0, math.inf, math.nan),
+        (-0.5, 0.0, 0.5, math.inf, math.nan),
+        (None, -1, 0, 1, 2, math.nan),
+    )
+    for rounds, seconds, tolerance, most in numbers:
+        try:
+            policy = Policy(rounds, seconds, tolerance, most)  # type: ignore[arg-type]
+        except ValueError:
+            continue
+        assert (rounds, seconds, tolerance, most) in itertools.product(
+            (1, 2, 3), (0.0, 1.0, 2.0), (0.0, 0.5), (None, 1, 2)
+        )
+        accepted += 1
+        first: tuple[Device, tuple[int, float], list[tuple[int, float]]] = (
+            Device(0.0),
+            (0, 2.0),
+            [],
+        )
+        walks = [first]
+        for _ in range(3):
+            walks = [
+                _walked(device, policy, (index + later, second + passed), offset, uploads)
+                for device, (index, second), uploads in walks
+                for later, passed, offset in itertools.product((0, 1), (0.0, 1.0), (-0.5, 0.0, 0.5))
+            ]
+        for _, _, uploads in walks:
+            for (i, earlier), (j, now) in itertools.pairwise(uploads):
+                assert j - i >= max(1, policy.rounds)
+                assert now - earlier >= policy.seconds - 2.0 * policy.tolerance
+            assert policy.most is None or len(uploads) <= policy.most
+        assert max(len(uploads) for _, _, uploads in walks) >= 1
+    assert accepted == 54
+
+
+def _walked(
+    device: Device,
+    policy: Policy,
+    now: tuple[int, float],
+    offset: float,
+    uploads: list[tuple[int, float]],
+) -> tuple[Device, tuple[int, float], list[tuple[int, float]]]:
+    """A device that is asked, and uploads if it may."""
+    asked = device.ask(Request(_RUN, *now, 1.0, "token"), policy, now[1] + offset)
+    if asked.job is None:
+        return asked, now, uploads
+    return asked.upload().end(True), now, [*uploads, now]
+
+
 def test_one_job_is_uploaded_once() -> None:
     with refuses("job"):
         Device(0.0).upload()
@@ -494,7 +548,7 @@ def test_what_cannot_be_read_is_a_new_installation(kept: str) -> None:
 
 
 def test_the_reference_stands_alone() -> None:
-    """In under 150 lines."""
+    """In under 165 lines."""
     imported = [
         alias.name
         for node in ast.walk(ast.parse(_SOURCE))
@@ -502,4 +556,4 @@ def test_the_reference_stands_alone() -> None:
         for alias in node.names
     ]
     assert imported == ["dataclasses", "json"]
-    assert len(_SOURCE.splitlines()) < 150
+    assert len(_SOURCE.splitlines()) < 165
