@@ -534,8 +534,7 @@ class Aggregator:
         """
         try:
             noise_directories.check_private(path, "the state")
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = validation.archived_arrays(path)
             described = validation.parsed_json(str(arrays["described"]))
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError(
@@ -575,7 +574,7 @@ class Aggregator:
             kept = [arrays[f"history_{n}"] for n in range(len(self._layout(tensors).segments))]
             return dataclasses.replace(state, histories=tuple(NoiseState(i, each) for each in kept))
         except Exception as error:
-            # NumPy's reader raises many types for a damaged archive.
+            # The contents of a damaged file may be anything.
             raise StateError(
                 f"{os.fspath(path)} holds no state that this aggregator can go on from ({error}): "
                 "use the state and the mechanism of one run."

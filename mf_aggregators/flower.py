@@ -469,10 +469,8 @@ class MatrixFactorization(Strategy):
 def _loaded(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of a file, in the order in which they were written."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:
-        # NumPy's reader raises many types for a damaged archive.
+        return validation.archived_arrays(path)
+    except (OSError, ValueError) as error:
         raise StateError(f"{path} is damaged: {error}. {_WHAT_TO_DO}") from error
 
 

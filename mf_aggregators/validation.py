@@ -241,6 +241,27 @@ def parsed_json(
         raise ValueError("the JSON text is nested too deeply") from None
 
 
+def archived_arrays(file: Any) -> dict[str, Any]:
+    """Returns the arrays of an ``.npz`` file by name, in the order in which they were written.
+
+    Args:
+      file: Its path, or the open file.
+
+    Raises:
+      OSError: If it cannot be read.
+      ValueError: If it is damaged, or is no such file.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except OSError:
+        raise
+    except Exception as error:
+        # NumPy's reader raises many types for a damaged archive.
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"the archive of arrays is damaged ({reason})") from error
+
+
 def of_float32(value: float, name: str) -> float:
     """Returns a positive number that float32 can hold at full precision, or raises ValueError.
 

@@ -13,14 +13,13 @@ import json
 import logging
 import pathlib
 import sqlite3
-import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, validation
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Contents
@@ -416,14 +415,13 @@ def _cache_name(split: str, vocabulary: Sequence[str], sequence_length: int) -> 
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArrays | None:
     """Reads cached arrays, None if they are missing, broken or made for another key."""
     try:
-        with np.load(cache, allow_pickle=False) as file:
-            if str(file["key"]) != key:
-                return None
-            contents: dict[str, Any] = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        contents = validation.archived_arrays(cache)
+        if str(contents["key"]) != key:
+            return None
+        client_ids = tuple(str(client) for client in contents["client_ids"])
+        offsets, tokens = contents["offsets"], contents["tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    client_ids = tuple(str(client) for client in contents["client_ids"])
-    offsets, tokens = contents["offsets"], contents["tokens"]
     whole = (
         offsets.shape == (len(client_ids) + 1,)
         and tokens.shape == (int(offsets[-1]), sequence_length + 1)

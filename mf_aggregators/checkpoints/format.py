@@ -17,7 +17,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -498,9 +497,9 @@ def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, FloatArray]:
             f"{path} is truncated or altered: its SHA-256 is not the one in {DESCRIPTION_FILE}."
         )
     try:
-        with np.load(io.BytesIO(contents), allow_pickle=False) as archive:
-            return {name: np.asarray(archive[name], dtype=np.float64) for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        arrays = validation.archived_arrays(io.BytesIO(contents))
+        return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
+    except (OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is broken: {error}.") from error
 
 

@@ -199,14 +199,17 @@ def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
     """Returns whether a file, by any name, is a ledger of clients that a sampler drew: a secret.
 
     Args:
-      path: The file. One that is damaged is a secret by the names of its arrays; one that is not
-        there, or is no archive, is none.
+      path: The file. One that is damaged is a secret by the names of its arrays, or because they
+        cannot be read; one that is not there, or is no archive, is none.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             return {"client_ids.npy", "sampling.npy"} <= set(archive.namelist())
     except (OSError, zipfile.BadZipFile):
         return False
+    except Exception:
+        # A damaged archive whose names cannot be read may be one.
+        return True
 
 
 def load_archive(path: str | os.PathLike[str]) -> Ledger:

@@ -139,25 +139,30 @@ class CohortDataSource(compatibility.FederatedDataSource):
         """Returns the iterator of a saved state, the bytes of its ``to_bytes``.
 
         Raises:
-          LedgerError: If the ledger is not the one that was there when it was saved.
+          LedgerError: If the state is damaged, or the ledger is not the one that was there when it
+            was saved.
         """
-        saved = validation.parsed_json(bytes(buffer))
-        position = int(saved["num_rounds"])
+        try:
+            saved = validation.parsed_json(bytes(buffer))
+            position, run = int(saved["num_rounds"]), str(saved["run"])
+            digest, noise = saved["ledger"], saved["noise"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"the program state is damaged ({error!r}): {_WHAT_TO_DO}") from error
         rounds = self._ledger.first_rounds(position)
-        if rounds.num_rounds != position or rounds.digest() != saved["ledger"]:
+        if rounds.num_rounds != position or rounds.digest() != digest:
             raise LedgerError(
                 f"{self._path} is not the ledger of the program state after round {position}: "
                 f"nobody would know who took part. {_WHAT_TO_DO}"
             )
-        if saved["noise"] != self._noise:
+        if noise != self._noise:
             raise LedgerError(
                 "the noise of the saved rounds was scaled to another participation schema than "
                 "that of later rounds would be: no guarantee covers both. Build the process as it "
                 "was, or start a new run and account for both."
             )
-        self._check_run(saved["run"])
+        self._check_run(run)
         self._population = self._new_population()
-        return self._iterator(position, saved["run"])
+        return self._iterator(position, run)
 
     def saved(self, position: int, run: str) -> bytes:
         """Returns what :meth:`resumed` goes on from, after a number of rounds of a run."""

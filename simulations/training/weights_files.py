@@ -8,13 +8,11 @@ import hashlib
 import io
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, validation
 from mf_aggregators.errors import Error
 
 # The weights of a run that has ended, in its directory.
@@ -104,9 +102,9 @@ def load(path: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[np.ndarray
       ValueError: If the file cannot be read.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names = tuple(str(name) for name in archive[_NAMES])
-            weights = [archive[f"weight_{number}"] for number in range(len(names))]
-    except (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        archive = validation.archived_arrays(path)
+        names = tuple(str(name) for name in archive[_NAMES])
+        weights = [archive[f"weight_{number}"] for number in range(len(names))]
+    except (OSError, KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is no whole file of a run's final model.") from None
     return names, weights

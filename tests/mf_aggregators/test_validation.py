@@ -5,6 +5,7 @@ import decimal
 import fractions
 import json
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.privacy import guarantees
+from tests import flipped_bits
 from tests.refusals import refuses
 
 _NO_NUMBERS: list[Any] = [
@@ -229,6 +231,25 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_nothing_but_a_real_number_is_one(value: Any) -> None:
     with refuses("x"):
         validation.number(value, "x")
+
+
+def test_arrays_of_a_damaged_archive_are_refused_by_one_error(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "arrays.npz"
+    np.savez(path, one=np.arange(3.0), two=np.array("text"))
+    refused = 0
+    for _ in flipped_bits.flipped(path):
+        try:
+            found = validation.archived_arrays(path)
+        except (OSError, ValueError):
+            refused += 1
+            continue
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, {"one": np.arange(3.0), "two": "text"}[name])
+    assert refused > 500
+    assert list(validation.archived_arrays(path)) == ["one", "two"]
+    np.save(tmp_path / "array.npy", np.ones(2))
+    with refuses("damaged"):
+        validation.archived_arrays(tmp_path / "array.npy")
 
 
 @given(st.floats() | st.integers(-(2**1000), 2**1000))

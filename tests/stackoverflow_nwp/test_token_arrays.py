@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from stackoverflow_nwp import federated_text, token_arrays
 from stackoverflow_nwp.federated_text import Contents
+from tests import flipped_bits
 from tests.examples import examples
 from tests.refusals import refuses
 from tests.stackoverflow_nwp.small_text import WORDS
@@ -281,6 +282,18 @@ def test_a_broken_file_is_begun_anew(
     assert "is broken" in caplog.text
     cache.put("a", _ROWS)
     assert cache.get("a") is not None
+
+
+def test_damaged_arrays_are_not_found(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "cache.npz"
+    names = {"key": np.array("k"), "client_ids": np.array(["a"])}
+    np.savez(path, tokens=np.ones((1, 5), np.int32), offsets=np.array([0, 1]), **names)
+    found = [token_arrays._read_cache(path, "k", 4) for _ in flipped_bits.flipped(path)]
+    assert found.count(None) > 500
+    whole = token_arrays._read_cache(path, "k", 4)
+    assert whole is not None
+    np.savez(path, **names)
+    assert token_arrays._read_cache(path, "k", 4) is None
 
 
 def test_what_cannot_be_written_is_not_kept(

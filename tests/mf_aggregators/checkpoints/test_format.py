@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from tests import flipped_bits
 from tests.refusals import refuses
 
 
@@ -193,6 +194,24 @@ def test_truncated_and_altered_arrays_are_refused(tmp_path: pathlib.Path) -> Non
         (directory / "arrays.npz").write_bytes(damaged)
         with refuses("arrays.npz", "SHA-256", error=CheckpointError):
             checkpoints.load(directory)
+
+
+def test_damaged_arrays_with_the_hash_of_their_bytes_are_refused(tmp_path: pathlib.Path) -> None:
+    directory = _saved(tmp_path)
+    description = json.loads((directory / "factorization.json").read_text())
+    refused = 0
+    for _ in flipped_bits.flipped(directory / "arrays.npz"):
+        contents = (directory / "arrays.npz").read_bytes()
+        description["arrays_sha256"] = hashlib.sha256(contents).hexdigest()
+        rest = {name: each for name, each in description.items() if name != "description_sha256"}
+        text = json.dumps(rest, sort_keys=True).encode()
+        description["description_sha256"] = hashlib.sha256(text).hexdigest()
+        (directory / "factorization.json").write_text(json.dumps(description))
+        try:
+            checkpoints.load(directory)
+        except CheckpointError:
+            refused += 1
+    assert refused > 500
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": "one"}', "\x00"])

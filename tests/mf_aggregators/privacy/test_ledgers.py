@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mf_aggregators.participation import FixedSizeSampling
 from mf_aggregators.privacy import client_names, ledgers
 from simulations.runs.round_records import ParticipationLedger
+from tests import flipped_bits
 from tests.examples import examples
 from tests.refusals import refuses
 
@@ -237,6 +238,16 @@ def test_what_is_written_is_read(
     contents = text.encode("utf-8-sig" if mark else "utf-8")
     found = _read(tmp_path_factory.mktemp("text"), contents, 41)
     assert found == {client: sorted(rounds) for client, rounds in records.items()}
+
+
+def test_a_damaged_ledger_of_drawn_clients_stays_a_secret(tmp_path: pathlib.Path) -> None:
+    scheme = FixedSizeSampling(num_rounds=4, num_bands=2, population=8, clients_per_round=2)
+    file = tmp_path / "participation.npz"
+    ledgers.Ledger(("ada",), (np.array([0]),), 4, scheme).save(file)
+    found = [ledgers.is_of_drawn_clients(file) for _ in flipped_bits.flipped(file)]
+    # The others are no archives any more, or have other names.
+    assert sum(found) > len(found) / 2
+    assert ledgers.is_of_drawn_clients(file)
 
 
 def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:

@@ -242,6 +242,10 @@ def test_a_record_that_is_missing_or_of_another_run_is_refused(
     np.save(directory.audit / "round_1.npy", np.zeros(7))
     with refuses("round_1.npy", "restore"):
         clients.audit(1)
+    header = (directory.audit / "round_1.npy").read_bytes().replace(b"}", b"{")
+    (directory.audit / "round_1.npy").write_bytes(header)
+    with refuses("round_1.npy", "restore"):
+        clients.audit(1)
     (directory.audit / "round_1.npy").write_bytes(b"")
     with refuses("round_1.npy", "restore"):
         clients.audit(1)

@@ -145,6 +145,15 @@ def test_a_first_state_of_another_run_is_refused(
         type(restarted.iterator()).from_bytes(own)
 
 
+@pytest.mark.parametrize("buffer", [b"", b"{", b"[]", b"{}", b'{"num_rounds": "x"}', b"\xff"])
+def test_a_damaged_state_is_refused_by_one_error(
+    buffer: bytes, small_process: Any, tmp_path: pathlib.Path
+) -> None:
+    iterator = _source(small_process, tmp_path).iterator()
+    with refuses("damaged", error=LedgerError):
+        type(iterator).from_bytes(buffer)
+
+
 def test_a_ledger_that_is_not_the_one_of_the_state_is_refused(
     small_process: Any, tmp_path: pathlib.Path
 ) -> None:

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from simulations.training import model_parts, weights_files
 from simulations.training.federated_task import FederatedTask
+from tests import flipped_bits
 from tests.refusals import refuses
 
 # Keras warns of the older format of files, which people have.
@@ -132,6 +133,17 @@ def test_files_of_other_models_are_refused(task: FederatedTask, tmp_path: pathli
     np.savez(tmp_path / "code.npz", names=np.array(["a"]), weight_0=np.array([print], object))
     with refuses("is no whole file"):
         weights_files.load(tmp_path / "code.npz")
+
+
+def test_damaged_weights_are_refused_by_one_error(tmp_path: pathlib.Path) -> None:
+    weights_files.save(tmp_path / "model.npz", ["a"], [np.ones(3)])
+    refused = 0
+    for _ in flipped_bits.flipped(tmp_path / "model.npz"):
+        try:
+            weights_files.load(tmp_path / "model.npz")
+        except ValueError as error:
+            refused += "is no whole file" in str(error)
+    assert refused > 500
 
 
 def test_layers_are_named_whole(task: FederatedTask) -> None:
