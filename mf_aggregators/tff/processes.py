@@ -72,7 +72,7 @@ def reach_local_worker() -> None:
     TFF waits without end for its own worker if ``http_proxy`` is set and ``no_proxy`` does not name
     localhost. gRPC reads the variable when a channel is opened.
     """
-    without_proxy = os.environ.get(_WITHOUT_PROXY) or os.environ.get("no_proxy", "")
+    without_proxy = os.environ.get(_WITHOUT_PROXY, "") or os.environ.get("no_proxy", "")
     if "localhost" not in without_proxy.split(","):
         os.environ[_WITHOUT_PROXY] = f"{without_proxy},localhost".lstrip(",")
 
