@@ -36,7 +36,7 @@ _OPEN_BITS = 64
 _FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # Of the clip norm, the most that rounding may change an update by.
 _LARGEST_ROUNDING = 0.05
-# Of its range, the most that rounding may change a clipped-count indicator or a metric by.
+# The most that rounding may change an indicator or a metric by, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52

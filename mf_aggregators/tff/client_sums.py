@@ -39,9 +39,9 @@ _OPERATIONS = frozenset(
         "federated_weighted_mean",
     }
 )
-# Operations whose result stays on the clients.
+# Operations with results that stay on the clients.
 _SELECTIONS = frozenset({"federated_secure_select", "federated_select"})
-# Operations whose arguments are a function and its argument.
+# Operations that apply a function to a value.
 _MAPS = frozenset({"federated_apply", "federated_map", "federated_map_all_equal", "sequence_map"})
 # What a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")

@@ -35,7 +35,7 @@ _REFUSAL = re.compile(r"assertion failed: \[(.*?)\](?= \[|[\"\n]|$)")
 _ESCAPED = re.compile(r"\\([\"'\\])")
 # Begins what the checks of this library say. A context also runs checks of others.
 _OURS = "mf_aggregators: "
-# What TFF's usual context says of a secure sum, in some 60 lines.
+# Part of the error of TFF's usual context for a secure sum, which has some 60 lines.
 _CANNOT_SUM_SECURELY = "Cannot embed a federated value"
 _NO_SECURE_SUM = (
     "TFF's usual context has no secure sum: before the aggregator is made, call "
@@ -178,7 +178,7 @@ def _said(error: BaseException) -> str | None:
 
 
 def _raise_clearly(error: Exception) -> None:
-    """Raises RefusalError in the place of what is known in one line, else nothing."""
+    """Raises RefusalError if the reason is known, and returns otherwise."""
     if _CANNOT_SUM_SECURELY in str(error):
         raise RefusalError(_NO_SECURE_SUM) from None
     said = _said(error)
