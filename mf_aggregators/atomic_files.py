@@ -1,7 +1,7 @@
 """Files that are written whole or not at all, and take a name only once they are on disk.
 
-What stood under the name is replaced. Functions that write raise an OSError if they cannot, and
-leave it as it was.
+What stood under the name is replaced. Functions that write raise an OSError, with the file's name,
+if they cannot, and leave it as it was.
 """
 
 import contextlib
@@ -157,5 +157,9 @@ def _replacing(
         partial.replace(target)
         if waits_for_disk:
             synchronise(target.parent)
+    except OSError as error:
+        # That of a full disk names no file.
+        error.filename = error.filename or os.fspath(target)
+        raise
     finally:
         partial.unlink(missing_ok=True)

@@ -260,8 +260,8 @@ def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Pa
             build_docstrings(path, packages, show_progress)
         except OSError as error:
             raise ValueError(
-                f"The docstrings data set cannot be written to {directory} ({error}): choose"
-                " another --cache_dir."
+                f"The docstrings data set cannot be written to {directory} ({error.strerror}):"
+                " choose another --cache_dir."
             ) from error
     return path
 
@@ -304,8 +304,8 @@ def _shakespeare_file(directory: pathlib.Path) -> pathlib.Path:
             federated_text.write(path, speeches.examples())
         except OSError as error:
             raise ValueError(
-                f"The plays' sentences cannot be written to {directory} ({error}): choose another"
-                " --cache_dir."
+                f"The plays' sentences cannot be written to {directory} ({error.strerror}): choose"
+                " another --cache_dir."
             ) from error
     return path
 

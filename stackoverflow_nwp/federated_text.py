@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import os
 import pathlib
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -129,7 +130,7 @@ class Contents:
             ValueError: It has changed, or another program has changes to it that are not in it yet.
         """
         # SQLite keeps them beside the file itself, wherever links to it are.
-        file = self.path.resolve()
+        file = pathlib.Path(os.path.realpath(self.path))
         waiting = file.with_name(f"{file.name}-wal")
         if waiting.exists() and waiting.stat().st_size:
             raise ValueError(
@@ -334,7 +335,8 @@ def parse(client_id: str, split: str, serialized: bytes) -> Example:
 
 def read_only(path: pathlib.Path) -> sqlite3.Connection:
     """Opens a SQLite file without the right to change or create it; the caller closes it."""
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    file = pathlib.Path(os.path.realpath(path))
+    return sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
 
 
 @contextlib.contextmanager

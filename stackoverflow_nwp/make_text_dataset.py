@@ -147,9 +147,9 @@ def run() -> None:
 def _read(values: flags.FlagValues, names: dict[str, str]) -> Iterator[Example]:
     """Yields the sentences of all input; ``names`` takes clients as given, and as named here."""
     # A file that two patterns match counts once, by whatever path it is reached.
-    found: dict[pathlib.Path, pathlib.Path] = {}
+    found: dict[str, pathlib.Path] = {}
     for path in (path for text in values.input for path in _expand(text)):
-        found.setdefault(path.resolve(), path.absolute())
+        found.setdefault(os.path.realpath(path), path.absolute())
     paths = list(found.values())
     columns = Columns(values.client_column, values.text_column)
     text_files = [path for path in paths if text_inputs.is_prose(path)]

@@ -7,6 +7,7 @@ output and nothing else there.
 """
 
 import contextlib
+import errno
 import importlib.util
 import json
 import math
@@ -140,7 +141,7 @@ def _run(
     except (OSError, ValueError, TypeError) as error:
         if isinstance(error, TypeError) and not _is_ours(error):
             return _say_internal_error(program, error)
-        return _refuse(program, _with_flag(str(error), values))
+        return _refuse(program, _with_flag(_in_words(error), values))
     except KeyboardInterrupt:
         print(f"{program}: interrupted.", file=sys.stderr)
         return INTERRUPTED
@@ -195,7 +196,7 @@ def naming(flag: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, flags.Error) as error:
-        said = str(error)
+        said = _in_words(error)
         if said.startswith(f"--{flag}"):
             raise
         raise CommandError(f"--{flag}: {said}") from error
@@ -312,6 +313,16 @@ def _with_flag(message: str, values: flags.FlagValues) -> str:
         if message.startswith(path) and _AFTER_PATH.match(message, len(path)):
             return f"--{named[path]}: {message}"
     return message
+
+
+def _in_words(error: Exception) -> str:
+    """The message of an error; that of an error of the system has its number, and no advice."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    place = "" if error.filename is None else f"{error.filename}: "
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{place}{error.strerror}. Free space, and run the same command again."
+    return f"{place}{error.strerror}."
 
 
 def _refuse(program: str, message: str) -> int:

@@ -138,7 +138,8 @@ def check_apart(path: str | os.PathLike[str], flag: str, checkpoint: str) -> Non
       CommandError: If one of both is in the other.
     """
     with _refusing(path, flag):
-        file, directory = (pathlib.Path(each).resolve() for each in (path, checkpoint))
+        # Unlike Path.resolve, it takes links that lead to themselves.
+        file, directory = (pathlib.Path(os.path.realpath(each)) for each in (path, checkpoint))
     check_choice(
         not file.is_relative_to(directory) and not directory.is_relative_to(file),
         f"--{flag}={path} is not apart from the checkpoint {checkpoint}: choose another place.",
@@ -158,16 +159,16 @@ def check_distinct(
     Raises:
       CommandError: If there is such a file; the message has both flags.
     """
-    flag_of: dict[pathlib.Path, str] = {}
+    flag_of: dict[str, str] = {}
     for flag, path in [(flag, path) for flag, paths in written.items() for path in paths]:
-        file = pathlib.Path(path).resolve()
+        file = os.path.realpath(path)
         check_choice(
             file not in flag_of,
             f"--{flag} and --{flag_of.get(file)} would both write {path}: choose another name.",
         )
         flag_of[file] = flag
     for flag, path in [(flag, path) for flag, paths in read.items() for path in paths]:
-        file = pathlib.Path(path).resolve()
+        file = os.path.realpath(path)
         check_choice(
             file not in flag_of,
             f"--{flag_of.get(file)} would replace {path}, which --{flag} reads: choose another "

@@ -76,7 +76,7 @@ def other_runs(text: str | None) -> list[pathlib.Path]:
         found = [pathlib.Path(flag_groups.resolved_path(each.strip())) for each in text.split(",")]
     except ValueError as error:
         raise CommandError(f"--other_runs={text}: {error}") from error
-    places = [path.resolve() for path in found]
+    places = list(map(os.path.realpath, found))
     twice = [path for path, place in zip(found, places, strict=True) if places.count(place) > 1]
     check_choice(not twice, f"--other_runs names {twice[0] if twice else ''} twice: once each.")
     return found

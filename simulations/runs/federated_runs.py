@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
+from mf_aggregators import catalogue, checkpoints, printed_guarantees, validation, workloads
 from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
@@ -43,7 +43,7 @@ from simulations.runs import (
 from simulations.runs.planned_runs import Horizon, Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_config import TIMERS, RunConfig
-from simulations.runs.run_directory import RunDirectory
+from simulations.runs.run_directory import RunDirectory, RunDirectoryError
 from simulations.runs.run_statements import RunStatements
 from simulations.training import learning_rate_schedules, weights_files
 from simulations.training.federated_task import TaskCommand, TaskData
@@ -163,6 +163,12 @@ def resume(
     old_flags = begun.get("flags", {})
     config = _with_noise_of(old_flags, config)
     _check_same_run(begun, config, directory, command)
+    seed = begun.get("cohort_seed")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise RunDirectoryError(
+            f"{directory.path / run_directory.CONFIG_FILE} has no cohort_seed, from which the "
+            "cohorts of this run follow: restore it, or start a new run and account for both."
+        )
     round_records.check_metrics(directory.path / run_directory.METRICS_FILE)
     if directory.states.exists() and not directory.factorization.exists():
         raise CommandError(
@@ -185,15 +191,21 @@ def resume(
         data,
         directory,
         max_bands,
-        seed=begun["cohort_seed"],
+        seed=seed,
         behaviour=behaviour,
         begun=begun,
         horizons=horizons,
     )
     _check_secrets(run)
     _say(command, f"resuming the run in {directory.path}")
-    begun = _with_changed_flags(begun, run, command)
-    run = dataclasses.replace(run, earlier_behaviours=_earlier_behaviours(begun, run))
+    changed = _with_changed_flags(begun, run)
+    run = dataclasses.replace(run, earlier_behaviours=_earlier_behaviours(changed, run))
+    if changed != begun:
+        _check_ledger(directory)
+        directory.fix_data(data.fingerprint())
+        directory.write_json(run_directory.CONFIG_FILE, changed)
+        _say_change(command, changed)
+        begun = changed
     if is_longer:
         begun = extend(run, command, begun)
     _keep_matrix(run, begun)
@@ -404,7 +416,7 @@ def _check_other_runs(config: RunConfig, directory: RunDirectory) -> None:
     others = stated_runs.other_runs(config.other_runs)
     for other in others:
         command_line.check_choice(
-            other.resolve() != directory.path.resolve(),
+            os.path.realpath(other) != os.path.realpath(directory.path),
             f"--other_runs={other} is the run itself: name the others alone.",
         )
     stated_runs.events_of(others, config.delta, directory.sampling_seed)
@@ -453,6 +465,7 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
     begun_with = old.get("noise_multiplier")
     if begun_with is None:
         return config
+    begun_with = validation.non_negative_number(begun_with, "noise_multiplier of config.json")
     for name in _TARGETS:
         target, before = config[name], old.get(name)
         if None not in (target, before) and (target == before or _is_longer(old, config)):
@@ -466,43 +479,47 @@ def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
     return {name: one[name] for name in may_change if one[name] != other[name]}
 
 
-def _with_changed_flags(
-    begun: Mapping[str, Any], run: Run, command: TaskCommand
-) -> Mapping[str, Any]:
-    """Records flags that are others from the next round on; returns the configuration with them.
-
-    Raises:
-      ValueError: If the data are not those that the run began with, or the ledger is not there.
-      OSError: If the directory cannot be written.
-    """
+def _with_changed_flags(begun: Mapping[str, Any], run: Run) -> Mapping[str, Any]:
+    """The configuration of a run whose flags may be others from the next round on."""
     directory, new = run.directory, run.config.of_the_run()
-    before = _changed(begun.get("flags", {}), new)
+    before = _changed(begun["flags"], new)
     if not before:
         return begun
-    _check_ledger(directory)
-    directory.fix_data(run.data.fingerprint())
     released = 0
     if directory.ledger.exists():
         released = ParticipationLedger.load(directory.ledger).num_rounds
     change = {"released_rounds": released, "flags": before}
-    config = {
+    return {
         **begun,
         "flags": {**begun["flags"], **{name: new[name] for name in before}},
         run_directory.CHANGED: [*begun.get(run_directory.CHANGED, []), change],
     }
-    directory.write_json(run_directory.CONFIG_FILE, config)
-    for name, value in before.items():
-        was, now = ("its default" if each is None else each for each in (value, new[name]))
-        _say(command, f"from round {released + 1} on, --{name} is {now}; it was {was}")
-    return config
 
 
-def _earlier_behaviours(begun: Mapping[str, Any], run: Run) -> dict[int, DeviceBehaviour]:
-    """What devices did before flags were changed, by the number of rounds."""
+def _say_change(command: TaskCommand, config: Mapping[str, Any]) -> None:
+    change = config[run_directory.CHANGED][-1]
+    first = change["released_rounds"] + 1
+    for name, value in change["flags"].items():
+        both = (config["flags"][name], value)
+        now, was = ("its default" if each is None else each for each in both)
+        _say(command, f"from round {first} on, --{name} is {now}, not {was}")
+
+
+def _earlier_behaviours(config: Mapping[str, Any], run: Run) -> dict[int, DeviceBehaviour]:
+    """What devices did before flags were changed, by the number of rounds.
+
+    Raises:
+      RunDirectoryError: If a flag had a value that it cannot have.
+    """
     found: dict[int, DeviceBehaviour] = {}
     behaviour = run.behaviour
-    for change in reversed(begun.get(run_directory.CHANGED, [])):
-        behaviour = device_behaviour.before_change(behaviour, change["flags"])
+    for change in reversed(config.get(run_directory.CHANGED, [])):
+        try:
+            behaviour = device_behaviour.before_change(behaviour, change["flags"])
+        except ValueError as error:
+            raise RunDirectoryError(
+                f"{run.directory.path / run_directory.CONFIG_FILE} is broken: {error} Restore it."
+            ) from error
         # Of changes after the same round, the first one counts for the rounds before.
         found[change["released_rounds"]] = behaviour
     return found
@@ -577,11 +594,11 @@ def _keep_matrix(run: Run, begun: Mapping[str, Any] | None) -> None:
             workload=run.workload.to_dict(),
             participation=run.mechanism.schema,
         )
-    matrix = directory.factorization_sha256()
-    if begun is None or "factorization_sha256" not in begun:
+    matrix, known = directory.factorization_sha256(), (begun or {}).get("factorization_sha256")
+    if known is None and not directory.ledger.exists():
         config = directory.read_config() or {}
         directory.write_json(run_directory.CONFIG_FILE, {**config, "factorization_sha256": matrix})
-    elif begun["factorization_sha256"] != matrix:
+    elif known != matrix:
         raise CommandError(
             f"{directory.factorization} is not the matrix that the run in {directory.path} began "
             "with: restore it, or start a new run."

@@ -349,7 +349,7 @@ def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Hori
             )
             for horizon in begun.get(run_directory.EXTENDS, ())
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise RunDirectoryError(
             f"{directory.path / run_directory.CONFIG_FILE} is broken: what it says of the "
             f"horizons that were extended cannot be read ({error}). Restore it."

@@ -570,8 +570,7 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
     well, and stays None.
 
     Raises:
-      CommandError: If flags exclude each other.
-      TypeError: If the command has no default for a flag that needs one.
+      CommandError: If flags exclude each other, or one that needs a default has none.
       ValueError: If a flag is out of its range.
     """
     given: dict[str, Any] = {
@@ -582,8 +581,8 @@ def of_flags(values: flags.FlagValues, command: TaskCommand) -> RunConfig:
         given |= _flags_of(saved, values)
     defaults = command.defaults(values)
     needed = NEED_DEFAULTS | {"target_epsilon", "max_bands"}
-    if missing := needed - set(defaults):
-        raise TypeError(
+    if missing := {name for name in needed if defaults.get(name) is None}:
+        raise CommandError(
             f"the defaults of {command.name} must have {', '.join(sorted(missing))} as well."
         )
     for name, default in defaults.items():

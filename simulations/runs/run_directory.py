@@ -296,11 +296,11 @@ class RunDirectory:
             ) from error
         try:
             config = validation.parsed_json(config_path.read_text(encoding="utf-8"))
-            if not isinstance(config, dict):
-                raise ValueError("it is no JSON object")
+            _check_config(config)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
-                f"{config_path} cannot be read: {error}. Choose another --output_dir."
+                f"{config_path} cannot be read: {error}. Restore it, or choose another "
+                "--output_dir."
             ) from error
         return config
 
@@ -341,6 +341,23 @@ class RunDirectory:
     def write_text(self, name: str, text: str) -> None:
         """Writes a text file, whole or not at all."""
         atomic_files.write_text(self.path / name, text)
+
+
+def _check_config(config: Any) -> None:
+    """Raises ValueError unless a configuration has the form of one, as far as it goes."""
+    if not isinstance(config, dict):
+        raise ValueError("it is no JSON object")
+    for name in ("flags", "versions"):
+        if not isinstance(config.get(name, {}), dict):
+            raise ValueError(f"its {name} are no JSON object")
+    for name in (EXTENDS, CHANGED):
+        entries = config.get(name, [])
+        if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+            raise ValueError(f"its {name} are no list of JSON objects")
+    for change in config.get(CHANGED, []):
+        validation.integer_at_least(change.get("released_rounds"), 0, "released_rounds")
+        if not isinstance(change.get("flags"), dict):
+            raise ValueError(f"an entry of its {CHANGED} has no flags")
 
 
 def check_same_flags(

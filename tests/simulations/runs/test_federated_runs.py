@@ -1,20 +1,27 @@
 """Runs that go on, up to where training begins: which flags may change, and broken files."""
 
+import errno
 import json
+import math
 import pathlib
 import re
 import shlex
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mf_aggregators.tff import processes
 from simulations.runs import federated_runs, run_directory
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
+from simulations.training import weights_files
 from tests import console_commands
+from tests.examples import examples
+from tests.simulations.small_disks import files_of_at_most
 
 _BEGINS = "training begins"
 _FLAGS = ("--num_rounds=6", "--clients_per_round=5", "--separation=2", "--mechanism=identity")
@@ -55,7 +62,7 @@ def test_flags_that_no_guarantee_rests_on_may_change_and_are_recorded(run: RunDi
     }
     said = _resumed(run, *(f"--{name}={value}" for name, value in changes.items()))
     assert _BEGINS in said
-    assert "from round 3 on, --minimum_uploads is 3; it was its default" in said
+    assert "from round 3 on, --minimum_uploads is 3, not its default" in said
     after = _config(run)
     old = before.pop("flags")
     assert isinstance(old, dict)
@@ -66,7 +73,7 @@ def test_flags_that_no_guarantee_rests_on_may_change_and_are_recorded(run: RunDi
     assert after == before
     # Repeated, nothing changes; and back again, that is a change as well.
     assert "from round" not in _resumed(run, *(f"--{name}={changes[name]}" for name in changes))
-    assert "from round 3 on, --max_attempts is 1000; it was 7" in _resumed(run)
+    assert "from round 3 on, --max_attempts is 1000, not 7" in _resumed(run)
     assert len(_config(run)["changed_flags"]) == 2  # type: ignore[arg-type]
 
 
@@ -109,6 +116,104 @@ def test_other_flags_are_refused_by_a_line_that_can_be_followed(
     kept = [flag for flag in flags if flag.partition("=")[0] not in unwanted]
     assert _BEGINS in _resumed(run, *kept, *advised)
     assert _config(run) == before
+
+
+def test_a_full_disk_is_named_with_what_to_do(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the last round, where the weights and the statement are written."""
+
+    def write(*unused: object) -> NoReturn:
+        with files_of_at_most(100):
+            weights_files.save(run.final_model, ["w"], [np.zeros(1000)])
+        raise AssertionError("there was room")
+
+    monkeypatch.setattr(federated_runs, "_train", write)
+    # What the kernel says of this file is said of all files of a full disk.
+    monkeypatch.setattr(errno, "ENOSPC", errno.EFBIG)
+    said = _resumed(run)
+    assert f"{run.final_model}: File too large. Free space, and run the same command again." in said
+    assert "Errno" not in said
+
+
+@pytest.mark.parametrize("is_below", [False, True])
+def test_links_that_lead_to_themselves_are_refused_in_a_line(
+    run: RunDirectory, tmp_path: pathlib.Path, is_below: bool
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    path = loop / "x" if is_below else loop
+    assert "is neither the directory of a run" in _resumed(run, f"--other_runs={path}")
+    page = f"--report={tmp_path / 'page.html'}"
+    ended = console_commands.call("mf-report", f"--checkpoint={path}", page)
+    assert ended.status == 2
+    assert str(path) in ended.errors
+    for flags in (
+        [f"--ledger={path}", "--noise_multiplier=9", page],
+        ["--workload=momentum_sgd", f"--learning_rates={path}", page],
+    ):
+        ended = console_commands.call("mf-report", f"--checkpoint={run.factorization}", *flags)
+        assert ended.status == 2, ended.errors
+        assert str(path) in ended.errors
+
+
+_JUNK = [None, True, -1, 1.5, math.inf, 10**30, "x", "", [], [[]], [1], {}, {"a": 1}]
+
+
+def _places(value: object, *path: object) -> list[tuple[object, ...]]:
+    """The paths to all parts of a JSON value, but for the whole."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)  # type: ignore[arg-type]
+    found: list[tuple[object, ...]] = []
+    for name, part in items:
+        found.append((*path, name))
+        if isinstance(part, dict | list):
+            found += _places(part, *path, name)
+    return found
+
+
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_a_broken_configuration_is_refused_in_a_line(
+    run: RunDirectory, data: st.DataObject
+) -> None:
+    """With any part of it missing, or another thing in its place: no status is 70."""
+    file = run.path / "config.json"
+    flags = ("--num_rounds=8", "--minimum_uploads=3", "--target_epsilon=50")
+    if "extends" not in _config(run):
+        file.write_text(json.dumps({**_config(run), "num_parameters": 650}))
+        assert _BEGINS in _resumed(run, *flags)
+    whole = file.read_text()
+    config = json.loads(whole)
+    # Most entries are flags, and one of them stands for the others.
+    places = [each for each in _places(config) if each[:1] != ("flags",) or len(each) == 1]
+    *path, last = data.draw(st.sampled_from([*places, ("flags", "noise_multiplier")]))
+    part = config
+    for name in path:
+        part = part[name]
+    del part[last]
+    if data.draw(st.booleans()) and isinstance(part, dict):
+        part[last] = data.draw(st.sampled_from(_JUNK))
+    file.write_text(json.dumps(config))
+    try:
+        said = _resumed(run, *flags)
+    finally:
+        file.write_text(whole)
+    assert "internal error" not in said
+    assert len(said.splitlines()[-1]) < 2000
+    if [*path, last] == ["cohort_seed"]:
+        assert "cohort_seed" in said or _BEGINS in said
+
+
+@pytest.mark.parametrize("name", ["cohort_seed", "factorization_sha256", "versions", "flags"])
+def test_a_configuration_without_an_entry_is_refused(run: RunDirectory, name: str) -> None:
+    config = _config(run)
+    del config[name]
+    (run.path / "config.json").write_text(json.dumps(config))
+    assert _BEGINS not in _resumed(run)
 
 
 def test_what_flags_are_printed_as_is_what_a_shell_takes(tmp_path: pathlib.Path) -> None:

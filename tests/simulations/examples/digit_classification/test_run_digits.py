@@ -13,6 +13,7 @@ from absl import flags
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line, report
+from mf_aggregators.commands.command_line import CommandError
 from simulations.examples.digit_classification import data, run_digits
 from simulations.examples.labelled_images import concatenated
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
@@ -400,7 +401,7 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
         return every
 
     command = dataclasses.replace(run_digits.COMMAND, defaults=defaults)
-    with refuses("server_momentum", error=TypeError):
+    with refuses("server_momentum", error=CommandError):
         config_of(command)
 
 
