@@ -391,7 +391,9 @@ def fail(reason: str) -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     """Does what the command line says; the exit status."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if command in ("-h", "--help", "help"):
+    helps = ("-h", "--help", "help")
+    # Flags of a run are listed by the run itself.
+    if command in helps or (command != "train" and rest[:1] and rest[0] in helps[:2]):
         print(__doc__.strip())
         return 0
     if command not in ("train", "test", "docs", "setup"):

@@ -389,7 +389,7 @@ class Aggregator:
         largest = number * self._sums.steps_per_clip_norm
         if len(sums) != len(vector):
             raise ValueError(
-                f"a sum has {len(vector)} arrays, as each record has, found {len(sums)}."
+                f"sums must be {len(vector)} arrays, as record() returns them, found {len(sums)}."
             )
         for array, (shape, *_) in zip(sums, vector, strict=True):
             found = getattr(array, "dtype", "")

@@ -47,6 +47,15 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("command", [(), ("setup",), ("test",), ("docs",)])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_is_printed_and_nothing_is_set_up(command: tuple[str, ...], flag: str) -> None:
+    ended = _run(*command, flag)
+    assert ended.returncode == 0
+    assert "python3 quickstart.py train" in ended.stdout
+    assert not ended.stderr
+
+
 # requirements-tff.txt
 
 

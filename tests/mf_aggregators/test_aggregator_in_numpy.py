@@ -557,6 +557,8 @@ def test_a_sum_that_was_made_elsewhere_is_released_alike() -> None:
         aggregator.release(state, [total.astype(float) for total in sums], 4, updates[0])
     with refuses("shape"):
         aggregator.release(state, [total[:1] for total in sums], 4, updates[0])
+    with refuses("sums must be 1 arrays", "found 2"):
+        aggregator.release(state, [*sums, *sums], 4, updates[0])
 
 
 def test_a_sum_that_no_records_have_is_refused() -> None:
