@@ -42,6 +42,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.accounting.losses import DenseLosses, epsilon_of, of_dp_accounting
 from mf_aggregators.arrays import FloatArray, IntArray
 
 # dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
@@ -49,6 +50,10 @@ from mf_aggregators.arrays import FloatArray, IntArray
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
+# What connecting dots loses of dp-accounting's masses, times the interval and relative to delta.
+_ROUNDING_OF_DOTS = 1e-15
+# Standard deviations of the loss of a Gaussian mechanism that its grid goes to.
+_GAUSSIAN_DEVIATIONS = 10.0
 # What losses are multiples of: that of dp-accounting's accountants.
 INTERVAL = 1e-4
 # The failure probability of bounds by samples, as a share of delta: for as many compositions that
@@ -127,20 +132,22 @@ class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSizeRunDpEvent(dp_events.SelfComposedDpEvent):  # type: ignore[misc]
-    """A run with batches of a fixed size, as an event of dp-accounting.
+class FixedSizeRoundDpEvent(dp_events.SampledWithoutReplacementDpEvent):  # type: ignore[misc]
+    """A round with a batch of a fixed size, as an event of dp-accounting.
 
     Its accountants take it for sampling without replacement, and so refuse it but where a client is
     replaced by another one. :func:`composed_epsilon` knows its losses where a client is zeroed.
 
     Attributes:
-      event: One round, with the noise multiplier for replacing a client.
-      count: The rounds.
-      run: The run; None for nothing but that.
+      source_dataset_size: The clients of the group.
+      sample_size: Those of the batch.
+      event: The noise, with the noise multiplier for replacing a client.
+      run: The round as a run of its own; None for nothing but that.
     """
 
+    source_dataset_size: int
+    sample_size: int
     event: dp_events.DpEvent
-    count: int
     run: SampledRun | None = None
 
 
@@ -181,8 +188,9 @@ def composed_epsilon(
     unamplified = _without_amplification(composed)
     if not pld_privacy_accountant.PLDAccountant().supports(unamplified):
         raise ValueError(
-            f"{composed} cannot be composed by privacy loss distributions where a client is added "
-            "or removed; compose such events with dp_accounting.rdp.RdpAccountant."
+            f"{composed} cannot be composed where a client is added or removed, or its updates are "
+            "zeroed: compose what Mechanism.event and SamplingScheme.event return, and events that "
+            "dp-accounting's PLDAccountant takes for this relation."
         )
     # Before losses are composed, which takes long for little noise.
     smallest = _smallest_noise_multiplier(composed)
@@ -190,6 +198,7 @@ def composed_epsilon(
         # Each part is compared with the whole of delta.
         delta = gaussian.delta_left(delta, smallest, _runs(composed) * num_coordinates)
     delta -= composition_rounding(compositions)
+    delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
     runs = list(_sampled_runs(composed))
     found = math.inf
     if runs and all(run.noise_multiplier > 0.0 for run in runs):
@@ -202,8 +211,7 @@ def composed_epsilon(
         squares = sum(run.noise_multiplier**-2 for run in runs)
         if squares > 0.0 and found <= gaussian.exact_epsilon(squares**-0.5, delta):
             return found
-    accountant = pld_privacy_accountant.PLDAccountant().compose(unamplified)
-    return min(found, float(accountant.get_epsilon(delta)))
+    return min(found, float(_Accountant({}).compose(unamplified).get_epsilon(delta)))
 
 
 # dp-accounting ships no types.
@@ -213,6 +221,12 @@ class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
     def __init__(self, losses: Mapping[SampledRun, PrivacyLossDistribution]) -> None:
         super().__init__(value_discretization_interval=INTERVAL)
         self._losses = losses
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Returns the epsilon of all events, rounded up."""
+        if self._contains_non_dp_event:
+            return math.inf
+        return epsilon_of(self._pld, target_delta)
 
     def _maybe_compose(self, event: dp_events.DpEvent, count: int, do_compose: bool) -> Any:
         run = _run_of(event)
@@ -226,7 +240,7 @@ class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
 
 def _run_of(event: dp_events.DpEvent) -> SampledRun | None:
     """The run whose losses are known, if an event is that of one."""
-    return event.run if isinstance(event, SampledRunDpEvent | FixedSizeRunDpEvent) else None
+    return event.run if isinstance(event, SampledRunDpEvent | FixedSizeRoundDpEvent) else None
 
 
 def _without_amplification(event: dp_events.DpEvent) -> dp_events.DpEvent:
@@ -355,10 +369,16 @@ def gaussian_losses(
       interval: What losses are multiples of.
       is_pessimistic: Whether they dominate; otherwise they are dominated.
     """
+    if is_pessimistic:
+        middle, spread = 0.5 / noise_multiplier**2, _GAUSSIAN_DEVIATIONS / noise_multiplier
+        first = math.floor((middle - spread) / interval)
+        steps = np.arange(first, math.ceil((middle + spread) / interval) + 1)
+        deltas = gaussian.exact_deltas(noise_multiplier, steps * interval)
+        deltas = np.maximum.accumulate(deltas[::-1])[::-1]
+        losses = DenseLosses.of_deltas(interval, first, deltas)
+        return of_dp_accounting(PrivacyLossDistribution(losses))
     found: PrivacyLossDistribution = privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier,
-        pessimistic_estimate=is_pessimistic,
-        value_discretization_interval=interval,
+        noise_multiplier, pessimistic_estimate=False, value_discretization_interval=interval
     )
     return found
 
@@ -483,18 +503,28 @@ def _runs(event: dp_events.DpEvent) -> int:
     if isinstance(event, dp_events.ComposedDpEvent):
         return sum(map(_runs, event.events))
     if isinstance(event, dp_events.SelfComposedDpEvent):
-        is_sampled = isinstance(event.event, dp_events.PoissonSampledDpEvent)
+        is_sampled = isinstance(
+            event.event, dp_events.PoissonSampledDpEvent | FixedSizeRoundDpEvent
+        )
         return 1 if is_sampled else int(event.count) * _runs(event.event)
     return 1
 
 
 def _compositions(event: dp_events.DpEvent) -> int:
-    """How many mechanisms an event composes."""
+    """How many mechanisms an event composes; raises ValueError if a number of it is none."""
     run = _run_of(event)
     if run is not None:
         return run.compositions
+    kind = type(event).__name__
     if isinstance(event, dp_events.SelfComposedDpEvent):
-        return int(event.count) * _compositions(event.event)
+        count = validation.positive_integer(event.count, f"the count of a {kind}")
+        return count * _compositions(event.event)
+    if isinstance(event, dp_events.GaussianDpEvent | dp_events.LaplaceDpEvent):
+        name = f"the noise_multiplier of a {kind}"
+        validation.non_negative_number(event.noise_multiplier, name)
+    if isinstance(event, dp_events.PoissonSampledDpEvent):
+        validation.fraction(event.sampling_probability, f"the sampling_probability of a {kind}")
+        return _compositions(event.event)
     if isinstance(event, dp_events.ComposedDpEvent):
         return sum(_compositions(each) for each in event.events)
     return 1

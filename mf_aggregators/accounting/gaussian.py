@@ -443,9 +443,10 @@ def delta_left(delta: float, noise_multiplier: float, num_coordinates: int) -> f
     failure = failure_probability(noise_multiplier, num_coordinates)
     if failure > LARGEST_SHARE * delta:
         raise TailError(
-            f"the noise of {num_coordinates} numbers cannot be accounted for at delta {delta:g}: "
-            f"the generator's failure probability is {failure:.2g}, which is more than a "
-            "thousandth of delta. Use a larger delta, or fewer rounds or parameters."
+            f"delta must be at least {failure / LARGEST_SHARE:.3g} for the noise of "
+            f"{num_coordinates} numbers, because it is a thousand times the failure probability "
+            f"of their generator, found {delta:g}. Use a larger delta, or fewer rounds or "
+            "parameters."
         )
     return delta - failure
 

@@ -168,7 +168,7 @@ def sampled_true_positive_rate(
         hockey-stick divergence of P from Q, as ``scheme.divergences`` returns them.
         Together with the moments, the guarantees and the bound without amplification they are
         all that is used there; for schemes with groups, the curve of all epsilons is computed.
-      together: All participations of a client, as ``scheme.checked_participations`` returns them,
+      together: All participations of a client, as ``scheme.all_participations`` returns them,
         where they depend on C.
       num_coordinates: As in :func:`epsilon`.
 
@@ -183,7 +183,7 @@ def sampled_true_positive_rate(
     rates = _rates(false_positive_rate)
     pairs = (*guarantees, *pairs_of(scheme, sigma, num_coordinates))
     refused = None
-    together = together or scheme.checked_participations(None)
+    together = together or scheme.all_participations(None)
     try:
         found = np.asarray(
             true_positive_rate(

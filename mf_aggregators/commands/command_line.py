@@ -197,7 +197,8 @@ def naming(flag: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, flags.Error) as error:
         said = _in_words(error)
-        if said.startswith(f"--{flag}"):
+        # A delta that is too small is the fault of no other flag.
+        if said.startswith((f"--{flag}", "delta ")):
             raise
         raise CommandError(f"--{flag}: {said}") from error
 

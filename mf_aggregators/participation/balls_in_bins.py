@@ -11,6 +11,7 @@ from mf_aggregators import random_streams, validation
 from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.distributions import (
     BallsInBinsRounds,
@@ -25,6 +26,7 @@ from mf_aggregators.random_streams import Draw, Stream
 _ROUNDING = 1e-9
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(SeparatedScheme):
     """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).

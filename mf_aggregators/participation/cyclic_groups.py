@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 import scipy.optimize
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
@@ -35,6 +35,7 @@ from mf_aggregators.accounting.composition import (
     safe_delta,
 )
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.accounting.losses import of_dp_accounting
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
@@ -444,7 +445,8 @@ class ComposedGroups(CyclicGroups):
         else:
             # What is below the rounds of another scheme is not below those of this one.
             return super().run_losses(run, approximation)
-        return of_dp_accounting(losses.self_compose(self.most_participations()))
+        rounds = self.most_participations()
+        return of_dp_accounting(losses if rounds == 1 else losses.self_compose(rounds))
 
     def amplified_epsilon(self, sigma: float, delta: float) -> float:
         """Returns the epsilon of composed rounds."""
@@ -531,62 +533,3 @@ class GroupSampler(Sampler):
     def _draw(self, round_index: int) -> IntArray:
         group = self.group_of_round(round_index)
         return np.sort(self.scheme.draw_from(group, self.seed, round_index))
-
-
-# dp-accounting ships no types.
-class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
-    """dp-accounting's losses on a grid, with a delta of one sum."""
-
-    @classmethod
-    def of(cls, losses: pld_pmf.PLDPmf) -> "DenseLosses":
-        """Returns the same losses."""
-        dense = losses.to_dense_pmf()
-        return cls(
-            dense._discretization,
-            dense._lower_loss,
-            np.asarray(dense._probs),
-            dense._infinity_mass,
-            dense._pessimistic_estimate,
-        )
-
-    def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
-        """Returns the losses of as many independent outputs."""
-        return self.of(super().self_compose(num_times, tail_mass_truncation))
-
-    def compose(self, other: pld_pmf.PLDPmf, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
-        """Returns the losses of an output of each."""
-        return self.of(super().compose(other, tail_mass_truncation))
-
-    def get_delta_for_epsilon(self, epsilon: float | Sequence[float]) -> float | list[float]:
-        """Returns the delta of one epsilon, the hockey-stick divergence, or of each of several."""
-        if isinstance(epsilon, Sequence):
-            return [self._delta(each) for each in epsilon]
-        return self._delta(epsilon)
-
-    def _delta(self, epsilon: float) -> float:
-        losses = (np.arange(self.size) + self._lower_loss) * self._discretization
-        first = int(np.searchsorted(losses, epsilon, side="right"))
-        shares = -np.expm1(epsilon - losses[first:])
-        return float(self._infinity_mass) + float(shares @ self._probs[first:])
-
-
-def of_dp_accounting(
-    losses: privacy_loss_distribution.PrivacyLossDistribution,
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the same losses by its own classes alone, which compose with no other ones.
-
-    Args:
-      losses: Dense ones.
-    """
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        *(
-            pld_pmf.DensePLDPmf(
-                each._discretization,
-                each._lower_loss,
-                each._probs,
-                each._infinity_mass,
-                each._pessimistic_estimate,
-            )
-            for each in (losses._pmf_remove, losses._pmf_add)
-        )
-    )

@@ -8,9 +8,10 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.kinds import Participation, own
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class FixedEpochOrder(Participation):
     """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.

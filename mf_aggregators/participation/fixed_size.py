@@ -38,12 +38,14 @@ from typing import ClassVar
 import numpy as np
 import scipy.special
 from dp_accounting import dp_event
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting.composition import FixedSizeRunDpEvent, connected_losses
+from mf_aggregators.accounting.composition import FixedSizeRoundDpEvent, connected_losses
+from mf_aggregators.accounting.losses import DenseLosses
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
+from mf_aggregators.participation.cyclic_groups import ComposedGroups
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -54,6 +56,7 @@ _MOST_POINTS_BELOW = 10_000
 _NEGLIGIBLE = 1e-20
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(ComposedGroups):
     """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
@@ -128,10 +131,14 @@ class FixedSizeSampling(ComposedGroups):
 
     def event_of(self, run: SampledRun) -> dp_event.DpEvent:
         """Returns composed sampling without replacement, with half the noise multiplier."""
-        sampled = dp_event.SampledWithoutReplacementDpEvent(
-            self.group_size, self.clients_per_round, dp_event.GaussianDpEvent(run.sigma / 2.0)
+        one = dataclasses.replace(self, num_rounds=self.num_bands)
+        sampled = FixedSizeRoundDpEvent(
+            self.group_size,
+            self.clients_per_round,
+            dp_event.GaussianDpEvent(run.sigma / 2.0),
+            dataclasses.replace(run, scheme=one),
         )
-        return FixedSizeRunDpEvent(sampled, self.most_participations(), run)
+        return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""
@@ -235,7 +242,4 @@ def _losses(
     ratios = np.exp(-epsilons[lowest:0:-1])
     below = 1.0 - ratios + ratios * backward[lowest:0:-1]
     deltas = np.minimum.accumulate(np.concatenate([below, forward[: highest + 1]]))
-    first, last = -len(below), len(deltas) - len(below) - 1
-    return DenseLosses.of(
-        pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, deltas)
-    )
+    return DenseLosses.of_deltas(interval, -len(below), deltas)

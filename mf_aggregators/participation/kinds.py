@@ -13,10 +13,14 @@ import abc
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
+
+# The classes whose guarantees are computed here.
+_OWN: set[type] = set()
+_Kind = TypeVar("_Kind")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +154,41 @@ class Participation(abc.ABC):
         return {"schema": self.name, **dataclasses.asdict(self)}
 
 
+def own(kind: type[_Kind]) -> type[_Kind]:
+    """Marks a class whose guarantees the library computes: a class decorator.
+
+    Args:
+      kind: The class.
+    """
+    _OWN.add(kind)
+    return kind
+
+
+def is_own(participation: Any) -> bool:
+    """Returns whether something is a schema or scheme of the library, and of no subclass.
+
+    Args:
+      participation: Anything.
+    """
+    return type(participation) in _OWN
+
+
+def refused_subclass(participation: Any) -> None:
+    """Raises TypeError if something is of a subclass of the library's schemas and schemes.
+
+    Args:
+      participation: Anything.
+    """
+    kind = type(participation)
+    for base in kind.__mro__[1:]:
+        if base in _OWN and kind not in _OWN:
+            raise TypeError(
+                f"{kind.__qualname__} is a subclass of {base.__name__}, whose guarantee would be "
+                f"stated for it: use {base.__name__} itself, or subclass "
+                "participation.SamplingScheme, which is accounted for by its schema alone."
+            )
+
+
 def check(participation: Any) -> Participation:
     """Returns ``participation``, or raises TypeError unless it is a schema without sampling.
 
@@ -157,14 +196,20 @@ def check(participation: Any) -> Participation:
       participation: What was given for a schema.
 
     Raises:
-      TypeError: If it is none.
+      TypeError: If it is none of the library's classes, or has attributes beside their fields.
     """
-    if not isinstance(participation, Participation) or participation.is_sampled:
+    refused_subclass(participation)
+    if not is_own(participation) or participation.is_sampled:
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
             f"of mf_aggregators.participation, found {validation.shown(participation)}."
         )
-    return participation
+    names = {field.name for field in dataclasses.fields(participation)}
+    if not vars(participation).keys() <= names:
+        raise TypeError(
+            f"{validation.shown(participation)} has attributes of its own: make it anew."
+        )
+    return cast(Participation, participation)
 
 
 def check_fits(participation: Any, num_rounds: int) -> Participation:

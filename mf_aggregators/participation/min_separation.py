@@ -8,9 +8,10 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.kinds import Participation, own
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class MinSeparation(Participation):
     """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).

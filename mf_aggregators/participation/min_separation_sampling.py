@@ -8,6 +8,7 @@ import numpy as np
 
 from mf_aggregators import random_streams
 from mf_aggregators.arrays import IntArray
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.monte_carlo.distributions import MinSeparationRounds
 from mf_aggregators.participation.samplers import (
@@ -22,6 +23,7 @@ from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class MinSeparationSampling(SeparatedScheme):
     """Each client whose timer allows it joins with a secret coin (b-min-sep, arXiv 2602.09338).

@@ -17,18 +17,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
+from dp_accounting.pld import privacy_loss_distribution, privacy_loss_mechanism
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
 from mf_aggregators import random_streams
+from mf_aggregators.accounting.losses import DenseLosses
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation.cyclic_groups import ComposedGroups, DenseLosses
+from mf_aggregators.participation.cyclic_groups import ComposedGroups
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import LEAST_PROBABILITY, probability_of, too_large
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(ComposedGroups):
     """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
@@ -196,6 +199,4 @@ def _losses(
     # Rounding may let a delta be larger than an earlier one. Versions of dp-accounting refuse that,
     # or make it smaller, which is not on the side of privacy.
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]
-    return DenseLosses.of(
-        pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, lower, upper, deltas)
-    )
+    return DenseLosses.of_deltas(interval, lower, deltas)

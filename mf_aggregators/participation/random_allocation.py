@@ -48,8 +48,10 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
 from mf_aggregators.accounting.composition import Approximation
+from mf_aggregators.accounting.losses import DenseLosses, of_dp_accounting
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation.cyclic_groups import CyclicGroups, DenseLosses, of_dp_accounting
+from mf_aggregators.participation.cyclic_groups import CyclicGroups
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import too_large
 from mf_aggregators.participation.schemes import nth_round
@@ -66,6 +68,7 @@ _NEGLIGIBLE = 1e-18
 _ROUNDING = 1e-14
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(CyclicGroups):
     """Each client of a group is in one secret round of every cycle of its group's rounds.

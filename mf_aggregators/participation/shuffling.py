@@ -18,8 +18,10 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
 from mf_aggregators.accounting import gaussian
+from mf_aggregators.accounting.losses import epsilon_of
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, interval_for
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
@@ -27,6 +29,7 @@ from mf_aggregators.random_streams import Draw, Stream
 _LOCAL_DELTAS = 24
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class Shuffling(CyclicGroups):
     """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.
@@ -105,7 +108,7 @@ class Shuffling(CyclicGroups):
             pld_common.DifferentialPrivacyParameters(best, pass_delta),
             value_discretization_interval=interval_for(best),
         )
-        return float(loss.self_compose(passes).get_epsilon_for_delta(delta))
+        return epsilon_of(loss.self_compose(passes), delta)
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

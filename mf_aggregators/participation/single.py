@@ -8,9 +8,10 @@ import numpy as np
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.kinds import Participation, own
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class SingleParticipation(Participation):
     """Each client takes part in at most one round."""

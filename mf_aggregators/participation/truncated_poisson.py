@@ -49,6 +49,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from mf_aggregators import random_streams, validation
 from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.participation import fixed_size
+from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import probability_of
@@ -63,6 +64,7 @@ _ROUNDING = 1e-9
 _Self = TypeVar("_Self", bound="TruncatedPoissonSampling")
 
 
+@own
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampling(PoissonSampling):
     """Poisson sampling whose batches have a largest size: of more, a random subset stays.

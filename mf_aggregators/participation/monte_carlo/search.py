@@ -36,7 +36,7 @@ from mf_aggregators.participation.monte_carlo.importance_sampling import (
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
 # changes: a test holds golden values of all its modules against it.
-ACCOUNTING_VERSION = 4
+ACCOUNTING_VERSION = 5
 
 # The folder of the user's cache directory that certificates are kept in by default.
 FOLDER = "certificates"

@@ -219,7 +219,9 @@ def test_runs_of_several_schemes_compose_as_simulated_ones_do(
     assert all(mean <= delta + 5.0 * error for mean, error in deltas)
     # Others that hide a client most are not the same in both directions, and one pair has both.
     assert max(mean + 5.0 * error for mean, error in deltas) >= 0.85 * delta
-    unamplified = [accounting.event(each.run.noise_multiplier) for each in events]
+    unamplified = [
+        accounting.event(sigma / each.all_participations(None).norm) for each in (fixed, allocated)
+    ]
     without = accounting.composed_epsilon([*unamplified, accounting.event(2.0)], delta)
     assert found < 0.9 * without
 
@@ -278,9 +280,47 @@ def test_losses_are_composed_of_all_rounds_for_delta() -> None:
     event = mfa.participation.FixedSizeSampling(4_000, 2, 100, 10).event(20.0)
     assert composition._compositions(dp_accounting.SelfComposedDpEvent(event, 3)) == 6_000
     assert composition._runs(dp_accounting.SelfComposedDpEvent(event, 3)) == 3
-    assert event.run.part_noise_multiplier == 10.0
+    assert event.event.run.part_noise_multiplier == 10.0
     with refuses("delta", "6000"):
         accounting.composed_epsilon([event] * 3, 2e-11)
+
+
+def test_builders_of_dp_accounting_keep_runs() -> None:
+    """They take composed events apart, and put them together again."""
+    scheme = mfa.participation.FixedSizeSampling(4, 2, 100, 10)
+    for event in (scheme.event(2.0), mfa.participation.Shuffling(4, 2, 100, 10).event(2.0)):
+        builder = dp_accounting.DpEventBuilder()
+        builder.compose(event)
+        builder.compose(event, 2)
+        found, expected = (
+            accounting.composed_epsilon(each, 1e-5) for each in ([builder.build()], [event] * 3)
+        )
+        assert found == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("count", [2.5, math.nan, 0, -1, True, "2", None])
+def test_a_count_is_a_positive_integer(count: object) -> None:
+    once = dp_accounting.SelfComposedDpEvent(accounting.event(2.0), count)
+    for event in (once, dp_accounting.SelfComposedDpEvent(once, 2)):
+        with refuses("the count of a SelfComposedDpEvent", repr(count)):
+            accounting.composed_epsilon([accounting.event(3.0), event], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (dp_accounting.GaussianDpEvent(math.nan), "noise_multiplier of a GaussianDpEvent"),
+        (dp_accounting.LaplaceDpEvent(-1.0), "noise_multiplier of a LaplaceDpEvent"),
+        (
+            dp_accounting.PoissonSampledDpEvent(math.nan, dp_accounting.GaussianDpEvent(1.0)),
+            "sampling_probability of a PoissonSampledDpEvent",
+        ),
+        (3, "ComposedDpEvent(events=[3])"),
+    ],
+)
+def test_what_is_wrong_with_an_event_is_named(event: object, words: str) -> None:
+    with refuses(words):
+        accounting.composed_epsilon([event], 1e-6)
 
 
 def test_delta_pays_for_what_transforms_may_lose() -> None:

@@ -158,7 +158,7 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
         (["--target_rho=1"], "--target_epsilon and --target_rho exclude each other"),
         (["--noise_multiplier=1"], "--noise_multiplier and --target_epsilon exclude each other"),
         (["--delta=1"], "--delta must be above 0 and below 1"),
-        (["--delta=1e-13"], "--target_epsilon: the noise of"),
+        (["--delta=1e-13"], "--delta must be at least 1e-12 for the noise of"),
         (["--delta=0.1"], "not below 1 / 40 clients"),
         (["--separation=13"], "--separation=13 is more than --num_rounds=12"),
         (["--separation=5"], "50 would be needed"),

@@ -4,12 +4,13 @@ import types
 
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from mf_aggregators.accounting.losses import DenseLosses
 from mf_aggregators.participation import poisson
 from tests.examples import examples
 from tests.refusals import refuses
@@ -100,7 +101,7 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
 ) -> None:
     """A delta is at most an earlier one, and at least what was computed."""
     seen: list[np.ndarray] = []
-    make = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap
+    make = DenseLosses.of_deltas
     compute = poisson.SampledGaussianLoss.get_delta_for_epsilon
     computed: list[np.ndarray] = []
 
@@ -110,12 +111,12 @@ def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
         computed.append(deltas)
         return deltas
 
-    def record(interval: float, lower: int, upper: int, deltas: np.ndarray) -> object:
+    def record(interval: float, lower: int, deltas: np.ndarray) -> object:
         seen.append(np.asarray(deltas))
-        return make(interval, lower, upper, deltas)
+        return make(interval, lower, deltas)
 
     monkeypatch.setattr(poisson.SampledGaussianLoss, "get_delta_for_epsilon", rough)
-    monkeypatch.setattr(pld_pmf, "create_pmf_pessimistic_connect_dots_fixed_gap", record)
+    monkeypatch.setattr(DenseLosses, "of_deltas", record)
     poisson.PoissonSampling.loss_distribution(1.0, 0.3, 1e-3)
     for deltas, before in zip(seen, computed, strict=True):
         assert np.any(np.diff(before) > 0.0)
