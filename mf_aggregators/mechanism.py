@@ -33,6 +33,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
+from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import rounded_down
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -91,23 +92,20 @@ class Mechanism:
     extends: "Mechanism | None" = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.factorization, Factorization):
-            raise TypeError(
-                "factorization must be one of mf_aggregators.factorizations, found "
-                f"{validation.shown(self.factorization)}. Read a checkpoint with "
-                "mf_aggregators.checkpoints.load."
-            )
+        catalogue.check_own(self.factorization)
         multiplier = validation.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
-        if not isinstance(self.participation, Participation):
-            raise TypeError(
-                "participation must be a schema or a sampling scheme of "
-                f"mf_aggregators.participation, found {validation.shown(self.participation)}."
-            )
-        if self.sampling is not None:
-            guarantees.check_bands(self.factorization, self.sampling)
-            self.sampling.check_participations()
+        if isinstance(self.participation, SamplingScheme):
+            object.__setattr__(self, "participation", accounted(self.participation))
+            guarantees.check_bands(self.factorization, self.participation)
+        else:
+            participations.check(self.participation)
+        if self.extends is not None and type(self.extends) is not Mechanism:
+            raise TypeError(f"extends must be a Mechanism, found {validation.shown(self.extends)}.")
         _check_extends(self)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        raise TypeError("Mechanism has no subclasses: its guarantee would be stated for them.")
 
     @classmethod
     def of_one_schema(
@@ -623,14 +621,14 @@ def calibrate(
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
-            multiplier *= scheme.checked_participations(columns).norm
+            multiplier *= scheme.all_participations(columns).norm
     else:
         assert epsilon is not None
         assert delta is not None
         if scheme is None:
             multiplier = accounting.noise_multiplier(epsilon, delta)
         else:
-            multiplier = scheme.checked_calibrated(
+            multiplier = scheme.calibrated(
                 validation.positive_number(epsilon, "epsilon"),
                 delta,
                 columns,

@@ -1,4 +1,4 @@
-"""Which package a class is of: this library, or another one, whose name statements then have."""
+"""Finds the distribution that defines a class, which statements then name."""
 
 import dataclasses
 import functools
@@ -21,18 +21,14 @@ class Package:
         return f"{self.name} {self.version or 'of unknown version'}"
 
 
-def other_package(kind: type) -> Package | None:
-    """Returns the package that a class is of; None for a class of this library.
+@functools.cache
+def package_of(kind: type) -> Package:
+    """Returns the package that a class is of.
 
     Args:
       kind: The class.
     """
     module = kind.__module__.partition(".")[0]
-    return None if module == __name__.partition(".")[0] else _package_of(module)
-
-
-@functools.cache
-def _package_of(module: str) -> Package:
     # A namespace may be of several: the first one in the order of names.
     distributions = sorted(importlib.metadata.packages_distributions().get(module, ()))
     if not distributions:

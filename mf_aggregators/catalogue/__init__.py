@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mf_aggregators import packages
+from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import third_party
 from mf_aggregators.catalogue.built_in import ENTRIES
@@ -45,6 +45,7 @@ __all__ = [
     "SamplingSetting",
     "TimerSetting",
     "Variant",
+    "check_own",
     "entries",
     "entry",
     "load",
@@ -150,20 +151,44 @@ def load(
     )
 
 
-def sensitivity_computed_by(
-    factorization: Factorization,
-) -> Literal["library", "package"] | None:
-    """Returns who computes the sensitivity of a matrix of another package's mechanism.
+def check_own(factorization: Any) -> Factorization:
+    """Returns a factorization of the library's own classes, or one that was recomputed by them.
+
+    Args:
+      factorization: What was given for a factorization.
+
+    Raises:
+      TypeError: If it is of another class, or its methods were replaced.
+    """
+    own = {each.factorization for each in ENTRIES} | {third_party.CheckedFactorization}
+    kind = type(factorization)
+    if kind not in own:
+        raise TypeError(
+            "factorization must be one of mf_aggregators.factorizations, and of no subclass, found "
+            f"{validation.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
+            "matrix of your own as data, factorizations.BandedFactorization(bands), or by an entry "
+            "of docs/other-packages.md; read a checkpoint with mf_aggregators.checkpoints.load."
+        )
+    assert isinstance(factorization, Factorization)
+    replaced = [
+        name
+        for name in vars(factorization)
+        if callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property)
+    ]
+    if replaced:
+        raise TypeError(
+            f"{replaced[0]} of the factorization was replaced: its guarantee would be stated for "
+            "another matrix. Make the factorization anew."
+        )
+    return factorization
+
+
+def sensitivity_computed_by(factorization: Factorization) -> Literal["library"] | None:
+    """Returns "library" for a matrix of another package's mechanism; None for the library's own.
 
     Args:
       factorization: What a mechanism made.
-
-    Returns:
-      ``library`` where this library does, as for all that the catalogue makes; ``package`` for a
-      class of another package, which nothing here has checked; None for the library's mechanisms.
     """
-    if packages.other_package(type(factorization)) is not None:
-        return "package"
     return None if factorization.mechanism in {each.name for each in ENTRIES} else "library"
 
 

@@ -95,7 +95,7 @@ def save(
     """
     target = pathlib.Path(directory)
     description = _describe(
-        factorization,
+        catalogue.check_own(factorization),
         dict(workload or {"name": "prefix_sum"}),
         participation or factorization.participation or SingleParticipation(),
     )

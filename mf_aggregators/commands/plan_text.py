@@ -21,6 +21,7 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.participation.schemes import UnamplifiedScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
@@ -402,9 +403,7 @@ def condition_of(mechanism: Mechanism, sampler: str | None = None) -> str:
       mechanism: The mechanism.
       sampler: The Python expression of the sampler that has to draw; None for that of the scheme.
     """
-    condition = mechanism.participation.condition(sampler or _sampler(mechanism.sampling))
-    # Of another package, it may be no whole sentence.
-    return f"{condition.rstrip('.')}."
+    return mechanism.participation.condition(sampler or _sampler(mechanism.sampling))
 
 
 def _sampler_of(plan: Plan) -> str | None:
@@ -418,9 +417,10 @@ def _sampler_of(plan: Plan) -> str | None:
 def _sampler(scheme: SamplingScheme | None) -> str | None:
     if scheme is None:
         return None
-    # A scheme of another package is in that package's module.
-    is_ours = type(scheme).__module__.startswith("mf_aggregators.")
-    module = "mfa.participation" if is_ours else type(scheme).__module__
+    module = "mfa.participation"
+    if isinstance(scheme, UnamplifiedScheme):
+        scheme = scheme.scheme
+        module = type(scheme).__module__
     return f"{module}.{scheme!r}.sampler(seed={_SECRET_SEED})"
 
 

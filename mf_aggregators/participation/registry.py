@@ -22,7 +22,7 @@ from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.random_allocation import RandomAllocation
-from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.schemes import SamplingScheme, accounted
 from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.single import SingleParticipation
 from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
@@ -122,9 +122,10 @@ def sampling_scheme(
         )
     # Schemes of other packages may know of no largest batch.
     given = {} if largest_batch is None else {"largest_batch": largest_batch}
-    return schemes[name].of_sizes(
+    made = schemes[name].of_sizes(
         num_rounds, num_bands, population, clients_per_round, separation, **given
     )
+    return accounted(made)
 
 
 def sampling_from_dict(description: Any) -> SamplingScheme:

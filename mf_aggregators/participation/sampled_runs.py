@@ -69,7 +69,7 @@ class SampledRun:
 
     @property
     def _together(self) -> AllParticipations:
-        return self.scheme.checked_participations(self.columns)
+        return self.scheme.all_participations(self.columns)
 
     @property
     def _part(self) -> float:

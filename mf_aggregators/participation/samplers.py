@@ -10,15 +10,16 @@ from scipy import special
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation import third_party
-from mf_aggregators.participation.schemes import SamplingScheme, nth_round
-from mf_aggregators.participation.third_party import SchemeError
+from mf_aggregators.participation.schemes import (
+    SamplingScheme,
+    UnamplifiedScheme,
+    accounted,
+    nth_round,
+)
 
 # What a scheme draws with a smaller probability counts as drawn in another way. A run by the scheme
 # fails each of three checks with at most this probability.
 LEAST_PROBABILITY = 1e-12
-# What a sampler of another package leaves to the library, which has it from ``_draw``.
-_CHECKED_HERE = ("draw", "num_eligible", "deviation", "num_absent")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,13 +65,12 @@ class Sampler(abc.ABC):
             clients of the population.
         """
         self._check_round(round_index)
-        with third_party.named(self.scheme, f"draw({round_index})", ValueError):
-            drawn = self._draw(round_index)
+        drawn = self._draw(round_index)
         problem = self._problem_of(drawn)
         if problem is not None:
-            raise SchemeError(
-                f"{third_party.described(self.scheme)}: draw({round_index}) of its sampler has "
-                f"{problem}, and must have increasing integers, each of another client of the "
+            raise ValueError(
+                f"draw({round_index}) of the sampling scheme {self.scheme.name} has {problem}, and "
+                f"must have increasing integers, each of another client of the "
                 f"population of {self.scheme.population}."
             )
         return drawn.astype(np.int64, copy=False)
@@ -159,33 +159,47 @@ class Sampler(abc.ABC):
             )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OtherSampler(Sampler):
+    """Draws of another package's sampler, which are checked as the library's own are."""
+
+    drawing: Sampler = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert isinstance(self.scheme, UnamplifiedScheme)
+        made = self.scheme.sampler(self.seed)
+        if not isinstance(made, Sampler) or made.scheme != self.scheme.scheme:
+            raise ValueError(
+                f"sampler(seed) of the sampling scheme {self.scheme.name} returned "
+                f"{validation.shown(made)}: return a participation.Sampler of this scheme."
+            )
+        object.__setattr__(self, "drawing", made)
+
+    def _draw(self, round_index: int) -> IntArray:
+        try:
+            return self.drawing._draw(round_index)
+        except Exception as error:
+            raise ValueError(
+                f"draw({round_index}) of the sampling scheme {self.scheme.name} failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
 def sampler_of(scheme: SamplingScheme, seed: int) -> Sampler:
-    """Returns the sampler of a scheme, if it is one.
+    """Returns the sampler of a scheme; of another package's, one that checks its draws.
 
     Args:
       scheme: How clients are drawn.
       seed: What they are drawn from.
 
     Raises:
-      SchemeError: If the scheme of another package makes none, one that draws by another scheme, or
-        one that overrides what the library checks.
-      ValueError: If the seed is negative.
+      ValueError: If the scheme of another package makes none, or one that draws by another scheme;
+        or the seed is negative.
     """
-    with third_party.named(scheme, "sampler", ValueError):
-        found = scheme.sampler(seed)
-    if not isinstance(found, Sampler):
-        raise SchemeError(
-            f"{third_party.described(scheme)}: sampler(seed) returned "
-            f"{validation.shown(found)}, which is no participation.Sampler: return one that draws "
-            "every round from the seed."
-        )
-    third_party.check_overrides(scheme, type(found), _CHECKED_HERE)
-    if found.scheme != scheme:
-        raise SchemeError(
-            f"{third_party.described(scheme)}: sampler(seed) returned a sampler of another scheme, "
-            f"{validation.shown(found.scheme)}: return one whose scheme is this one."
-        )
-    return found
+    scheme = accounted(scheme)
+    is_other = isinstance(scheme, UnamplifiedScheme)
+    return _OtherSampler(scheme, seed) if is_other else scheme.sampler(seed)
 
 
 def too_large(

@@ -12,7 +12,6 @@ tell (``samplers.Sampler.deviation``).
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -21,7 +20,7 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import packages, validation
+from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian, trade_offs
 from mf_aggregators.accounting.composition import (
     Approximation,
@@ -32,8 +31,13 @@ from mf_aggregators.accounting.composition import (
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.trade_offs import AllParticipations
 from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation import third_party
-from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.kinds import (
+    Participation,
+    check,
+    is_own,
+    own,
+    refused_subclass,
+)
 from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
@@ -49,21 +53,6 @@ Each participation of a client is one Gaussian mechanism on the rounds that it c
 # Points of a grid of losses, and the standard deviations that it goes beyond the mean.
 _POINTS, _DEVIATIONS = 600, 8.0
 
-# What a class of another package leaves to the library, which has it from the other methods.
-_COMPUTED_HERE = (
-    "is_amplified",
-    "check_participations",
-    "checked_participations",
-    "checked_amplified",
-    "checked_calibrated",
-    "checked_of_first",
-    "epsilon",
-    "noise_multiplier",
-    "deviation",
-    "_unamplified",
-    "_enough",
-)
-
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 
 
@@ -72,7 +61,8 @@ class SamplingScheme(Participation):
     """A random rule by which clients take part, and its sizes, checked against one another.
 
     Another package adds a scheme by a subclass: what is abstract here is all that it has to say,
-    ``name``, ``schema`` and ``sampler``. By default nothing is amplified, which needs no proof.
+    ``name``, ``schema`` and ``sampler``. Guarantees of it rest on the schema alone, without
+    amplification, see :class:`UnamplifiedScheme`.
 
     Attributes:
       num_rounds: The rounds n of the run.
@@ -83,6 +73,7 @@ class SamplingScheme(Participation):
         as C has bands.
       depends_on_matrix: Whether the guarantee depends on all entries of C, and is proved for
         one C; otherwise it depends on the number of bands alone.
+      is_amplified: Whether guarantees rest on draws that nobody knows.
       covers_absences: Whether the guarantee holds where clients that were drawn are absent.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
@@ -101,6 +92,7 @@ class SamplingScheme(Participation):
     is_sampled: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
     depends_on_matrix: ClassVar[bool] = False
+    is_amplified: ClassVar[bool] = True
     covers_absences: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
     largest_move: ClassVar[float] = 2.0
@@ -117,8 +109,6 @@ class SamplingScheme(Participation):
                 f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
                 f"{self.num_rounds} rounds."
             )
-        if packages.other_package(type(self)) is not None:
-            third_party.check_overrides(self, type(self), _COMPUTED_HERE)
 
     @classmethod
     def of_sizes(
@@ -158,30 +148,6 @@ class SamplingScheme(Participation):
     def largest_cohort(self) -> int:
         """The most clients that one round can have: all, by default."""
         return self.population
-
-    @property
-    def is_amplified(self) -> bool:
-        """Whether anything that is stated of a run rests on draws that nobody knows."""
-        return self._overrides(
-            "amplified", "event_of", "run_losses", "curve", "log_moments", "divergences"
-        )
-
-    def _overrides(self, *methods: str) -> bool:
-        """Whether the class has one of these methods of its own."""
-        return any(
-            getattr(type(self), each) is not getattr(SamplingScheme, each) for each in methods
-        )
-
-    def check_participations(self) -> None:
-        """Raises ValueError if the scheme cannot be accounted for.
-
-        Without an override of :meth:`amplified`, a client's participations must not share rows of
-        C. A scheme of another package must also have a valid :meth:`of_first`: its faults show
-        here, and not when a run ends early.
-        """
-        if not (self.shares_rows and self._overrides("amplified")):
-            self.checked_participations(None)
-        self.checked_of_first(1)
 
     @property
     def shares_rows(self) -> bool:
@@ -240,19 +206,6 @@ class SamplingScheme(Participation):
         del num_rounds
         return None
 
-    def checked_of_first(self, num_rounds: int) -> "SamplingScheme | None":
-        """Returns what :meth:`of_first` does, and checks it if the scheme is another package's.
-
-        Args:
-          num_rounds: As there.
-
-        Raises:
-          ValueError: If another package fails, or returns a scheme of fewer rounds.
-        """
-        if packages.other_package(type(self)) is None:
-            return self.of_first(num_rounds)
-        return third_party.of_first(self, num_rounds)
-
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
         return {"name": self.name, **dataclasses.asdict(self)}
@@ -268,10 +221,6 @@ class SamplingScheme(Participation):
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof: without amplification, by default.
-
-        An override that computes epsilon for real normal numbers must do so at
-        ``accounting.gaussian.delta_left``, because integers are drawn. No check notices if it does
-        not.
 
         Args:
           sigma: The noise multiplier, at least 0.
@@ -300,8 +249,6 @@ class SamplingScheme(Participation):
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
 
-        By default it is the inverse of :meth:`amplified`, which is asked some thirty times.
-
         Args:
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
@@ -312,86 +259,8 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: If no noise multiplier gives the target.
         """
-        if not self._overrides("amplified"):
-            return self._enough(target, delta, columns, num_coordinates)
-        certification = third_party.for_one_result(certification)
-        try:
-            start = self._enough(target, delta, columns, num_coordinates)
-        except ValueError:
-            # Participations share rows of C, which the override accounts for.
-            start = 1.0
-        return third_party.inverse(
-            self,
-            lambda sigma: (
-                self.checked_amplified(
-                    sigma, delta, columns, certification, num_coordinates
-                ).epsilon
-            ),
-            target,
-            start,
-        )
-
-    def checked_amplified(
-        self,
-        sigma: float,
-        delta: float,
-        columns: StrategyColumns | None,
-        certification: Certification,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    ) -> Amplified:
-        """Returns what :meth:`amplified` does, and checks it if the scheme is another package's.
-
-        Their epsilon is never above that without amplification, which holds as well.
-
-        Args:
-          sigma: As :meth:`amplified` takes it, and so all others.
-          delta: As there.
-          columns: As there.
-          certification: As there.
-          num_coordinates: As there.
-
-        Raises:
-          ValueError: As there, and if what another package says is no epsilon.
-        """
-        given = sigma, delta, columns, certification, num_coordinates
-        if packages.other_package(type(self)) is None:
-            return self.amplified(*given)
-        third_party.check_participations(self, columns)
-        found = third_party.amplified(self, *given)
-        try:
-            unamplified, _ = self._unamplified(sigma, delta, columns, num_coordinates)
-        except ValueError:
-            return found
-        return found if found.epsilon <= unamplified else Amplified(unamplified, None)
-
-    def checked_calibrated(
-        self,
-        target: float,
-        delta: float,
-        columns: StrategyColumns | None,
-        certification: Certification,
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    ) -> float:
-        """Returns what :meth:`calibrated` does, and checks it if the scheme is another package's.
-
-        Args:
-          target: As :meth:`calibrated` takes it, and so all others.
-          delta: As there.
-          columns: As there.
-          certification: As there.
-          num_coordinates: As there.
-
-        Raises:
-          ValueError: As there, and if :meth:`checked_amplified` has a larger epsilon at that noise.
-        """
-        given = target, delta, columns, certification, num_coordinates
-        if packages.other_package(type(self)) is None:
-            return self.calibrated(*given)
-        third_party.check_participations(self, columns)
-        # What is calibrated here was asked of checked_amplified already.
-        if not self._overrides("calibrated"):
-            return self.calibrated(*given)
-        return third_party.calibrated(self, *given)
+        del certification
+        return self._enough(target, delta, columns, num_coordinates)
 
     def estimated(
         self,
@@ -426,24 +295,9 @@ class SamplingScheme(Participation):
         if most > 1 and separation < self.num_bands:
             raise ValueError(
                 f"with {self.name}, a client may take part in rounds that are {separation} apart, "
-                f"and C has {self.num_bands} bands: use at most {separation}, or have the scheme "
-                "account for that itself."
+                f"and C has {self.num_bands} bands: use at most {separation}."
             )
         return AllParticipations(math.sqrt(most), most)
-
-    def checked_participations(self, columns: StrategyColumns | None) -> AllParticipations:
-        """Returns what guarantees rest on: :meth:`all_participations`, of other packages checked.
-
-        Args:
-          columns: As there.
-
-        Raises:
-          ValueError: As there, and if another package says less than its :meth:`schema` allows.
-        """
-        if packages.other_package(type(self)) is None:
-            return self.all_participations(columns)
-        by_schema = functools.partial(SamplingScheme.all_participations, self)
-        return third_party.all_participations(self, columns, by_schema)
 
     def _unamplified(
         self,
@@ -591,13 +445,17 @@ class SamplingScheme(Participation):
           TailError: As in ``accounting.epsilon``.
           ValueError: If an argument is out of its range, or C is missing or does not fit.
         """
-        return self.checked_amplified(
-            validation.non_negative_number(noise_multiplier, "noise_multiplier"),
-            delta,
-            self._columns(strategy_matrix),
-            Certification(seed=seed),
-            num_coordinates,
-        ).epsilon
+        return (
+            accounted(self)
+            .amplified(
+                validation.non_negative_number(noise_multiplier, "noise_multiplier"),
+                delta,
+                self._columns(strategy_matrix),
+                Certification(seed=seed),
+                num_coordinates,
+            )
+            .epsilon
+        )
 
     def noise_multiplier(
         self,
@@ -623,7 +481,7 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: As there, and if no noise multiplier gives the target.
         """
-        return self.checked_calibrated(
+        return accounted(self).calibrated(
             validation.positive_number(epsilon, "epsilon"),
             delta,
             self._columns(strategy_matrix),
@@ -659,15 +517,15 @@ class SamplingScheme(Participation):
           TailError: If so little noise cannot be accounted for: a ValueError.
           ValueError: As :meth:`epsilon` does.
         """
-        columns = self._columns(strategy_matrix)
+        scheme, columns = accounted(self), self._columns(strategy_matrix)
         return trade_offs.sampled_true_positive_rate(
-            self,
+            scheme,
             noise_multiplier,
             false_positive_rate,
             guarantees=guarantees,
-            together=self.checked_participations(columns),
-            log_moments=self.log_moments(noise_multiplier, columns, num_coordinates),
-            divergences=self.divergences(noise_multiplier, columns, 0, num_coordinates),
+            together=scheme.all_participations(columns),
+            log_moments=scheme.log_moments(noise_multiplier, columns, num_coordinates),
+            divergences=scheme.divergences(noise_multiplier, columns, 0, num_coordinates),
             num_coordinates=num_coordinates,
         )
 
@@ -690,8 +548,8 @@ class SamplingScheme(Participation):
           ValueError: If the noise multiplier is negative or not finite.
         """
         sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        columns = self._columns(strategy_matrix)
-        return self.event_of(SampledRun(self, sigma, columns))
+        scheme, columns = accounted(self), self._columns(strategy_matrix)
+        return scheme.event_of(SampledRun(scheme, sigma, columns))
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
@@ -727,8 +585,8 @@ class SamplingScheme(Participation):
         draws can give almost anything, some of it with next to no probability: with a scheme of
         this library, a client, a round or a whole run with more participations than draws give,
         but for a probability of 1e-12, is a deviation as well, and draws by the scheme deviate
-        with a probability of at most 3e-12. Of another package's scheme, only the schema and what
-        its ``_deviation_of_rounds`` adds are checked.
+        with a probability of at most 3e-12. Of another package's scheme, only the schema is
+        checked.
 
         Args:
           num_clients: The clients of the population, drawn or not.
@@ -748,11 +606,7 @@ class SamplingScheme(Participation):
                 return f"the clients of {nth_round(index)} are not different ones of the population"
             if size is not None and len(cohort) != size:
                 return f"{nth_round(index)} had {len(cohort)} clients, not {size}"
-        found = None
-        if packages.other_package(type(self)) is not None:
-            # Whatever an override says more.
-            found = SamplingScheme._deviation_of_rounds(self, cohorts)
-        return found or self._deviation_of_rounds(cohorts)
+        return self._deviation_of_rounds(cohorts)
 
     def _batch_size(self) -> int | None:
         """The clients of every batch; None where it varies."""
@@ -761,8 +615,7 @@ class SamplingScheme(Participation):
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         """Why cohorts of different clients of the population cannot come from the scheme.
 
-        By default, all that is asked is that the rounds of each client keep the schema. An
-        override asks ``super()`` for that first.
+        By default, all that is asked is that the rounds of each client keep the schema.
 
         Args:
           cohorts: As :meth:`deviation` takes them, each of different clients of the population.
@@ -826,6 +679,86 @@ class SamplingScheme(Participation):
 
     def __str__(self) -> str:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+
+
+@own
+@dataclasses.dataclass(frozen=True)
+class UnamplifiedScheme(SamplingScheme):
+    """A sampling scheme of another package: its sizes, schema and draws, and nothing amplified.
+
+    All that it overrides besides has no part in guarantees or in checks of ledgers.
+
+    Attributes:
+      scheme: The scheme of the other package, compared by its fields.
+      rounds: The schema that every draw keeps.
+      fields: The fields of the scheme.
+
+    Raises:
+      ValueError: If ``schema()`` returns none of the library's schemas, or two participations of a
+        client may share rows of C.
+    """
+
+    is_amplified: ClassVar[bool] = False
+
+    scheme: SamplingScheme = dataclasses.field(compare=False)
+    rounds: Participation = dataclasses.field(init=False, repr=False)
+    fields: str = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            schema = check(self.scheme.schema())
+        except Exception as error:
+            raise ValueError(
+                f"schema() of the sampling scheme {self.name} failed: {error}"
+            ) from error
+        object.__setattr__(self, "rounds", schema)
+        object.__setattr__(self, "fields", repr(self.to_dict()))
+        self.all_participations(None)
+
+    @classmethod
+    def of(cls, scheme: SamplingScheme) -> "UnamplifiedScheme":
+        """Returns what guarantees rest on of another package's scheme.
+
+        Args:
+          scheme: The scheme.
+        """
+        return cls(
+            scheme.num_rounds, scheme.num_bands, scheme.population, scheme.clients_per_round, scheme
+        )
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the scheme."""
+        return str(self.scheme.name)
+
+    def schema(self) -> Participation:
+        """Returns the schema that every draw keeps."""
+        return self.rounds
+
+    def sampler(self, seed: int) -> "Sampler":
+        """Creates the sampler of the other package."""
+        return self.scheme.sampler(seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the description of the scheme."""
+        return {**dataclasses.asdict(self.scheme), "name": self.name}
+
+
+def accounted(scheme: SamplingScheme) -> SamplingScheme:
+    """Returns the scheme that guarantees rest on: without amplification if it is not the library's.
+
+    Args:
+      scheme: A scheme of the library, which is made anew from its fields, or of another package.
+
+    Raises:
+      TypeError: If its class is a subclass of one of the library's schemes.
+      ValueError: If its sizes or its schema cannot be accounted for.
+    """
+    if is_own(scheme):
+        return dataclasses.replace(scheme)
+    refused_subclass(scheme)
+    return UnamplifiedScheme.of(scheme)
 
 
 def nth_round(index: int) -> str:

@@ -31,7 +31,6 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
-from mf_aggregators.participation.third_party import SchemeError
 from mf_aggregators.planning import plans, proposals, side_processes
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
@@ -261,11 +260,6 @@ def _evaluated(
     except MechanismError as error:
         # What another package cannot make does not keep anybody from the other mechanisms.
         return Infeasible(proposal.name, f"cannot be made: {error}".rstrip("."))
-    except SchemeError as error:
-        # Nor does a scheme, where others are weighed beside it.
-        if setting.sampling != ANY_SAMPLING:
-            raise
-        return Infeasible(proposal.name, str(error).rstrip("."))
     if isinstance(candidate, Infeasible):
         return candidate
     reason = _why_infeasible(setting, candidate)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import caches, catalogue, packages, workloads
+from mf_aggregators import caches, catalogue, workloads
 from mf_aggregators.catalogue import (
     ErrorName,
     Request,
@@ -37,7 +37,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
     sampling_schemes,
-    third_party,
 )
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certificates import Certification, MechanismBudget
@@ -421,8 +420,7 @@ def calibrated(
 
     def multiplier() -> float:
         if is_rough:
-            with third_party.named(scheme, "estimated", ValueError):
-                return scheme.estimated(epsilon, delta, columns, certification)
+            return scheme.estimated(epsilon, delta, columns, certification)
         return calibrate(
             factorization, scheme, epsilon=epsilon, delta=delta, certification=certification
         ).noise_multiplier
@@ -430,16 +428,13 @@ def calibrated(
     def keeps_target(sigma: float) -> bool:
         # An estimate only decides which mechanism is certified first: no guarantee rests on it.
         return is_rough or (
-            scheme.checked_amplified(sigma, delta, columns, certification).epsilon <= epsilon
+            scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
         )
 
-    # The cache cannot tell when a new version of another package changes its noise multipliers.
-    is_cached = packages.other_package(type(scheme)) is None
-    kept_in = cache_directory if is_cached else None
     return dataclasses.replace(
         unknown,
         noise_multiplier=factorization_cache.fetch_number(
-            kept_in, description, multiplier, keeps_target
+            cache_directory, description, multiplier, keeps_target
         ),
     )
 

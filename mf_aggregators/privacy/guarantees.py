@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, memory, sensitivity, validation
+from mf_aggregators import accounting, caches, catalogue, memory, sensitivity, validation
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.accounting.trade_offs import AllParticipations
@@ -33,7 +33,6 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
-    third_party,
 )
 from mf_aggregators.participation.monte_carlo import distributions, search
 from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
@@ -42,6 +41,7 @@ from mf_aggregators.participation.monte_carlo.distributions import (
     StrategyColumns,
 )
 from mf_aggregators.participation.sampled_runs import SampledRun
+from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import (
     FALSE_POSITIVE_RATES,
     counted,
@@ -395,7 +395,7 @@ def planned(
     Raises:
       ValueError: If the noise multiplier or delta is out of its range.
     """
-    bound = factorization.sensitivity(participation)
+    bound = catalogue.check_own(factorization).sensitivity(participation)
     rounds = factorization.num_rounds
     return _unamplified(participation, rounds, bound, noise_multiplier, delta)
 
@@ -428,7 +428,8 @@ def sampled(
       ValueError: If the theorem's hypotheses do not hold, see :func:`check_bands`; or an argument
         is out of its range.
     """
-    _check_structure(factorization, scheme)
+    scheme = accounted(scheme)
+    _check_structure(catalogue.check_own(factorization), scheme)
     bound = factorization.sensitivity(SingleParticipation())
     columns = columns_of(factorization, scheme)
     return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
@@ -521,10 +522,6 @@ def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> No
             "amplification by sampling, use a banded mechanism with bands for at most half of the "
             "rounds."
         )
-    if third_party.overrides(type(scheme), "all_participations"):
-        together = scheme.checked_participations(columns_of(factorization, scheme))
-        one, known = map(factorization.sensitivity, (SingleParticipation(), scheme.schema()))
-        third_party.check_norm(scheme, together.norm, known.value / one.value)
 
 
 def _unamplified(
@@ -555,7 +552,7 @@ def _amplified(
     certification: Certification | None = None,
 ) -> Guarantee:
     certification = certification or default_certification()
-    found = scheme.checked_amplified(
+    found = scheme.amplified(
         validation.non_negative_number(noise_multiplier, "noise_multiplier"),
         delta,
         columns,
@@ -563,7 +560,7 @@ def _amplified(
         DEFAULT_NUM_COORDINATES,
     )
     participation = scheme.schema()
-    together = scheme.checked_participations(columns)
+    together = scheme.all_participations(columns)
     unamplified = noise_multiplier / together.norm
     return Guarantee(
         participation=participation,
@@ -615,7 +612,7 @@ def observed(
     if plan.sampling is not None and participation.keeps_sampling and rounds >= 1:
         # Clients are drawn with the probability of the plan, however early the run ended; those
         # that were never drawn are covered too.
-        scheme = plan.sampling.checked_of_first(rounds)
+        scheme = plan.sampling.of_first(rounds)
         if scheme is None:
             # Fewer rounds are post-processing of all. Another certificate would take minutes.
             return dataclasses.replace(plan, num_rounds=rounds)

@@ -27,6 +27,7 @@ from mf_aggregators import atomic_files, validation
 from mf_aggregators.arrays import IntArray
 from mf_aggregators.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
+from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.privacy import client_names
 
 # Of the ledger in the directory of a training run.
@@ -65,12 +66,59 @@ class Ledger:
       num_rounds: The rounds that were released.
       sampling: The scheme by which a data sampler is said to have drawn the batches; None
         for clients who decided themselves, and for text files.
+
+    Raises:
+      TypeError: If the sampling scheme is none.
+      LedgerError: If clients and rounds are not as many, two clients have one name, or rounds are
+        no increasing integers, each of a round that was released.
     """
 
     client_ids: tuple[str, ...]
     rounds_of_clients: tuple[IntArray, ...]
     num_rounds: int
     sampling: SamplingScheme | None = None
+
+    def __post_init__(self) -> None:
+        names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
+        if self.sampling is not None:
+            if not isinstance(self.sampling, SamplingScheme):
+                raise TypeError(f"sampling must be a scheme, found {self.sampling!r}.")
+            object.__setattr__(self, "sampling", accounted(self.sampling))
+        try:
+            rounds = validation.integer_at_least(self.num_rounds, 0, "num_rounds")
+        except ValueError as error:
+            raise LedgerError(str(error)) from None
+        object.__setattr__(self, "num_rounds", rounds)
+        if len(names) != len(of_clients) or not all(isinstance(name, str) for name in names):
+            raise LedgerError(
+                f"{len(names)} client_ids and {len(of_clients)} rounds_of_clients do not fit "
+                "together: give each client a text as its name, and its rounds."
+            )
+        if len(set(names)) != len(names):
+            raise LedgerError(
+                "there are two clients of the same name, whose rounds would not count as one "
+                "client's: give each client one name."
+            )
+        # An empty list has no type of its own.
+        kinds = {(each.ndim, each.dtype.kind) for each in of_clients if each.size or each.ndim != 1}
+        if not kinds <= {(1, "i"), (1, "u")}:
+            raise LedgerError(
+                "its rounds and clients do not fit together: the rounds of each client must be an "
+                "array of integers of one dimension."
+            )
+        every = np.concatenate([np.empty(0, np.int64), *(each for each in of_clients if each.size)])
+        starts = np.zeros(len(every) + 1, dtype=bool)
+        starts[np.cumsum([len(each) for each in of_clients], dtype=np.int64)] = True
+        if np.any((every < 0) | (every >= rounds)) or not np.all(
+            (every[1:] > every[:-1]) | starts[1:-1]
+        ):
+            raise LedgerError(
+                "its rounds and clients do not fit together: the rounds of each client must "
+                f"increase, from 0 to {rounds - 1}, the last that was released."
+            )
+        whole = tuple(np.asarray(each, np.int64) for each in of_clients)
+        for name, values in (("client_ids", names), ("rounds_of_clients", whole)):
+            object.__setattr__(self, name, values)
 
     def cohorts(self) -> tuple[IntArray, ...]:
         """Returns for each round the (clients,) int64 increasing indices of its clients."""
@@ -248,13 +296,11 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
         raise LedgerError(f"{file} cannot be read as a ledger: {reason}.") from error
     if not _fit_together(names, offsets, rounds, num_rounds):
         raise LedgerError(f"{file} is broken: its rounds and clients do not fit together.")
-    client_ids = tuple(names.tolist())
-    if len(set(client_ids)) != len(client_ids):
-        raise LedgerError(
-            f"{file} has two clients of the same name, whose rounds would not count as one "
-            "client's: give each client one name."
-        )
-    return Ledger(client_ids, tuple(np.split(rounds, offsets[1:-1])), int(num_rounds), sampling)
+    of_clients = np.split(rounds, offsets[1:-1]) if len(names) else []
+    try:
+        return Ledger(tuple(names.tolist()), tuple(of_clients), int(num_rounds), sampling)
+    except LedgerError as error:
+        raise LedgerError(f"{file} is broken: {error}") from None
 
 
 def gap(
@@ -368,18 +414,12 @@ def _integers(array: npt.NDArray[Any]) -> IntArray:
 def _fit_together(
     names: npt.NDArray[np.str_], offsets: IntArray, rounds: IntArray, num_rounds: IntArray
 ) -> bool:
-    """Returns whether each client has increasing rounds among those that were released."""
+    """Returns whether arrays have the shapes of a ledger, and offsets those of its clients."""
     if (names.ndim, rounds.ndim, num_rounds.ndim) != (1, 1, 0):
         return False
-    if num_rounds < 0 or offsets.shape != (len(names) + 1,):
+    if offsets.shape != (len(names) + 1,):
         return False
-    if offsets[0] != 0 or offsets[-1] != len(rounds) or np.any(np.diff(offsets) < 0):
-        return False
-    if np.any((rounds < 0) | (rounds >= num_rounds)):
-        return False
-    is_first = np.zeros(len(rounds) + 1, dtype=bool)
-    is_first[offsets] = True
-    return bool(np.all((np.diff(rounds) > 0) | is_first[1:-1]))
+    return offsets[0] == 0 and offsets[-1] == len(rounds) and bool(np.all(np.diff(offsets) >= 0))
 
 
 def _from_text(file: pathlib.Path, num_rounds: int) -> Ledger:

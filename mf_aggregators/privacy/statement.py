@@ -17,6 +17,7 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, packages, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
+from mf_aggregators.participation.schemes import UnamplifiedScheme
 from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.privacy import client_names, ledgers, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
@@ -190,8 +191,8 @@ class PrivacyStatement:
         one first; empty for a run that was not extended.
       other_runs: What holds of this run and others together (:meth:`with_other_runs`); None where
         nobody said which there are.
-      other_mechanism: Who computed the sensitivity of a matrix that is of another package's
-        mechanism: this ``library``, or that ``package``. None for the library's own.
+      other_mechanism: ``library`` for the matrix of another package's mechanism, whose sensitivity
+        this library computed. None for the library's own.
       names_packages: Whether what other packages have a part in is said. Statements made before
         that was are compared with what is made again without.
 
@@ -213,7 +214,7 @@ class PrivacyStatement:
     stopped_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
     other_runs: OtherRuns | None = None
-    other_mechanism: Literal["library", "package"] | None = None
+    other_mechanism: Literal["library"] | None = None
     names_packages: bool = True
 
     def __post_init__(self) -> None:
@@ -350,8 +351,8 @@ class PrivacyStatement:
             return {}
         found: dict[str, Any] = {}
         scheme = self.plan.sampling
-        package = None if scheme is None else packages.other_package(type(scheme))
-        if package is not None:
+        if isinstance(scheme, UnamplifiedScheme):
+            package = packages.package_of(type(scheme.scheme))
             found["sampling_package"] = dataclasses.asdict(package)
         if self.other_mechanism is not None:
             found["sensitivity_of_other_mechanism_by"] = self.other_mechanism
@@ -582,12 +583,10 @@ class PrivacyStatement:
         """What of the statement rests on other packages, after what rests on this one."""
         others, text = self.other_packages, ""
         if "sampling_package" in others:
-            assert self.plan.sampling is not None
-            texts = statement_texts.OTHER_SCHEMES
             package = packages.Package(**others["sampling_package"])
-            text += texts[self.plan.sampling.is_amplified].format(package=package)
+            text += statement_texts.OTHER_SCHEME.format(package=package)
         if "sensitivity_of_other_mechanism_by" in others:
-            text += statement_texts.OTHER_MECHANISMS[others["sensitivity_of_other_mechanism_by"]]
+            text += statement_texts.OTHER_MECHANISM
         # What follows begins a line.
         return f"{text}\n  " if text else ""
 

@@ -476,25 +476,13 @@ LEFT_OUT_WITH = """\
 {what} are replaced by zero in every round that it takes part in: as if it were not
      there. A special form of adding or removing a client."""
 
-# Of sampling schemes of other packages, by whether they amplify anything.
-OTHER_SCHEMES = {
-    True: """
-   The sampling scheme is not part of it. That sampling amplifies the guarantee has to be proved by
-   another package, {package}, which this program took at its word.""",
-    False: """
+OTHER_SCHEME = """
    The sampling scheme is not part of it. It is of another package, {package}, and nothing is
-   amplified.""",
-}
+   amplified."""
 
-# Of matrices of other packages' mechanisms, by who computed their sensitivity.
-OTHER_MECHANISMS = {
-    "library": """
+OTHER_MECHANISM = """
    The matrix C is that of another package's mechanism, and its sensitivity was computed from C by
-   this program.""",
-    "package": """
-   The matrix C is that of another package's mechanism, and so is its sensitivity, which this
-   program took at its word.""",
-}
+   this program."""
 
 MARKDOWN = """\
 # Privacy statement

@@ -60,7 +60,7 @@ class StoppingRule:
         if not self.allows(first):
             alone = guarantees.observed(self.plan, self.factorization, first)
             rounds = "one round alone has"
-            if self.plan.sampling is not None and self.plan.sampling.checked_of_first(1) is None:
+            if self.plan.sampling is not None and self.plan.sampling.of_first(1) is None:
                 rounds = (
                     "where clients draw for themselves, a part of a run has that of all rounds,"
                 )

@@ -285,7 +285,7 @@ def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float
             "matrix composing them takes, is not there any more."
         )
     # Without amplification: each participation of a client changes rows of its own.
-    return accounting.exact_epsilon(sigma / scheme.checked_participations(None).norm, delta)
+    return accounting.exact_epsilon(sigma / scheme.all_participations(None).norm, delta)
 
 
 def _mechanism(run: FinishedRun, sigma: float) -> Mechanism | None:
@@ -311,7 +311,7 @@ def _event(run: FinishedRun, sigma: float) -> dp_event.DpEvent:
         return accounting.event(sigma)
     if not scheme.depends_on_matrix:
         return scheme.event(sigma)
-    together = scheme.checked_participations(None)
+    together = scheme.all_participations(None)
     return dp_event.SelfComposedDpEvent(
         accounting.event(sigma / together.largest_part), together.disjoint
     )

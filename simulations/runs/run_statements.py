@@ -352,7 +352,7 @@ class PrivacyBudget:
         plan = self.planned
         if math.isinf(plan.epsilon):
             return math.inf
-        if plan.sampling is not None and plan.sampling.checked_of_first(rounds) is not None:
+        if plan.sampling is not None and plan.sampling.of_first(rounds) is not None:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
             return guarantees.observed(plan, self._factorization, nobody).epsilon

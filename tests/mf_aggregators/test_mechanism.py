@@ -32,7 +32,9 @@ from mf_aggregators.participation import (
     Shuffling,
     SingleParticipation,
 )
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.sensitivity import Sensitivity
 from tests.examples import examples
 from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
@@ -578,3 +580,38 @@ def test_dp_accounting_reads_the_losses_of_a_trade_off_curve(participation: Part
     assert (found["failure_probability"] == 1e-9) == isinstance(participation, BallsInBins)
     # A test that says "used" at random: its rates are on no better a curve.
     assert np.all(np.add(found["false_positive_rate"], found["false_negative_rate"]) <= 1.0 + 1e-9)
+
+
+def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> None:
+    """A subclass could state a sensitivity that its rows of noise do not have."""
+    own = mfa.factorizations.banded(8, num_bands=2)
+
+    class Small(mfa.factorizations.BandedFactorization):
+        def sensitivity(self, participation: mfa.participation.Participation) -> Sensitivity:
+            found = super().sensitivity(participation)
+            return Sensitivity(found.value / 40.0, found.is_exact)
+
+    timers, drawn = MinSeparation(2), PoissonSampling(8, 2, 40, 5)
+    made = Small(own.bands)
+    replaced = mfa.factorizations.BandedFactorization(own.bands)
+    object.__setattr__(replaced, "sensitivity", lambda participation: made.sensitivity(timers))
+    for matrix, said in ((made, "Small"), (replaced, "sensitivity")):
+        for refused in (
+            lambda matrix=matrix: mfa.calibrate(matrix, timers, epsilon=8.0, delta=1e-6),
+            lambda matrix=matrix: mfa.calibrate(matrix, drawn, epsilon=8.0, delta=1e-6),
+            lambda matrix=matrix: mfa.Mechanism(matrix, timers, 1.0),
+            lambda matrix=matrix: mfa.Mechanism.of_one_schema(matrix, timers, 1.0),
+            lambda matrix=matrix: mfa.checkpoints.save(matrix, tmp_path / "saved"),
+            lambda matrix=matrix: guarantees.planned(matrix, timers, 1.0, 1e-6),
+            lambda matrix=matrix: guarantees.sampled(matrix, drawn, 1.0, 1e-6),
+        ):
+            with refuses(said, "factorization", error=TypeError):
+                refused()
+    # The same numbers as data.
+    mechanism = mfa.Mechanism(mfa.factorizations.BandedFactorization(made.bands), timers, 1.0)
+    assert mechanism == mfa.Mechanism(own, timers, 1.0)
+
+
+def test_a_mechanism_has_no_subclasses() -> None:
+    with refuses("Mechanism", "subclasses", error=TypeError):
+        type("Better", (mfa.Mechanism,), {})

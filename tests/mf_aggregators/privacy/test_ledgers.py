@@ -278,7 +278,7 @@ def test_damaged_archives_are_refused(tmp_path: pathlib.Path) -> None:
         ({"offsets": [0.0, 2.0, 3.0]}, "cannot be read as a ledger"),
         ({"num_rounds": 4.9}, "cannot be read as a ledger"),
         ({"num_rounds": [6]}, "do not fit together"),
-        ({"num_rounds": -1}, "do not fit together"),
+        ({"num_rounds": -1}, "num_rounds must be at least 0"),
         ({"num_rounds": 3}, "do not fit together"),
         ({"rounds": [3, 0, 1]}, "do not fit together"),
         ({"rounds": [3, 3, 1]}, "do not fit together"),

@@ -181,9 +181,6 @@ def test_what_a_scheme_cannot_draw_is_refused_before_a_run_begins(
 
     given = ("--sampling=poisson", "--num_bands=3", "--clients_per_round=40", "--delta=0.001")
     assert _plan(*given, "--noise_multiplier=1").sampler is None
-    with refuses("poisson", "participation.Sampler"), monkeypatch.context() as broken:
-        broken.setattr(PoissonSampling, "sampler", lambda *_: None)
-        _plan(*given, "--noise_multiplier=1")
     with refuses("poisson", "draw(0)", "a client twice"), monkeypatch.context() as broken:
         broken.setattr(PoissonSampling, "sampler", lambda scheme, seed: Twice(scheme, seed))
         _plan(*given, "--noise_multiplier=1")
