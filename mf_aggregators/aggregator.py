@@ -18,7 +18,6 @@ what is done. A framework that adds up by itself (a secure sum, for one) takes t
 import copy
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -104,7 +103,7 @@ class _ReleaseRecord:
         self._digests: dict[tuple[str, int], bytes] = {}
 
     def first(self, stream: str, i: int, found: bytes) -> bytes:
-        """Returns what the round of a stream was recorded with first: ``found``, if it is new."""
+        """Returns the first digest of a stream's round: ``found``, if there is no other."""
         known = self._digests.get((stream, i), found)
         if known == found:
             known = self._write(atomic_files.write_once, stream, i, found) or found
@@ -118,7 +117,7 @@ class _ReleaseRecord:
         self._digests[stream, i] = _SPENT
 
     def _write(self, write: Callable[..., Any], stream: str, i: int, content: bytes) -> Any:
-        """Writes what is recorded of a round, where there is a directory."""
+        """Writes the record of a round into the directory, if there is one."""
         if self._directory is None:
             if os.getpid() != self._process:
                 raise ReleaseError(
@@ -629,13 +628,7 @@ class Aggregator:
     def _with_tensors(self, state: AggregatorState, tensors: _Tensors) -> AggregatorState:
         """The state for updates of these tensors; raises ValueError if it is for others."""
         if state.tensors is not None:
-            if tensors != state.tensors:
-                pairs = itertools.zip_longest(state.tensors, tensors)
-                before, found = next(each for each in pairs if each[0] != each[1])
-                raise ValueError(
-                    f"updates of this run have {_shown(before)}, found {_shown(found)}: names, "
-                    "containers, shapes and dtypes must be those of the first update or template."
-                )
+            nests.check_same(_named(state.tensors), _named(tensors))
             return state
         self._check_size(tensors)
         histories: tuple[NoiseState, ...] = ()
@@ -756,8 +749,5 @@ def _name(state: AggregatorState) -> str:
     return "stream-" + "-".join(map(str, state.stream.tolist()))
 
 
-def _shown(tensor: tuple[tuple[int, ...], str, str] | None) -> str:
-    if tensor is None:
-        return "no further array"
-    shape, dtype, path = tensor
-    return f"{dtype}{list(shape)} {f'at {path}' if path else 'alone'}"
+def _named(tensors: _Tensors) -> list[tuple[str, str]]:
+    return [(path, f"{dtype}{list(shape)}") for shape, dtype, path in tensors]

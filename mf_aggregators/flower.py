@@ -387,12 +387,12 @@ class MatrixFactorization(Strategy):
         return self._directory / f"{kind}-{i:06d}.npz"
 
     def _remove(self, i: int) -> None:
-        """Removes what a run had saved before round i, once what follows from it is there."""
+        """Removes the files of round i, once those of the next round are there."""
         for kind in ("sum", "state", "model"):
             self._path(kind, i).unlink(missing_ok=True)
 
     def _load_newest(self) -> bool:
-        """Goes on from what was saved; returns False if there is nothing."""
+        """Loads the newest saved round; returns False if there is none."""
         saved = sorted(self._directory.glob("model-*.npz"))
         if saved:
             self._load(int(saved[-1].stem.partition("-")[2]))

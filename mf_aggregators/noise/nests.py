@@ -1,6 +1,8 @@
 """Nests of arrays (dicts, lists, tuples, named tuples, attrs), in the order of ``tf.nest``."""
 
 import collections
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,8 +72,32 @@ def tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tup
     return tuple(int(size) for size in array.shape), name
 
 
+def check_same(
+    expected: Sequence[tuple[str, Any]],
+    found: Sequence[tuple[str, Any]],
+    is_same: Callable[[Any, Any], bool] = operator.eq,
+) -> None:
+    """Raises ValueError unless two nests have the same paths and kinds of leaves.
+
+    Args:
+      expected: The path of each leaf that there has to be, and its dtype or shape.
+      found: Those that there are.
+      is_same: Compares a dtype or shape with another one.
+    """
+    for pair in itertools.zip_longest(expected, found):
+        if None in pair or pair[0][0] != pair[1][0] or not is_same(pair[0][1], pair[1][1]):
+            one, other = (
+                f"{each[1]} {f'at {each[0]}' if each[0] else 'alone'}" if each else "no more leaves"
+                for each in pair
+            )
+            raise ValueError(
+                f"an update must have {one}, found {other}: names, containers, shapes and dtypes "
+                "are those of the run's first update, or of its template or query."
+            )
+
+
 def is_plain(leaf: Any) -> bool:
-    """Returns whether an object is a dense array of numbers, whose entries have places alone."""
+    """Returns whether an object is a dense array of numbers, without mask, labels or units."""
     kind, layout = type(leaf), str(getattr(leaf, "layout", ""))
     if isinstance(leaf, np.ndarray):
         return kind in (np.ndarray, np.memmap) and leaf.dtype.names is None and leaf.dtype != object

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -430,18 +429,7 @@ def _check_leaves(named: list[tuple[str, Any]], specs: Any) -> None:
     """Raises ValueError unless leaves have the paths and shapes of a structure of specs."""
     expected = [(path, spec.shape) for path, spec in nests.named_leaves(specs)]
     found = [(path, _shape_of(leaf)) for path, leaf in named]
-    for one, other in itertools.zip_longest(expected, found):
-        if not (one and other and one[0] == other[0] and one[1].is_compatible_with(other[1])):
-            raise ValueError(
-                f"the query is for records with {_shown(one)}, found {_shown(other)}: names, "
-                "containers and shapes must be those that the query was made for."
-            )
-
-
-def _shown(tensor: tuple[str, tf.TensorShape] | None) -> str:
-    if tensor is None:
-        return "no further tensor"
-    return f"a tensor of shape {tensor[1]} {f'at {tensor[0]}' if tensor[0] else 'alone'}"
+    nests.check_same(expected, found, lambda one, other: bool(one.is_compatible_with(other)))
 
 
 def _check_not_frozen(state: tensor_streams.NoiseState) -> None:

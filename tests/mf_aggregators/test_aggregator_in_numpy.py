@@ -351,7 +351,7 @@ _ONE, _TWO = np.ones(1), np.full(1, 2.0)
         (_Layer(_ONE, _ONE), _Weights(_ONE, _ONE), ("bias", "offset")),
         (_Layer(_ONE, _ONE), (_ONE, _ONE), ("kernel", "(0)")),
         ({"a": {"b": _ONE}}, {"a": _ONE}, ("['a']['b']", "['a']")),
-        ([_ONE], [_ONE, _ONE], ("no further array", "[1]")),
+        ([_ONE], [_ONE, _ONE], ("no more leaves", "[1]")),
     ],
 )
 def test_updates_are_matched_by_name(

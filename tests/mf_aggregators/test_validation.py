@@ -237,6 +237,7 @@ def test_arrays_of_a_damaged_archive_are_refused_by_one_error(tmp_path: pathlib.
     path = tmp_path / "arrays.npz"
     np.savez(path, one=np.arange(3.0), two=np.array("text"))
     refused = 0
+    expected: dict[str, Any] = {"one": np.arange(3.0), "two": "text"}
     for _ in flipped_bits.flipped(path):
         try:
             found = validation.archived_arrays(path)
@@ -244,7 +245,7 @@ def test_arrays_of_a_damaged_archive_are_refused_by_one_error(tmp_path: pathlib.
             refused += 1
             continue
         for name, array in found.items():
-            np.testing.assert_array_equal(array, {"one": np.arange(3.0), "two": "text"}[name])
+            np.testing.assert_array_equal(array, expected[name])
     assert refused > 500
     assert list(validation.archived_arrays(path)) == ["one", "two"]
     np.save(tmp_path / "array.npy", np.ones(2))

@@ -230,7 +230,7 @@ def _query_with(specs: Any, **changes: Any) -> Any:
         ([_S], (_X,), ("[0]", "(0)")),
         (_One(_S, _S), _Two(_X, _X), ("bias", "offset")),
         (_One(_S, _S), {"kernel": _X, "bias": _X}, (".kernel", "['bias']")),
-        ([_S], [_X, _X], ("no further tensor", "[1]")),
+        ([_S], [_X, _X], ("no more leaves", "[1]")),
     ],
 )
 def test_records_are_matched_by_name(
