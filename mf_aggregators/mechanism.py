@@ -7,7 +7,7 @@ that goes on after its last round (:meth:`Mechanism.extended`) knows every horiz
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dp_accounting import dp_event
@@ -35,7 +35,7 @@ from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import rounded_down
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -243,7 +243,7 @@ class Mechanism:
         self,
         ledger: Ledger | RoundTimes | str | os.PathLike[str],
         *,
-        round_counts: Sequence[int] | str | os.PathLike[str] | None = None,
+        round_counts: Iterable[int] | str | os.PathLike[str] | None = None,
         clients_per_round: float | None = None,
         sampling_seed: int | None = None,
         sampler: Sampler | None = None,
@@ -257,7 +257,7 @@ class Mechanism:
           ledger: Who took part in which round; or its file, which ``ledgers.load`` reads; or, where
             nobody knows that, the times of the rounds and the timers of devices.
           round_counts: How many clients each round summed, by the server's own count; or the file
-            of these numbers, which ``ledgers.load_round_counts`` reads. A ledger that lacks lines
+            of these numbers, which ``ledgers.round_counts`` reads. A ledger that lacks lines
             has too good a guarantee: without these counts, or if the ledger has others, nothing
             better than the plan is stated.
           clients_per_round: The cohort size that is claimed of the run, which the ledger is
@@ -276,8 +276,10 @@ class Mechanism:
             given for one that does not record a sampling scheme, or the sampler is of another
             scheme; or times are given for a sampling scheme.
         """
-        return observed.of_run(
-            self, ledger, sampling_seed, sampler, round_counts, clients_per_round
+        return dataclasses.replace(
+            observed.of_run(self, ledger, sampling_seed, sampler),
+            round_counts=ledgers.round_counts(round_counts),
+            clients_per_round=clients_per_round,
         )
 
     def extended(

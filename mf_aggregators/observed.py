@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -90,7 +89,7 @@ class Observed:
         return guarantees.num_outside_schema(schema, sizes, gaps)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Returns what holds of the rounds that were released, under an assumption.
+        """Returns the guarantee of the rounds that were released, under an assumption.
 
         Sampling amplifies it if the seed has shown that every draw is the scheme's. Else it is that
         of :meth:`unamplified_guarantee`, which holds only if participation did not depend on
@@ -235,26 +234,8 @@ def of_run(
     ledger: Ledger | RoundTimes | str | os.PathLike[str],
     sampling_seed: int | None,
     sampler: Sampler | None,
-    round_counts: Sequence[int] | str | os.PathLike[str] | None = None,
-    clients_per_round: float | None = None,
 ) -> Observed:
-    """Returns what a ledger shows of a run: see ``Mechanism.observed``."""
-    found = _without_counts(mechanism, ledger, sampling_seed, sampler)
-    if isinstance(round_counts, (str, os.PathLike)):
-        round_counts = ledgers.load_round_counts(round_counts)
-    elif round_counts is not None:
-        round_counts = ledgers.checked_round_counts(round_counts)
-    return dataclasses.replace(
-        found, round_counts=round_counts, clients_per_round=clients_per_round
-    )
-
-
-def _without_counts(
-    mechanism: "Mechanism",
-    ledger: Ledger | RoundTimes | str | os.PathLike[str],
-    sampling_seed: int | None,
-    sampler: Sampler | None,
-) -> Observed:
+    """Measures a ledger, or the times of rounds; ``Mechanism.observed`` adds counts."""
     if not isinstance(ledger, (Ledger, RoundTimes)):
         ledger = ledgers.load(ledger, mechanism.num_rounds)
     if ledger.num_rounds > mechanism.num_rounds:

@@ -23,7 +23,6 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -289,10 +288,8 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
         "that it did.",
     )
-    counts: Sequence[int] | None = None
-    if values.round_counts is not None:
-        counts = ledgers.load_round_counts(values.round_counts)
-    elif checkpoints.is_run(values.checkpoint):
+    counts = values.round_counts
+    if counts is None and checkpoints.is_run(values.checkpoint):
         counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
         return LedgerReport.of(
@@ -306,12 +303,7 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
 
 
 def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
-    """Checks that a ledger has all that its run says of it, for a statement above all.
-
-    Lost lines make the observed guarantee too good. Without --round_counts, nothing shows that some
-    are lost, but a round that was released without anybody, or the ledger of a run that is another
-    one.
-    """
+    """Checks a ledger against that of the run directory, if the checkpoint is one."""
     path = pathlib.Path(values.checkpoint) / ledgers.FILE_OF_RUN
     if checkpoints.is_run(values.checkpoint) and path.exists():
         own = ledgers.load(path, ledger.num_rounds)
@@ -320,15 +312,6 @@ def _check_rounds(values: flags.FlagValues, ledger: Ledger) -> None:
             f"--ledger={values.ledger} is not that of the run, which is {path}: give it, or the "
             "checkpoint of another run.",
         )
-    if values.statement is None or ledger.sampling is not None or values.round_counts is not None:
-        return
-    empty = [i for i, clients in enumerate(ledger.cohorts()) if not len(clients)]
-    command_line.check_choice(
-        not empty,
-        f"{values.ledger} has no client in {len(empty)} of {ledger.num_rounds} released rounds, "
-        f"such as round {empty[0] if empty else 0}, counted from 0: lines are missing, which would "
-        "make the statement too good, or fewer rounds were released (--released_rounds).",
-    )
 
 
 def _verify(values: flags.FlagValues) -> int:

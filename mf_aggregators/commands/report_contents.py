@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -444,7 +444,7 @@ class LedgerReport:
         delta: float,
         sampling_seed: int | None = None,
         *,
-        round_counts: Sequence[int] | None = None,
+        round_counts: Iterable[int] | str | None = None,
         clients_per_round: int | None = None,
     ) -> "LedgerReport":
         """Returns what follows from a ledger.
@@ -564,15 +564,8 @@ class LedgerReport:
                 f"{stated_pair(self.worst_case.epsilon, self.plan.delta)}, {ONLY_IF}. "
                 f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
             )
-        elif absent := self.observed.num_absent:
-            found.append(
-                f"WARNING: of the participations that the sampler's seed draws, {absent} are not "
-                "in the ledger, and all that are in it were drawn. This is right if these clients "
-                "could not be asked. If they took part, the ledger is not complete, and the "
-                "observed guarantee below is too good."
-            )
         gap = self.observed.gap
-        if gap is not None and gap != ledgers.NO_COUNTS and not self.observed.num_absent:
+        if gap is not None and gap != ledgers.NO_COUNTS:
             found.append(f"WARNING: {statement_texts.incomplete(gap)}")
         if alike := self.observed.num_alike_names:
             found.append(f"WARNING: {client_names.warning(alike)}")

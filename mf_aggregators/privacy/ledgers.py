@@ -36,8 +36,8 @@ FILE_OF_RUN = "participation.npz"
 HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "device_id")
 # The second word of a heading.
 HEADINGS_OF_ROUNDS = ("round", "round_index")
-# The first line of a file of round counts may be one of these.
-HEADINGS_OF_COUNTS = ("clients", "round,clients")
+# The first line of a file of round counts may be this.
+HEADING_OF_COUNTS = "clients"
 # Why a ledger is not shown to be complete that nothing contradicts.
 NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
 
@@ -46,7 +46,6 @@ _FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
 _LINE = re.compile(f"{_FIELD},{_FIELD}")
 # Eighteen digits fit into 64 bits.
 _ROUND = re.compile("0*([0-9]{1,18})")
-_COUNT = re.compile(r"(?:0*([0-9]{1,18})\s*,\s*)?0*([0-9]{1,18})")
 _MOST_CHARACTERS_SHOWN = 60
 # Every round writes the ledger: zlib's usual level takes four times as long for a tenth less.
 _COMPRESSION = 1
@@ -304,14 +303,13 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
 
 
 def gap(
-    ledger: Ledger, round_counts: Sequence[int] | None, clients_per_round: float | None = None
+    ledger: Ledger, counts: Sequence[int] | None, clients_per_round: float | None = None
 ) -> str | None:
     """Returns why a ledger is not shown to be complete, as the end of a sentence.
 
     Args:
       ledger: The ledger.
-      round_counts: How many clients each round summed, by the server's own count; None if that is
-        not known.
+      counts: How many clients each round summed (:func:`round_counts`); None if that is not known.
       clients_per_round: The cohort size that is claimed of the run; None for none.
 
     Returns:
@@ -320,16 +318,14 @@ def gap(
     """
     rounds = np.concatenate([np.empty(0, np.int64), *ledger.rounds_of_clients])
     rows = np.bincount(rounds, minlength=ledger.num_rounds)
-    if round_counts is not None:
-        if len(round_counts) != len(rows):
-            return f"it has {len(rows)} rounds, and the server counted {len(round_counts)}"
-        differing = np.flatnonzero(rows != np.asarray(round_counts, np.int64))
-        if len(differ := differing.tolist()):
-            return (
-                f"{len(differ)} of its {len(rows)} rounds have other numbers of clients than the "
-                f"server counted, such as round {differ[0]}, counted from 0, with "
-                f"{rows[differ[0]]} rows for {round_counts[differ[0]]} clients"
-            )
+    if counts is not None and len(counts) != len(rows):
+        return f"it has {len(rows)} rounds, and the server counted {len(counts)}"
+    if counts is not None and len(differing := np.flatnonzero(rows != counts)):
+        return (
+            f"{len(differing)} of its {len(rows)} rounds have other numbers of clients than the "
+            f"server counted, such as round {differing[0]}, counted from 0, with "
+            f"{rows[differing[0]]} rows for {counts[differing[0]]} clients"
+        )
     if clients_per_round is not None and len(rows):
         mean = float(rows.mean())
         if not 0.5 * clients_per_round <= mean <= 2.0 * clients_per_round:
@@ -337,60 +333,42 @@ def gap(
                 f"its rounds have {mean:.6g} rows on average, and the run is said to have had "
                 f"{clients_per_round:g} clients a round"
             )
-    return NO_COUNTS if round_counts is None else None
+    return NO_COUNTS if counts is None else None
 
 
-def load_round_counts(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """Reads how many clients each round summed, by the server's own count.
+def round_counts(
+    given: Iterable[int] | str | os.PathLike[str] | None,
+) -> tuple[int, ...] | None:
+    """Returns how many clients each round summed, by the server's own count.
 
     Args:
-      path: A ``.json`` file with a list of integers; or a text file in UTF-8 with one number on
-        each line, in the order of rounds, or with ``round,number`` lines, whose rounds count from
-        0 without gaps. Its first line may be one of ``HEADINGS_OF_COUNTS``. Empty lines mean
-        nothing.
-
-    Returns:
-      A number for each round.
+      given: The numbers; None if they are not known; or a file of them: ``.json`` with a list, or
+        a text in UTF-8 with one number on each line, in the order of rounds, after a first line
+        ``clients`` or none. Empty lines mean nothing.
 
     Raises:
       LedgerError: If the file cannot be read, or is none of these.
+      TypeError: If the numbers are no list.
+      ValueError: If one of them is no integer or below 0.
     """
-    file = pathlib.Path(path)
+    if given is None:
+        return None
+    if not isinstance(given, (str, os.PathLike)):
+        return tuple(validation.integer_at_least(each, 0, "round_counts") for each in given)
+    file = pathlib.Path(given)
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix.lower() == ".json":
-            return checked_round_counts(validation.parsed_json(text))
+            return round_counts(validation.parsed_json(text))
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        numbers = lines[lines[:1] == [HEADING_OF_COUNTS] :]
+        if others := [each for each in numbers if _ROUND.fullmatch(each) is None]:
+            raise ValueError(f"found {_shown(others[0])}")
+        return round_counts(map(int, numbers))
     except OSError as error:
         raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
     except (TypeError, ValueError) as error:
         raise LedgerError(f"{file} is no list of one number a round: {error}") from error
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    lines = [(number, line) for number, line in lines if line]
-    if lines and "".join(lines[0][1].lower().split()) in HEADINGS_OF_COUNTS:
-        del lines[0]
-    counts: list[int] = []
-    for number, line in lines:
-        match = _COUNT.fullmatch(line)
-        if match is None or (match[1] is not None and int(match[1]) != len(counts)):
-            raise LedgerError(
-                f"{file}, line {number}: expected the number of clients of round {len(counts)}, "
-                f"alone or after that round and a comma, found {_shown(line)}."
-            )
-        counts.append(int(match[2]))
-    return tuple(counts)
-
-
-def checked_round_counts(counts: Iterable[int]) -> tuple[int, ...]:
-    """Returns numbers of clients by round as integers.
-
-    Args:
-      counts: The numbers, from 0.
-
-    Raises:
-      TypeError: If they are no list.
-      ValueError: If one is no integer or below 0.
-    """
-    return tuple(validation.integer_at_least(each, 0, "round_counts") for each in counts)
 
 
 def _names(array: npt.NDArray[Any]) -> npt.NDArray[np.str_]:

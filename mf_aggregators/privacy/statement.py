@@ -281,12 +281,19 @@ class PrivacyStatement:
         was not followed. So it is the headline of a run that broke its plan, and of one that kept
         a plan with a larger epsilon.
         """
-        rule = self.stopping_rule
-        if rule is None or not self._keeps_rule:
-            return self._stated_without_rule
-        if self.observed_participation is not None and not self.keeps_plan:
-            return rule.guarantee
-        return min(self.plan, rule.guarantee, key=lambda guarantee: guarantee.epsilon)
+        rule, plan = self.stopping_rule, self.plan
+        is_kept = self.observed_guarantee is None or self.keeps_plan
+        if rule is not None and self._keeps_rule:
+            is_smaller = rule.guarantee.epsilon <= plan.epsilon
+            return rule.guarantee if is_smaller or not is_kept else plan
+        if is_kept:
+            return plan
+        assert self.observed_guarantee is not None
+        assert self.worst_case is not None
+        is_weaker = self.observed_guarantee.epsilon >= plan.epsilon
+        return (
+            self.observed_guarantee if self.status == "finished" and is_weaker else self.worst_case
+        )
 
     @property
     def kept_guarantee(self) -> Guarantee | None:
@@ -308,18 +315,6 @@ class PrivacyStatement:
             return rule.allows(observed)
         # As the rule does, without the sensitivity of the observed rounds once more.
         return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
-
-    @property
-    def _stated_without_rule(self) -> Guarantee:
-        if self.observed_guarantee is None:
-            return self.plan
-        if not self.keeps_plan:
-            is_weaker = self.observed_guarantee.epsilon >= self.plan.epsilon
-            if self.status == "finished" and is_weaker:
-                return self.observed_guarantee
-            assert self.worst_case is not None
-            return self.worst_case
-        return self.plan
 
     def with_other_runs(self, events: Mapping[str, dp_event.DpEvent]) -> "PrivacyStatement":
         """Returns the statement with what holds of this run and others together.

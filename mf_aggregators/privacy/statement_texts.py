@@ -280,7 +280,7 @@ def formal(guarantee: Guarantee) -> str:
 
 
 def incomplete(gap: str) -> str:
-    """Returns what follows from a ledger that is not shown to be complete, as a sentence.
+    """Returns the sentence for a ledger that is not shown to be complete.
 
     Args:
       gap: The reason.

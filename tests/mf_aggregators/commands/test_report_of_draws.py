@@ -330,7 +330,8 @@ def test_tampered_draws_are_found(
     assert fields["amplified_epsilon"] > 0.0
     status, out, _ = call_report(checkpoint, ledger, flag)
     assert status == 0
-    assert out.startswith("WARNING: of the participations that the sampler's seed draws, 1 are not")
+    assert out.startswith("WARNING: The ledger is not shown to be complete")
+    assert fields["ledger_gap"] == "1 participations that the seed draws are not in it"
 
 
 def test_a_seed_that_does_not_fit_is_refused(

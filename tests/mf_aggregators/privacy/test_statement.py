@@ -88,7 +88,10 @@ def test_a_statement_names_the_files_of_runs_that_have_them_alone() -> None:
     assert not any(file in without for file in files)
     assert "The noise seed is secret, and so are rows of noise" in without
     assert "wherever\n     they are kept\n" in without
-    assert "`mf-report --checkpoint= --noise_multiplier= --delta= --ledger=`" in without
+    assert (
+        "`mf-report --checkpoint= --noise_multiplier= --delta= --ledger=\n   --round_counts=`"
+        in without
+    )
     facts = dataclasses.replace(statement.facts, has_run_directory=True)
     named = dataclasses.replace(statement, facts=facts).to_markdown()
     assert all(file in named for file in files)
