@@ -561,7 +561,8 @@ class LedgerReport:
             found.append(
                 f"WARNING: {breaks} {self._observed_sentences()} At worst, with the smaller "
                 "separation and the larger number of participations of plan and observation: "
-                f"{stated_pair(self.worst_case.epsilon, self.plan.delta)}, {ONLY_IF}. "
+                f"{stated_pair(self.worst_case.epsilon, self.plan.delta)} (zero-out adjacency), "
+                f"{ONLY_IF}. "
                 f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
             )
         gap = self.observed.gap

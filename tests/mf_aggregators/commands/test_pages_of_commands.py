@@ -15,6 +15,7 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
 from mf_aggregators.commands import command_line, plan, report
 from mf_aggregators.participation import MinSeparation, sampling_from_dict
+from mf_aggregators.privacy.guarantees import ONLY_IF
 from tests import figure_checks, page_checks
 from tests.page_checks import Page
 
@@ -279,7 +280,7 @@ def test_the_page_of_a_report_has_the_numbers_of_its_json(
     assert [fault for figure in drawn for fault in figure_checks.faults(figure)] == []
     ((_, *targets), (_, *rows)) = page.tables
     prefix = "realised_" if ledger == "broken" else ""
-    name = "observed" if ledger == "broken" else "planned"
+    name = f"observed, {ONLY_IF}" if ledger == "broken" else "planned"
     (own,) = (row for row in targets if name in row[0].split("; ") and row[3] == "1e-05")
     # What was observed as planned stands there once.
     assert len({tuple(row[1:]) for row in targets}) == len(targets)

@@ -117,7 +117,7 @@ def test_no_pair_of_an_infinite_epsilon_is_printed(
     assert ended.status == 1
     assert "all others have it still" in ended.printed
     assert "The observed participations give no finite epsilon at delta 1e-05" in ended.printed
-    assert "of plan and observation: no finite epsilon at delta 1e-05, only if" in ended.printed
+    assert "of plan and observation: no finite epsilon at delta 1e-05 (zero-out" in ended.printed
     assert "(inf" not in ended.printed
 
 
