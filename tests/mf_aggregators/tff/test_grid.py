@@ -2,6 +2,8 @@
 
 import math
 import os
+import pathlib
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -312,3 +314,16 @@ def test_an_indicator_that_would_vanish_in_a_coarse_sum_is_refused(clients: int)
     finer = {**options, "secure_aggregation_bits": 40}
     mfa.Aggregator(mechanism, **finer)
     mfa.mf_dp_aggregator(mechanism, **finer).query(tf.TensorSpec([3]))
+
+
+def test_the_largest_cohort_of_an_adaptive_norm_in_24_bits_is_that_of_the_documents() -> None:
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "noise.md").read_text(encoding="utf-8")
+    (printed,) = re.findall(r"cohorts have at most ([0-9,]+) clients", page)
+    mechanism = mfa.Mechanism(
+        mfa.factorizations.identity(2), mfa.participation.SingleParticipation(), 1.0
+    )
+    most = int(printed.replace(",", ""))
+    options: dict[str, Any] = {"clip_norm": AdaptiveClip(1.0), "secure_aggregation_bits": 24}
+    mfa.Aggregator(mechanism, clients_per_round=most, **options)
+    with refuses("secure_aggregation_bits"):
+        mfa.Aggregator(mechanism, clients_per_round=most + 1, **options)
