@@ -644,7 +644,9 @@ def test_what_a_run_is_told_lets_it_go_on(
             return error
         return None
 
-    population, before, flags = DevicePopulation(num_devices, schema, 10, behaviour, 1), [], {}
+    population = DevicePopulation(num_devices, schema, 10, behaviour, 1)
+    before: list[np.ndarray] = []
+    flags: dict[str, Any] = {}
     with pytest.raises(TooFewEligibleClientsError) as caught:
         before.extend(population.next_round().cohort for _ in range(10))
     error: TooFewEligibleClientsError | None = caught.value

@@ -157,7 +157,7 @@ def test_links_that_lead_to_themselves_are_refused_in_a_line(
         assert str(path) in ended.errors
 
 
-_JUNK = [None, True, -1, 1.5, math.inf, 10**30, "x", "", [], [[]], [1], {}, {"a": 1}]
+_JUNK: list[object] = [None, True, -1, 1.5, math.inf, 10**30, "x", "", [], [[]], [1], {}, {"a": 1}]
 
 
 def _places(value: object, *path: object) -> list[tuple[object, ...]]:
