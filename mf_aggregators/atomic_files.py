@@ -158,7 +158,7 @@ def _replacing(
         if waits_for_disk:
             synchronise(target.parent)
     except OSError as error:
-        # That of a full disk names no file.
+        # The system's error for a full disk names no file.
         error.filename = error.filename or os.fspath(target)
         raise
     finally:

@@ -129,7 +129,7 @@ class Contents:
             OSError: The file cannot be read.
             ValueError: It has changed, or another program has changes to it that are not in it yet.
         """
-        # SQLite keeps them beside the file itself, wherever links to it are.
+        # SQLite keeps them next to the file that a link leads to.
         file = pathlib.Path(os.path.realpath(self.path))
         waiting = file.with_name(f"{file.name}-wal")
         if waiting.exists() and waiting.stat().st_size:

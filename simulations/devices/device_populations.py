@@ -296,7 +296,7 @@ class DevicePopulation:
             self._broken.sort()
 
     def change(self, behaviour: DeviceBehaviour) -> None:
-        """Changes what the server does from the next round on.
+        """Changes how the server acts from the next round on.
 
         Args:
           behaviour: As at first, but for what ``device_behaviour.MAY_CHANGE`` names.

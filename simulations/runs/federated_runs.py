@@ -429,7 +429,7 @@ def _opened(config: RunConfig, command: TaskCommand, behaviour: DeviceBehaviour)
 
 
 def _check_secrets(run: Run) -> None:
-    """Checks what must stay secret before anything is written or TensorFlow is loaded.
+    """Checks that secrets are private, before anything is written or TensorFlow is loaded.
 
     The default directory for noise of a new run cannot be unfit, and is made by the aggregator.
     """
@@ -480,7 +480,7 @@ def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _with_changed_flags(begun: Mapping[str, Any], run: Run) -> Mapping[str, Any]:
-    """The configuration of a run whose flags may be others from the next round on."""
+    """Returns the configuration with the flags that change from the next round on."""
     directory, new = run.directory, run.config.of_the_run()
     before = _changed(begun["flags"], new)
     if not before:
@@ -506,7 +506,7 @@ def _say_change(command: TaskCommand, config: Mapping[str, Any]) -> None:
 
 
 def _earlier_behaviours(config: Mapping[str, Any], run: Run) -> dict[int, DeviceBehaviour]:
-    """What devices did before flags were changed, by the number of rounds.
+    """Returns earlier behaviours of devices, by the number of rounds that each held for.
 
     Raises:
       RunDirectoryError: If a flag had a value that it cannot have.
@@ -520,7 +520,7 @@ def _earlier_behaviours(config: Mapping[str, Any], run: Run) -> dict[int, Device
             raise RunDirectoryError(
                 f"{run.directory.path / run_directory.CONFIG_FILE} is broken: {error} Restore it."
             ) from error
-        # Of changes after the same round, the first one counts for the rounds before.
+        # If flags changed twice after a round, the first change counts for the rounds before.
         found[change["released_rounds"]] = behaviour
     return found
 

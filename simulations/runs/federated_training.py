@@ -156,7 +156,7 @@ def train(run: Run, task: FederatedTask, statements: RunStatements, stop: StopRe
 
 
 def _to_go_on(error: TooFewEligibleClientsError) -> str:
-    """A sentence on what the run can do about too few clients: no flag of its guarantee changes."""
+    """Returns a sentence with the flags that let a run with too few clients go on."""
     if error.to_go_on:
         return f"To go on, run the same command with {error.to_go_on} in addition."
     return "The run ends here: its timers let nobody join a further round."

@@ -497,9 +497,9 @@ NOT_OF_THE_RUN = (
     "format",
     *(field.name for field in _FIELDS if not field.metadata[_FLAG].is_of_the_run),
 )
-# Flags of a run that may change when it is resumed, which its configuration then says. A sum that
-# was released, its noise and what the timers allow do not depend on them. Evaluations are of the
-# released model, on held-out data.
+# Flags that may change when a run resumes; its configuration records each change. Released sums,
+# their noise and the timers do not depend on them. Evaluations are of the released model, on
+# held-out data.
 MAY_CHANGE = (*device_behaviour.MAY_CHANGE, "evaluate_every")
 _INTEGERS, _NUMBERS = (int, int | None), (float, float | None)
 # What only a task can know.

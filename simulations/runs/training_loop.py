@@ -136,7 +136,7 @@ class FederatedRun:
             client_sums.check_others(self.process.next)
 
     def behaviour_in(self, index: int) -> DeviceBehaviour:
-        """Returns what devices do in a round, from 0."""
+        """Returns the behaviour of devices in a round, from 0."""
         later = [rounds for rounds in self.earlier_behaviours if rounds > index]
         return self.earlier_behaviours[min(later)] if later else self.behaviour
 
