@@ -350,11 +350,10 @@ def _check_config(config: Any) -> None:
     for name in ("flags", "versions"):
         if not isinstance(config.get(name, {}), dict):
             raise ValueError(f"its {name} are no JSON object")
-    for name in (EXTENDS, CHANGED):
-        entries = config.get(name, [])
-        if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-            raise ValueError(f"its {name} are no list of JSON objects")
-    for change in config.get(CHANGED, []):
+    changes = config.get(CHANGED, [])
+    if not isinstance(changes, list) or not all(isinstance(each, dict) for each in changes):
+        raise ValueError(f"its {CHANGED} are no list of JSON objects")
+    for change in changes:
         validation.integer_at_least(change.get("released_rounds"), 0, "released_rounds")
         if not isinstance(change.get("flags"), dict):
             raise ValueError(f"an entry of its {CHANGED} has no flags")

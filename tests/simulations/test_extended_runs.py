@@ -327,7 +327,8 @@ def test_every_plan_of_a_run_that_was_extended_twice_counts(begun: pathlib.Path)
 
 def test_other_flags_are_still_refused(begun: pathlib.Path) -> None:
     before = (begun / run_directory.CONFIG_FILE).read_bytes()
-    assert "other flags (--clip_norm=0.3)" in _call(begun, _WHOLE, "--clip_norm=0.5").errors
+    said = _call(begun, _WHOLE, "--clip_norm=0.5").errors
+    assert "other flags: to resume it, give --clip_norm=0.3;" in said
     assert "--noise_multiplier=1.5" in _call(begun, _WHOLE, "--noise_multiplier=1").errors
     said = _call(begun, _WHOLE, "--target_epsilon=8").errors
     assert "other flags" in said
@@ -393,7 +394,7 @@ def test_participations_may_grow_and_never_shrink(tmp_path: pathlib.Path) -> Non
     options = (*_ARGUMENTS, "--max_participations=3")
     path = _made(tmp_path / "limited", *options)
     said = _call(path, _WHOLE, *_ARGUMENTS, "--max_participations=2").errors
-    assert "other flags (--max_participations=3)" in said
+    assert "other flags: to resume it, give --max_participations=3;" in said
     more = (*_ARGUMENTS, "--max_participations=4")
     assert "training begins" in _call(path, _WHOLE, *more).errors
     assert _config(path)["extends"][0]["participation"]["max_participations"] == 3

@@ -689,7 +689,7 @@ def test_a_run_does_not_go_on_with_other_data(
     }
     (output / "config.json").write_text(json.dumps(config))
     mfa.checkpoints.save(mfa.factorizations.identity(6), output / "factorization")
-    (output / "checkpoints").mkdir()
+    (output / "checkpoints").mkdir(mode=0o700)
     (output / "checkpoints" / "dataset.json").write_text('{"fingerprint": "of other data"}')
     status = _run(arguments)
     assert status == 2
