@@ -1,6 +1,8 @@
 """Types of arrays, by what their entries are."""
 
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,3 +13,21 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ComplexArray: TypeAlias = npt.NDArray[np.complexfloating[Any, Any]]
 # Rows of noise are floats, or integers in quantization steps.
 RealArray: TypeAlias = FloatArray | IntArray
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def underflow_is_zero(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Returns a function that works alike where ``np.seterr(all="raise")`` is set.
+
+    Args:
+      function: A function whose floats may be too small for one, and then are zero.
+    """
+
+    @functools.wraps(function)
+    def quiet(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+        with np.errstate(under="ignore"):
+            return function(*arguments, **options)
+
+    return quiet

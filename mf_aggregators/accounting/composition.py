@@ -43,7 +43,7 @@ from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.accounting.losses import DenseLosses, epsilon_of, of_dp_accounting
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.arrays import FloatArray, IntArray, underflow_is_zero
 
 # dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
 # masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is
@@ -151,6 +151,7 @@ class FixedSizeRoundDpEvent(dp_events.SampledWithoutReplacementDpEvent):  # type
     run: SampledRun | None = None
 
 
+@underflow_is_zero
 def composed_epsilon(
     events: Iterable[dp_events.DpEvent],
     delta: float,
@@ -359,6 +360,7 @@ def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
     return (middle[2] - left[2]) * run >= rise * (middle[1] - left[1])
 
 
+@underflow_is_zero
 def gaussian_losses(
     noise_multiplier: float, interval: float, *, is_pessimistic: bool = True
 ) -> PrivacyLossDistribution:
@@ -395,6 +397,7 @@ def steps_to(most: float, interval: float, points: int) -> IntArray:
     return np.asarray(np.unique(np.ceil(shares * most / interval).astype(np.int64)))
 
 
+@underflow_is_zero
 def coarser_losses(losses: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
     """Returns losses of a few hundred values that dominate the given ones.
 
@@ -432,6 +435,7 @@ def description_of(losses: PrivacyLossDistribution, interval: float) -> dict[str
     return {**described, "pessimistic_estimate": True, "symmetric": False}
 
 
+@underflow_is_zero
 def rates_of(
     losses: PrivacyLossDistribution, interval: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:

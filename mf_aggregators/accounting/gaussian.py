@@ -27,7 +27,7 @@ from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, underflow_is_zero
 from mf_aggregators.errors import Error
 from mf_aggregators.noise import discrete_gaussian
 
@@ -113,6 +113,7 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
 
 
+@underflow_is_zero
 def exact_deltas(noise_multiplier: float, epsilons: FloatArray) -> FloatArray:
     """Returns the deltas of the Gaussian mechanism of real normal numbers, at many epsilons.
 
@@ -215,6 +216,7 @@ def noise_multiplier(
 
 # Plans and comparisons ask for the same targets again and again.
 @functools.lru_cache(maxsize=256)
+@underflow_is_zero
 def _noise_multiplier(
     target: float, delta: float, num_coordinates: int, disjoint_participations: int
 ) -> float:
@@ -489,6 +491,7 @@ def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: i
 
 # Plans, reports and statements ask for the same ones again and again; each takes milliseconds.
 @functools.lru_cache(maxsize=1024)
+@underflow_is_zero
 def _exact_epsilon(sigma: float, delta: float) -> float:
     loss = _gaussian(sigma)
     # Of real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, underflow_is_zero
 
 # Times the spacing of floats, more than the roundings of one mass are off by.
 _ROUNDINGS = 8
@@ -37,6 +37,7 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         )
 
     @classmethod
+    @underflow_is_zero
     def of_deltas(cls, interval: float, first: int, deltas: FloatArray) -> "DenseLosses":
         """Returns losses that dominate a pair, by its deltas (Doroshenko et al. 2022, Alg. 1).
 
@@ -69,12 +70,14 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         """Returns the losses of an output of each."""
         return self.of(super().compose(other, tail_mass_truncation))
 
+    @underflow_is_zero
     def get_delta_for_epsilon(self, epsilon: float | Sequence[float]) -> float | list[float]:
         """Returns the delta of one epsilon, the hockey-stick divergence, or of each of several."""
         if isinstance(epsilon, Sequence):
             return [self._delta(each) for each in epsilon]
         return self._delta(epsilon)
 
+    @underflow_is_zero
     def get_epsilon_for_delta(self, delta: float) -> float:
         """Returns the least epsilon of a delta, rounded up; infinity if there is none."""
         if self._infinity_mass > delta:

@@ -38,7 +38,7 @@ from scipy import special
 from mf_aggregators import validation
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, underflow_is_zero
 
 if TYPE_CHECKING:
     from mf_aggregators.participation import SamplingScheme
@@ -72,6 +72,7 @@ class AllParticipations:
         return self.norm / math.sqrt(self.disjoint)
 
 
+@underflow_is_zero
 def true_positive_rate(
     noise_multiplier: float,
     false_positive_rate: float | FloatArray,
@@ -143,6 +144,7 @@ def true_positive_rate_of_pairs(
     return _of_shape(_rounded(found), false_positive_rate)
 
 
+@underflow_is_zero
 def sampled_true_positive_rate(
     scheme: "SamplingScheme",
     noise_multiplier: float,

@@ -20,7 +20,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.arrays import FloatArray, underflow_is_zero
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._blt_search import (
     BltSearch,
@@ -143,14 +143,17 @@ class BltFactorization(ToeplitzStructure):
         """The (m,) negative weights of C^-1's decays."""
         return partial_fractions(self.inverse_decays, self.buffer_decays)
 
+    @underflow_is_zero
     def strategy_coefficients(self) -> FloatArray:
         """Returns the first column of C, (n,) float64."""
         return coefficients_of(self.buffer_decays, self.output_scales, self.num_rounds)
 
+    @underflow_is_zero
     def noising_coefficients(self) -> FloatArray:
         """Returns the first column of C^-1, (n,) float64."""
         return coefficients_of(self.inverse_decays, self.inverse_output_scales, self.num_rounds)
 
+    @underflow_is_zero
     def _squared_rows(self, workload: Workload) -> FloatArray:
         recursions = workload.recursions()
         if recursions is None or workload.coefficients() is not None:
@@ -170,6 +173,7 @@ class BltFactorization(ToeplitzStructure):
             feedbacks=np.ones((1, count)),
         )
 
+    @underflow_is_zero
     def _encode(self, x: FloatArray) -> FloatArray:
         """Streams C x with the buffers of C."""
         product = np.empty_like(x)
@@ -208,6 +212,7 @@ class BltFactorization(ToeplitzStructure):
         )
 
 
+@underflow_is_zero
 def blt(
     num_rounds: Any = None,
     num_buffers: int | None = None,

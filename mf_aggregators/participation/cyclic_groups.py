@@ -36,7 +36,7 @@ from mf_aggregators.accounting.composition import (
 )
 from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.accounting.losses import of_dp_accounting
-from mf_aggregators.arrays import IntArray
+from mf_aggregators.arrays import IntArray, underflow_is_zero
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
 from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
@@ -131,6 +131,7 @@ class CyclicGroups(SamplingScheme):
         del columns, certification
         return Amplified(self._epsilon(sigma, delta, num_coordinates), None)
 
+    @underflow_is_zero
     def _epsilon(self, sigma: float, delta: float, num_coordinates: int) -> float:
         safe_delta(delta, self.most_participations())
         found, refused = self._unamplified(sigma, delta, None, num_coordinates)
@@ -153,6 +154,7 @@ class CyclicGroups(SamplingScheme):
         # refused without amplification, too, and none loses its amplification before.
         return left - composition_rounding(self.most_participations())
 
+    @underflow_is_zero
     def calibrated(
         self,
         target: float,
@@ -244,6 +246,7 @@ class CyclicGroups(SamplingScheme):
             root, step = min(root + step, high), 2.0 * step
         return math.exp(root)
 
+    @underflow_is_zero
     def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
         """Returns pairs (epsilon, delta) that hold."""
         pairs = []
@@ -433,6 +436,7 @@ class ComposedGroups(CyclicGroups):
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """Returns losses that one round's dominate; arguments of :meth:`loss_distribution`."""
 
+    @underflow_is_zero
     def run_losses(
         self, run: SampledRun, approximation: Approximation
     ) -> privacy_loss_distribution.PrivacyLossDistribution:

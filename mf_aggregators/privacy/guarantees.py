@@ -290,6 +290,10 @@ class ObservedParticipation:
         (``round_times``); None for a ledger.
       gap: Why the ledger is not shown to be complete (``ledgers.gap``); None if it is, and for
         times.
+
+    Raises:
+      ValueError: If a number is no integer of its range, or a client took part more than once
+        and no separation is given.
     """
 
     num_rounds: int
@@ -300,6 +304,20 @@ class ObservedParticipation:
     largest_separation: int | None = None
     conditions: str | None = None
     gap: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_rounds", 0), ("max_participations", 0)):
+            found = validation.integer_at_least(getattr(self, name), least, name)
+            object.__setattr__(self, name, found)
+        for name, least in (("num_clients", 0), ("separation", 1), ("largest_separation", 1)):
+            if getattr(self, name) is not None:
+                found = validation.integer_at_least(getattr(self, name), least, name)
+                object.__setattr__(self, name, found)
+        if self.separation is None and self.max_participations > 1:
+            raise ValueError(
+                f"a client took part {self.max_participations} times: give the separation, which "
+                "is 1 where it is not known."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, packages, printed_guarantees, version
+from mf_aggregators import accounting, packages, printed_guarantees, validation, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.participation import check_extended
 from mf_aggregators.participation.schemes import UnamplifiedScheme
@@ -100,6 +100,9 @@ class RunFacts:
       provenance: Who stands behind the statement, and what it was made from.
       private_metrics: The metrics of training that are released with noise; None where metrics have
         none.
+
+    Raises:
+      ValueError: If a number is out of its range, or ``noise_seed_is_fixed`` is no bool.
     """
 
     mechanism: str
@@ -115,6 +118,17 @@ class RunFacts:
     num_alike_names: int = 0
     provenance: Provenance = dataclasses.field(default_factory=Provenance)
     private_metrics: ReleasedMetrics | None = None
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "num_clients", "clients_per_round")
+        alike = validation.integer_at_least(self.num_alike_names, 0, "num_alike_names")
+        object.__setattr__(self, "num_alike_names", alike)
+        norm = validation.positive_number(self.clip_norm, "clip_norm")
+        object.__setattr__(self, "clip_norm", norm)
+        if not isinstance(self.noise_seed_is_fixed, bool):
+            raise ValueError(
+                f"noise_seed_is_fixed must be a bool, found {self.noise_seed_is_fixed!r}."
+            )
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "RunFacts":

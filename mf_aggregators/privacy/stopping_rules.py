@@ -26,7 +26,7 @@ of all rounds, so that a limit below it allows no round, and any other one allow
 import dataclasses
 import functools
 
-from mf_aggregators import accounting, validation
+from mf_aggregators import accounting, catalogue, validation
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.printed_guarantees import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
@@ -43,6 +43,7 @@ class StoppingRule:
       epsilon: The limit.
 
     Raises:
+      TypeError: If the factorization is none of the library's classes.
       ValueError: If the limit is not above zero, there is no noise, or the first round alone
         would exceed it.
     """
@@ -53,6 +54,7 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         validation.positive_number(self.epsilon, "the epsilon to stop at")
+        catalogue.check_own(self.factorization)
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
         keeps_sampling = None if self.plan.sampling is None else True

@@ -589,7 +589,7 @@ def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> 
     class Small(mfa.factorizations.BandedFactorization):
         def sensitivity(self, participation: mfa.participation.Participation) -> Sensitivity:
             found = super().sensitivity(participation)
-            return Sensitivity(found.value / 40.0, found.is_exact)
+            return Sensitivity(found.value / 40.0, is_exact=found.is_exact, theorem=found.theorem)
 
     timers, drawn = MinSeparation(2), PoissonSampling(8, 2, 40, 5)
     made = Small(own.bands)

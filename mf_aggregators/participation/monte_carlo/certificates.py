@@ -173,6 +173,9 @@ class Certification:
       show_progress: Whether to show progress bars on standard error.
       budget: The mechanisms that may be tested. If one of several results is chosen, give all
         their calls the same budget; None makes each call a result of its own.
+
+    Raises:
+      ValueError: If the seed is no integer of at least 0, or ``max_samples`` none of at least 1.
     """
 
     seed: int = 0
@@ -180,6 +183,11 @@ class Certification:
     directory: pathlib.Path | None = None
     show_progress: bool = False
     budget: MechanismBudget | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
+        if self.max_samples is not None:
+            validation.set_positive_integers(self, "max_samples")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Planned and observed guarantees: the participations decide."""
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -558,3 +559,20 @@ def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> 
     between = guarantees.planned(identity(6), MinSeparation(2), 0.3, _DELTA)
     assert between.to_dict()["zcdp_delta"] == accounting.zcdp_delta(0.3)
     assert math.isinf(between.part_of_client().epsilon)
+
+
+@pytest.mark.parametrize("value", [math.nan, 2.5, True, "2", -1, np.array([1, 2])])
+@pytest.mark.parametrize(
+    "name", ["num_rounds", "num_clients", "separation", "max_participations", "largest_separation"]
+)
+def test_observed_numbers_are_integers(name: str, value: object) -> None:
+    seen = ObservedParticipation(np.int64(8), 5, 2, 3, largest_separation=4)
+    assert type(seen.num_rounds) is int
+    with refuses(name):
+        dataclasses.replace(seen, **{name: value})
+
+
+def test_clients_that_return_have_a_separation() -> None:
+    """Without one, the schema would be of a single participation."""
+    with refuses("3 times", "separation"):
+        ObservedParticipation(8, 5, None, 3)

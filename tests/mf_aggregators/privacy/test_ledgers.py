@@ -1,14 +1,17 @@
 """Records of participation: what is written is read, and what is broken is refused."""
 
+import dataclasses
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.participation import FixedSizeSampling
+from mf_aggregators.participation import FixedSizeSampling, MinSeparation
 from mf_aggregators.privacy import client_names, ledgers
+from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from simulations.runs.round_records import ParticipationLedger
 from tests import flipped_bits
 from tests.examples import examples
@@ -374,3 +377,42 @@ def test_counts_that_mean_something_else_are_refused(
         (tmp_path / name).write_bytes(data)
     with refuses(name, found, error=ledgers.LedgerError):
         ledgers.round_counts(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"client_ids": ("ada", "ada")}, "two clients of the same name"),
+        ({"client_ids": ("ada",)}, "1 client_ids and 2 rounds_of_clients"),
+        ({"client_ids": ("ada", 3)}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([[0, 1]]), np.array([2]))}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([0.5, 1.0]), np.array([2]))}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([True]), np.array([2]))}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([1, 1]), np.array([2]))}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([1, 0]), np.array([2]))}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([-1]), np.array([2]))}, "do not fit together"),
+        ({"rounds_of_clients": (np.array([0]), np.array([4]))}, "do not fit together"),
+        ({"num_rounds": 4.0}, "num_rounds must be an integer"),
+        ({"num_rounds": True}, "num_rounds must be an integer"),
+        ({"num_rounds": -1}, "num_rounds must be at least 0"),
+    ],
+)
+def test_a_ledger_that_is_made_is_checked_as_one_that_is_read(
+    changes: dict[str, Any], said: str
+) -> None:
+    given: dict[str, Any] = {
+        "client_ids": ("ada", "bo"),
+        "rounds_of_clients": (np.array([0, 3]), np.array([], np.int64)),
+        "num_rounds": 4,
+    }
+    assert len(Ledger(**given).cohorts()) == 4
+    with refuses(said, error=LedgerError):
+        Ledger(**{**given, **changes})
+
+
+def test_a_ledger_keeps_what_was_checked() -> None:
+    ledger = Ledger(["ada"], [[0, 2]], np.int64(3))  # type: ignore[arg-type, list-item]
+    assert ledger.client_ids == ("ada",)
+    assert ledger.rounds_of_clients[0].dtype == np.int64
+    with refuses("sampling", error=TypeError):
+        dataclasses.replace(ledger, sampling=MinSeparation(2))  # type: ignore[arg-type]
