@@ -566,10 +566,10 @@ def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> 
     "name", ["num_rounds", "num_clients", "separation", "max_participations", "largest_separation"]
 )
 def test_observed_numbers_are_integers(name: str, value: object) -> None:
-    seen = ObservedParticipation(np.int64(8), 5, 2, 3, largest_separation=4)
+    seen = ObservedParticipation(np.int64(8), 5, 2, 3, largest_separation=4)  # type: ignore[arg-type]
     assert type(seen.num_rounds) is int
     with refuses(name):
-        dataclasses.replace(seen, **{name: value})
+        dataclasses.replace(seen, **{name: value})  # type: ignore[arg-type]
 
 
 def test_clients_that_return_have_a_separation() -> None:

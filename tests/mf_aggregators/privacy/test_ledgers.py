@@ -411,7 +411,7 @@ def test_a_ledger_that_is_made_is_checked_as_one_that_is_read(
 
 
 def test_a_ledger_keeps_what_was_checked() -> None:
-    ledger = Ledger(["ada"], [[0, 2]], np.int64(3))  # type: ignore[arg-type, list-item]
+    ledger = Ledger(["ada"], [[0, 2]], np.int64(3))  # type: ignore[arg-type]
     assert ledger.client_ids == ("ada",)
     assert ledger.rounds_of_clients[0].dtype == np.int64
     with refuses("sampling", error=TypeError):
