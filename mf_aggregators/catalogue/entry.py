@@ -142,7 +142,7 @@ class TimerSetting:
     Attributes:
       num_rounds: The number of rounds n.
       participation: The schema that the timers enforce.
-      separation: The fewest rounds between two participations of a client; n for one.
+      separation: The least distance of two participations of a client, in rounds; n for one.
       affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
       budget: What limits the bands, for a reader.
       error: What mechanisms are compared by: ``mean``, ``max`` or ``weights``.

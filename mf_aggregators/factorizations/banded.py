@@ -238,8 +238,8 @@ def banded(
         int n for the prefix sum of n rounds.
       num_bands: The number of bands b, 1 (independent noise) to n (no limit).
       equal_column_norms: Whether the columns of C have equal norms.
-      participation: The schema that the factorization is for; at least ``num_bands``
-        rounds between participations, ``MinSeparation(num_bands)`` by default.
+      participation: The schema that the factorization is for, with participations at least
+        ``num_bands`` rounds apart; ``MinSeparation(num_bands)`` by default.
       error: What to minimise: the ``mean`` squared error over rounds, its ``max``, or the mean with
         (n,) weights on rounds, none below zero, as an array. With weights of zero the search ends
         far from its target, and says so: :func:`optimal` takes them.

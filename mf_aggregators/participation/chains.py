@@ -69,7 +69,7 @@ class Chain:
 
     Attributes:
       gaps: (n', n') cells from one to another, where that may follow; 0 elsewhere.
-      separation: The fewest cells between two participations.
+      separation: The least distance of two participations, in cells.
       most: The most participations.
     """
 

@@ -19,8 +19,8 @@ class MinSeparation(Participation):
     The schema that a timer on each device enforces.
 
     Attributes:
-      separation: The least number of rounds b between two participations, at least
-        1, which allows every round.
+      separation: The least distance b of two participations: rounds i and j of one client
+        satisfy |i - j| >= b. 1 allows every round.
       max_participations: The most participations k of one client; None for as many
         as fit into the rounds.
 

@@ -228,10 +228,10 @@ def check_population(
     within_timer = min(separation, num_rounds)
     if within_timer * clients_per_round > population:
         raise ValueError(
-            f"{population} clients cannot fill rounds of {clients_per_round} with {separation} "
-            f"rounds between participations: {within_timer * clients_per_round} would be needed. "
-            f"Use at most {max(1, population // within_timer)} clients per round or a separation "
-            f"of at most {max(1, population // clients_per_round)}."
+            f"{population} clients cannot fill rounds of {clients_per_round} with participations "
+            f"{separation} rounds apart: {within_timer * clients_per_round} would be needed. Use "
+            f"at most {max(1, population // within_timer)} clients per round or a separation of at "
+            f"most {max(1, population // clients_per_round)}."
         )
     if num_rounds * clients_per_round > population * most:
         raise ValueError(

@@ -1,0 +1,182 @@
+"""Numbers of documents that an experiment measured are those of its result file.
+
+Each line of a page with an interval (a number, plus or minus another one) is of a result below
+docs/reproduction/, or is named here as measured by trainings that left no file. Pages that state
+the same result have the same number.
+"""
+
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from tests.console_commands import ROOT
+
+_RESULTS = ROOT / "docs" / "reproduction"
+_INTERVAL = re.compile(r"(\d+\.\d+)(?: %)? ± (\d+\.\d+)")
+# The lines of a page, by a regular expression, and the result that has their intervals.
+_SOURCES = [
+    ("docs/reproduction.md", r"BandMF Fig. 1 \(b\)", "bandmf-figure-1b"),
+    ("docs/reproduction.md", r"BandMF Fig. 11", "bandmf-figure-11"),
+    (
+        "docs/reproduction.md",
+        r"\| (?P<row>[^|]+) \| [\d.]+ ± [\d.]+ \| [\d.-]+ \|$",
+        "bandmf-figure-5a",
+    ),
+    (
+        "docs/reproduction.md",
+        r"\| (?P<row>[^|]+) \|(?: [78]\d.\d+ ± [\d.]+ \|){4}$",
+        "fashion-mnist",
+    ),
+    ("docs/reproduction.md", r"\| (?P<row>[^|]+) \|(?: [23]\d.\d+ ± [\d.]+ \|){4}$", "shakespeare"),
+    ("docs/reproduction.md", r"\| without noise \|", "fashion-mnist shakespeare"),
+    ("docs/quick-start.md", r"reproduction.md#training|^aggregation \(", "bandmf-figure-11"),
+]
+# Trainings that left no result file: pages have their commands, and so many lines of intervals.
+_WITHOUT_A_FILE = {
+    "README.md": 1,
+    "docs/quick-start.md": 5,
+    "docs/stackoverflow.md": 2,
+    "docs/tasks.md": 4,
+    "docs/training-recipe.md": 13,
+    "docs/tutorials/with-flower.md": 2,
+}
+_PAGES = sorted(
+    [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")]
+)
+
+
+def _result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _intervals(name: str) -> dict[str, list[tuple[float, float]]]:
+    """The intervals of a result by the labels of its rows, in their order."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in _result(name)["rows"]:
+        label = re.sub(r"^epsilon [\d.]+, ", "", row["row"])
+        for mean, half in _INTERVAL.findall(row["reason"] or ""):
+            found.setdefault(label, []).append((float(mean), float(half)))
+    return found
+
+
+def _source(page: str, line: str) -> tuple[re.Match[str], str] | None:
+    for where, pattern, name in _SOURCES:
+        match = re.search(pattern, line)
+        if where == page and match:
+            return match, name
+    return None
+
+
+def _is_rounded(printed: tuple[str, str], known: tuple[float, float]) -> bool:
+    """Whether two printed numbers are known ones, rounded to the digits that are printed."""
+    return all(
+        abs(float(text) - value) <= 0.501 * 10.0 ** -len(text.partition(".")[2])
+        for text, value in zip(printed, known, strict=True)
+    )
+
+
+def _is_right(printed: list[tuple[str, str]], match: re.Match[str], names: str) -> bool:
+    known = [_intervals(name) for name in names.split()]
+    label = match.groupdict().get("row")
+    if label is None:
+        values = [each for of in known for row in of.values() for each in row]
+        return all(any(_is_rounded(each, value) for value in values) for each in printed)
+    expected = known[0].get(label.partition(" (")[0], [])
+    return len(expected) == len(printed) and all(map(_is_rounded, printed, expected))
+
+
+def _wrong_lines(page: str, text: str) -> tuple[list[str], int]:
+    """The lines whose intervals are not those of their result, and how many have no result."""
+    wrong, others = [], 0
+    for line in text.splitlines():
+        printed, source = _INTERVAL.findall(line), _source(page, line)
+        if printed and source is None:
+            others += 1
+        elif printed and source is not None and not _is_right(printed, *source):
+            wrong.append(line)
+    return wrong, others
+
+
+@pytest.mark.parametrize("path", _PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_intervals_are_those_of_result_files(path: pathlib.Path) -> None:
+    page = str(path.relative_to(ROOT))
+    if page == "docs/reproduction/report.md":
+        # It is made from the files, which another test compares it with.
+        return
+    wrong, others = _wrong_lines(page, path.read_text(encoding="utf-8"))
+    assert wrong == []
+    assert others == _WITHOUT_A_FILE.get(page, 0), "name the result file of these intervals"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| BandMF Fig. 1 (b), epsilon 8 | 3 | BandMF (13.21 ± 0.16 %) above DP-SGD |",
+        "| BandMF | 13.80 ± 0.34 | 24.88 |",
+        "| BLT | 83.01 ± 0.37 | 84.41 ± 0.22 | 85.32 ± 0.12 | 85.87 ± 0.25 |",
+        "| BLT, named wrongly | 83.01 ± 0.37 | 84.41 ± 0.22 | 85.32 ± 0.12 | 85.78 ± 0.25 |",
+    ],
+)
+def test_a_wrong_number_is_found(line: str) -> None:
+    assert _wrong_lines("docs/reproduction.md", line) == ([line], 0)
+
+
+def test_the_same_trainings_have_one_number() -> None:
+    """README's interval is that of the page that it links to."""
+    readme, page = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/stackoverflow.md")
+    )
+    (interval,) = _INTERVAL.findall(readme)
+    (row,) = re.findall(r"(?m)^\| timers alone \|.*", page)
+    assert interval in _INTERVAL.findall(row)
+
+
+# The rows of two tables of the mechanisms, and those of the comparison of the library.
+_MECHANISMS = {
+    "`identity`": "identity",
+    "`tree_aggregation`, online": "tree, online",
+    "`tree_aggregation`, full": "tree, full",
+    "`banded_inverse`, 16 bands": "banded_inverse 16",
+    "`banded_inverse`, 64 bands": "banded_inverse 64",
+    "`optimal` for exactly 342 apart": "optimal for (k, b)",
+    "`blt`, 2 buffers": "blt 2",
+    "`blt`, 4 buffers": "blt 4",
+    "`banded`, 342 bands, free column norms": "banded 342, free norms",
+    "`toeplitz`, 342 bands": "toeplitz 342",
+    "`banded`, 342 bands": "banded 342",
+}
+
+
+def test_errors_of_mechanisms_are_those_of_the_comparison() -> None:
+    text = (ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    table = text.partition("## How good they are")[2].partition("\n## ")[0]
+    known = {(row["row"], row["quantity"]): row["ours"] for row in _result("library-2052")["rows"]}
+    rows = {
+        cells[0]: cells[1:]
+        for line in table.splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("| ").split(" | ")]) > 2
+    }
+    for name, label in _MECHANISMS.items():
+        for printed, quantity in zip(rows[name], ("RMSE", "max error"), strict=False):
+            digits = 10.0 ** -len(printed.partition(".")[2])
+            assert abs(float(printed) - known[label, quantity]) <= 0.501 * digits, (name, quantity)
+    # The floor is what all of them are compared with.
+    over = known["banded 342", "RMSE"] / known["banded 342", "RMSE over the floor"]
+    assert f"{over:.3f}" == rows["lower bound for any matrix"][0]
+
+
+def test_the_page_says_which_version_computed_what() -> None:
+    page = " ".join((ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").split())
+    versions: dict[str, list[str]] = {}
+    for path in sorted(_RESULTS.glob("*.json")):
+        versions.setdefault(_result(path.stem)["versions"]["mf-aggregators"], []).append(path.stem)
+    for version, names in versions.items():
+        if version != "2.0.0":
+            sentence = re.search(rf"of {re.escape(version)} are ((?:`[\w-]+`(?:, | and )?)+)", page)
+            assert sentence is not None, version
+            assert sorted(re.findall(r"`([\w-]+)`", sentence[1])) == names
+    assert "All others are of 2.0.0." in page
