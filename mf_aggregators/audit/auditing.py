@@ -140,6 +140,15 @@ class AuditResult:
         return self.epsilon_lower_bound / self.epsilon
 
     @property
+    def epsilon_of_a_perfect_attack(self) -> float:
+        """The largest lower bound of so many canaries: that of an attack without an error."""
+        # Every threshold has two rates, and the bounds on all of them hold together.
+        miss_probability = self.false_alarm_rate / (2 * (1 + len(self.any_mechanism)))
+        rates = self.rates[0]
+        most = statistics.largest_provable_mu(rates.absences, rates.presences, miss_probability)
+        return statistics.epsilon_of_mu(most, self.delta)
+
+    @property
     def exceeded(self) -> bool:
         """Whether the claim is refuted."""
         return self.mu_lower_bound > self.claim.mu or any(

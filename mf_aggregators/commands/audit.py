@@ -161,6 +161,7 @@ def main(values: flags.FlagValues) -> int:
         "epsilon": result.epsilon,
         "epsilon_lower_bound": result.epsilon_lower_bound,
         "ratio": result.ratio,
+        "epsilon_of_a_perfect_attack": result.epsilon_of_a_perfect_attack,
         "exceeded": exceeded,
         "mu": claim.mu,
         "mu_lower_bound": result.mu_lower_bound,

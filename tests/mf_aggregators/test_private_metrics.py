@@ -159,6 +159,7 @@ def test_a_value_in_a_range_counts_at_most_half_of_it(
     except ValueError:
         return
     inside = metric.smallest + share * metric.range
+    number: Any
     for number in (np.float64, np.float32):
         below, within, above = (
             (number(value) - number(metric.middle)) / number(metric.range)

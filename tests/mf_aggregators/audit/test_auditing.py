@@ -496,6 +496,7 @@ def test_the_smallest_noise_multiplier_that_is_audited_can_be_refuted() -> None:
     result = audit(lambda: silent, claim, canaries=30)
     assert result.exceeded
     assert result.mu_lower_bound == provable
+    assert result.epsilon_of_a_perfect_attack == result.epsilon_lower_bound
     # Nothing is left of a stream without noise once the other client's part is subtracted.
     assert result.contribution.power > 1e6
     too_little = _claim(schema, 0.999 / provable)

@@ -9,77 +9,27 @@ import pytest
 import scipy.special
 import scipy.stats
 
-import mf_aggregators as mfa
-from mf_aggregators.audit import one_run
-from mf_aggregators.audit.one_run import Canaries, RunAudit
+from benchmarks import canary_power
+from mf_aggregators.audit import one_run, statistics
+from mf_aggregators.audit.one_run import Canaries
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.participation import MinSeparation
+from tests.console_commands import ROOT
 from tests.refusals import refuses
 
 # A statistical test fails on correct code with at most this probability.
 _FALSE_ALARM = 1e-6
-_DELTA = 1e-4
-# The quick start's: rounds, separation, participations, parameters, cohort.
-_ROUNDS, _SEPARATION, _PARTICIPATIONS, _PARAMETERS, _COHORT = 200, 25, 8, 40_000, 100
-_CLIP = 0.5
 
 
 @pytest.fixture(scope="module")
 def mechanism() -> Mechanism:
     """That of the quick start."""
-    return mfa.calibrate(
-        mfa.factorizations.banded(_ROUNDS, num_bands=25),
-        MinSeparation(_SEPARATION, _PARTICIPATIONS),
-        epsilon=8.0,
-        delta=_DELTA,
-    )
-
-
-def _simulated(
-    mechanism: Mechanism,
-    *,
-    seed: int = 0,
-    noise: float = 1.0,
-    twice: tuple[int, int] | None = None,
-    separation: int = _SEPARATION,
-) -> RunAudit:
-    """Audits a run along the directions of its canaries, where other clients' updates are random.
-
-    ``noise`` scales the noise, the row of Z of the second round of ``twice`` is that of the first,
-    and canaries take part every ``separation`` rounds.
-    """
-    canaries = Canaries.drawn(seed, 1000, _PARAMETERS, _ROUNDS)
-    takes_part = np.zeros((_ROUNDS, canaries.number), bool)
-    for canary in range(canaries.number):
-        takes_part[canary % _SEPARATION :: separation, canary] = True
-    generator = np.random.default_rng(seed)
-    rows = generator.normal(size=(_ROUNDS, len(canaries.coordinates)))
-    if twice is not None:
-        rows[twice[1]] = rows[twice[0]]
-    factorization = mechanism.factorization
-    stddev = mechanism.noise_multiplier * _CLIP * factorization.sensitivity(mechanism.schema).value
-    sums = factorization.noising_matrix() @ rows * (noise * stddev)
-    # The updates of a cohort that agree as far as a fifth of their norms, in random directions.
-    others = 0.2 * _COHORT * _CLIP / math.sqrt(_PARAMETERS)
-    sums += others * generator.normal(size=rows.shape)
-    sums[:, : canaries.number] += _CLIP * takes_part * canaries.is_included
-    released = sums / _COHORT
-    return one_run.judge(
-        one_run.scores(released, takes_part, _CLIP / _COHORT),
-        canaries.is_included,
-        one_run.fresh_noise(
-            released[:, canaries.number :], factorization.strategy_matrix() * _COHORT / stddev
-        ),
-        noise_multiplier=mechanism.noise_multiplier,
-        delta=_DELTA,
-        epsilon=8.0,
-    )
+    return canary_power.mechanism()
 
 
 def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
     mechanism: Mechanism,
 ) -> None:
-    found = _simulated(mechanism)
+    found = canary_power.simulated(mechanism)
     assert not found.is_refuted
     assert found.noise.p_value > 0.01
     numbers = found.to_dict()
@@ -102,7 +52,7 @@ def test_an_intact_run_is_not_refuted_and_both_bounds_reach_half_of_epsilon_8(
 def test_a_broken_run_is_refuted(
     mechanism: Mechanism, broken: dict[str, Any], by_noise: bool, by_canaries: bool | None
 ) -> None:
-    found = _simulated(mechanism, **broken)
+    found = canary_power.simulated(mechanism, **broken)
     assert found.is_refuted
     assert (found.noise.p_value < one_run.FALSE_ALARM_RATE) == by_noise
     if by_canaries is not None:
@@ -110,6 +60,50 @@ def test_a_broken_run_is_refuted(
     if "twice" in broken:
         assert found.noise.weakest_round == 121
         assert found.noise.share < 0.3
+
+
+def _printed_power(canaries: int, separation: int) -> int:
+    """How many of 40 runs docs/audit.md says are refuted by right guesses."""
+    text = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    heading, row = (
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in text.splitlines()
+        if line.startswith(("| canaries | ", f"| {canaries:,} |"))
+    )
+    return int(row[heading.index(f"after {separation}")])
+
+
+@pytest.mark.parametrize(
+    ("canaries", "separation", "runs"),
+    [
+        (120, 20, 12),
+        (1000, 10, 6),
+        pytest.param(120, 12, 40, marks=pytest.mark.long),
+        pytest.param(1000, 20, 40, marks=pytest.mark.long),
+    ],
+)
+def test_the_power_that_is_printed(
+    mechanism: Mechanism, canaries: int, separation: int, runs: int
+) -> None:
+    """Of the same seeds. Another BLAS may turn a run at the limit."""
+    found = [
+        canary_power.simulated(mechanism, seed=seed, canaries=canaries, separation=separation)
+        for seed in range(runs)
+    ]
+    # Their noise is whole: it is the guesses that refute.
+    assert all(each.noise.p_value > one_run.FALSE_ALARM_RATE for each in found)
+    refuted, printed = sum(each.is_refuted for each in found), _printed_power(canaries, separation)
+    assert printed - 1 - (40 - runs) <= refuted <= printed + 1
+
+
+def test_what_a_perfect_attack_shows_is_printed() -> None:
+    text = " ".join((ROOT / "docs" / "audit.md").read_text(encoding="utf-8").split())
+    found = []
+    for canaries in (120, 1000):
+        mu = one_run.mu_of_right_guesses(canaries, canaries, one_run.MISS_PROBABILITY)
+        epsilon = statistics.epsilon_of_mu(mu, canary_power.DELTA)
+        found.append(f"{math.floor(10.0 * epsilon) / 10.0:.1f}")
+    assert f"120 canaries show an epsilon of {found[0]}, and 1,000 one of {found[1]}" in text
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.84, 3.0])

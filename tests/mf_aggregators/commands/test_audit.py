@@ -5,6 +5,7 @@ TFF's worker needs a standard error that is a file: where one starts, output is 
 
 import importlib.util
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -35,6 +36,7 @@ _FIELDS = {
     "epsilon_lower_bound",
     "epsilon_lower_bound_any_mechanism",
     "ratio",
+    "epsilon_of_a_perfect_attack",
     "exceeded",
     "canaries",
     "false_alarm_rate",
@@ -79,6 +81,7 @@ def test_a_script_gets_one_json_object_and_status_0(
     assert fields["exceeded"] is False
     assert 0.0 < fields["epsilon_lower_bound"] < fields["epsilon"]
     assert fields["ratio"] == fields["epsilon_lower_bound"] / fields["epsilon"]
+    assert fields["epsilon"] < fields["epsilon_of_a_perfect_attack"] < math.inf
     assert (fields["canaries"], fields["false_alarm_rate"]) == (500, 1e-6)
     # No terminal, and so no bar.
     assert "\r" not in err

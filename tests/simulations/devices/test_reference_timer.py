@@ -491,9 +491,10 @@ def test_policies_that_promise_nothing_are_refused() -> None:
             policy = Policy(rounds, seconds, tolerance, most)  # type: ignore[arg-type]
         except ValueError:
             continue
-        assert (rounds, seconds, tolerance, most) in itertools.product(
-            (1, 2, 3), (0.0, 1.0, 2.0), (0.0, 0.5), (None, 1, 2)
-        )
+        assert rounds in (1, 2, 3)
+        assert seconds in (0.0, 1.0, 2.0)
+        assert tolerance in (0.0, 0.5)
+        assert most in (None, 1, 2)
         accepted += 1
         first: tuple[Device, tuple[int, float], list[tuple[int, float]]] = (
             Device(0.0),
