@@ -15,10 +15,9 @@ import numpy as np
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators.audit import one_run, statistics
+from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import Canaries, RunAudit
 from mf_aggregators.commands import command_line
-from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation
 
 DELTA, EPSILON = 1e-4, 8.0
@@ -36,7 +35,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("runs", 40, "Simulated runs.", flag_values=values)
 
 
-def mechanism() -> Mechanism:
+def mechanism() -> mfa.Mechanism:
     """Returns the mechanism of the quick start."""
     return mfa.calibrate(
         mfa.factorizations.banded(ROUNDS, num_bands=SEPARATION),
@@ -47,7 +46,7 @@ def mechanism() -> Mechanism:
 
 
 def simulated(
-    mechanism: Mechanism,
+    mechanism: mfa.Mechanism,
     *,
     seed: int = 0,
     canaries: int = 1000,
@@ -119,7 +118,7 @@ def main(values: flags.FlagValues) -> None:
         "refuted_by_noise": sum(by_noise),
         "right_guesses": sum(each.right for each in found) / (values.runs * values.canaries),
         "epsilon_lower_bound": float(np.median([each.epsilon_lower_bound for each in found])),
-        "epsilon_of_a_perfect_attack": statistics.epsilon_of_mu(perfect, DELTA),
+        "epsilon_of_a_perfect_attack": mfa.accounting.exact_epsilon(1.0 / perfect, DELTA),
     }
     command_line.print_result(values, fields, command_line.table(list(fields.items())))
 
