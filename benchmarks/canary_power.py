@@ -1,4 +1,4 @@
-r"""How often the canaries of a run find what is broken: simulations along their directions.
+r"""Simulates runs with canaries, and counts how many broken ones they refute.
 
   python benchmarks/canary_power.py --canaries=120 --separation=20
 

@@ -124,7 +124,7 @@ class AdaptiveClip:
         for name, number in numbers.items():
             object.__setattr__(self, name, number)
         validation.set_positive_integers(self, "update_period")
-        # What follows from the initial norm may be beyond floats.
+        # A default bound, a multiple of the initial norm, may be beyond floats.
         smallest, largest = (
             validation.positive_number(bound, name)
             for bound, name in zip(self.bounds, ("smallest_norm", "largest_norm"), strict=True)

@@ -107,10 +107,9 @@ class PrivateMetrics:
         names = [metric.name for metric in self.metrics]
         if not names or len(set(names)) < len(names):
             raise ValueError("private metrics must be at least one, each with a name of its own.")
-        increase = validation.finite_number(self.noise_increase, "noise_increase")
-        if increase < _LEAST_INCREASE:
+        if validation.positive_number(self.noise_increase, "noise_increase") < _LEAST_INCREASE:
             raise ValueError(
-                f"noise_increase must be at least {_LEAST_INCREASE:g}, found {increase}."
+                f"noise_increase must be at least {_LEAST_INCREASE:g}: floats lose less."
             )
 
     def split_noise(

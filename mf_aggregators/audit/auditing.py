@@ -141,7 +141,7 @@ class AuditResult:
 
     @property
     def epsilon_of_a_perfect_attack(self) -> float:
-        """The largest lower bound of so many canaries: that of an attack without an error."""
+        """The lower bound that an attack without any error gets from this number of canaries."""
         # Every threshold has two rates, and the bounds on all of them hold together.
         miss_probability = self.false_alarm_rate / (2 * (1 + len(self.any_mechanism)))
         rates = self.rates[0]
