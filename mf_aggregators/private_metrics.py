@@ -109,7 +109,7 @@ class PrivateMetrics:
             raise ValueError("private metrics must be at least one, each with a name of its own.")
         if validation.positive_number(self.noise_increase, "noise_increase") < _LEAST_INCREASE:
             raise ValueError(
-                f"noise_increase must be at least {_LEAST_INCREASE:g}: floats lose less."
+                f"noise_increase must be at least {_LEAST_INCREASE:g}, to split noise."
             )
 
     def split_noise(
