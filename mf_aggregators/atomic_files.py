@@ -159,7 +159,8 @@ def _replacing(
             synchronise(target.parent)
     except OSError as error:
         # The system's error for a full disk names no file.
-        error.filename = error.filename or os.fspath(target)
+        if error.errno is not None:
+            error.filename = error.filename or os.fspath(target)
         raise
     finally:
         partial.unlink(missing_ok=True)

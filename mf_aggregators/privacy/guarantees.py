@@ -58,8 +58,9 @@ _ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
 _MOST_ROUNDING = 1024.0
 # The assumption of every guarantee that follows from observed participations, as the end of a
-# sentence and as a field of JSON objects.
+# sentence.
 ONLY_IF = "only if participation did not depend on released models or on data"
+# The same as a field of JSON objects.
 INDEPENDENCE: Mapping[str, str] = types.MappingProxyType(
     {"participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."}
 )

@@ -107,17 +107,16 @@ class ReleaseRecord:
     def _refuse_others(self, folder: tf.Tensor, own: tf.Tensor) -> tf.Operation:
         """An operation that fails if the folder of a round has another name than this one."""
         names = tf.io.matching_files(tf.strings.join([folder, "/*"]))
-        return tf.debugging.Assert(
+        return tf.debugging.assert_equal(
             tf.reduce_all(tf.equal(names, own)),
-            [
-                processes.refusal(
-                    "The noise of this round was added to other data before, or the round is "
-                    "spent, so this aggregate is not released: the difference of the two would "
-                    "have no noise. Go on from this state with the clients and data of that time, "
-                    "spend the round (MatrixFactorizationFactory.spend), or start a new run from "
-                    f"a fresh state (the record is in {self.directory})."
-                )
-            ],
+            True,
+            message=processes.refusal(
+                "The noise of this round was added to other data before, or the round is spent, so "
+                "this aggregate is not released: the difference of the two would have no noise. Go "
+                "on from this state with the clients and data of that time, spend the round "
+                "(MatrixFactorizationFactory.spend), or start a new run from a fresh state (the "
+                f"record is in {self.directory})."
+            ),
         )
 
 

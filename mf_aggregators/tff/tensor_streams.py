@@ -33,6 +33,7 @@ _COORDINATES_COMPARED = 4
 _SEED_OF_COMPARISON = np.array([1, 2], np.int64)
 # More than floats and the tolerance of ``catalogue.third_party`` put between C and its rows.
 _RELATIVE_TOLERANCE = 1e-7
+# Why a state is refused whose fingerprint is not that of the process.
 OTHER_PROCESS = (
     "This state is of another mechanism, of other options (clip norm, clients per round, noise "
     "source or storage, sums, model) or of another version: its rows of noise are not those of "
@@ -175,11 +176,12 @@ class TensorNoise:
         """The state's round, if there is one left and the state is of this run."""
         num_rounds = self.recursion.num_rounds
         checks = [
-            tf.debugging.Assert(
+            tf.debugging.assert_equal(
                 tf.reduce_any(
                     tf.equal(state.fingerprint, tf.constant(self.fingerprints, tf.int64))
                 ),
-                [processes.refusal(OTHER_PROCESS)],
+                True,
+                message=processes.refusal(OTHER_PROCESS),
             ),
             tf.debugging.assert_less(
                 state.round_index,

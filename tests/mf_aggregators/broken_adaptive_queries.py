@@ -14,7 +14,7 @@ class ScaledByTheNextNorm(AdaptiveClipSumQuery):
         """As the intact query, but for what is broken."""
         result, state, event = super().get_noised_result(sample_state, global_state)
         exact = [
-            tf.cast(steps, tf.float64) * self._mechanism._unit * global_state.clip.norm
+            tf.cast(steps, tf.float64) * self.mechanism._unit * global_state.clip.norm
             for steps in sample_state.steps[0]
         ]
         ratio = state.clip.norm / global_state.clip.norm
@@ -45,7 +45,7 @@ class MetricsLeftOut(AdaptiveClipSumQuery):
         super().__init__(recursion, specs, **arguments)
         split, number = self._split, len(arguments["metrics"].metrics)
         squared = split.vector_norm**2 - number * (0.5 * split.metric_weight) ** 2
-        self._mechanism._noise_stddev *= squared**0.5 / split.vector_norm
+        self.mechanism._noise_stddev *= squared**0.5 / split.vector_norm
 
 
 class IndicatorLeftOut(AdaptiveClipSumQuery):
@@ -53,7 +53,7 @@ class IndicatorLeftOut(AdaptiveClipSumQuery):
 
     def __init__(self, recursion: Any, specs: Any, **arguments: Any) -> None:
         super().__init__(recursion, specs, **arguments)
-        self._mechanism._noise_stddev /= self._split.vector_norm
+        self.mechanism._noise_stddev /= self._split.vector_norm
 
 
 class IndicatorWithoutNoise(AdaptiveClipSumQuery):
@@ -66,7 +66,7 @@ class IndicatorWithoutNoise(AdaptiveClipSumQuery):
         return result, state._replace(clip=clip), event
 
     def _exact(self, sample_state: Any) -> tf.Tensor:
-        weighted = tf.cast(sample_state.steps[1], tf.float64) * self._mechanism._unit
+        weighted = tf.cast(sample_state.steps[1], tf.float64) * self.mechanism._unit
         return 0.5 + weighted / (self._split.indicator_weight * self._clients)
 
 

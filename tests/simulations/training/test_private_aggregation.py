@@ -219,7 +219,7 @@ def test_any_nest_of_floats_is_one_vector() -> None:
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize("zeroing_norm", [None, pytest.param(0.5, marks=pytest.mark.long), 20.0])
 def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float | None) -> None:
-    # The same noise in all calls, from one state: what differs is the client.
+    # The same noise in all calls, from one seed: what differs is the client.
     clip_norm, divisor = 1.5, 4
     process = _process(
         zeroing_norm=zeroing_norm,
@@ -228,15 +228,14 @@ def test_one_client_moves_the_sum_by_at_most_the_clip_norm(zeroing_norm: float |
         noise_multiplier=1.0,
         seed=3,
     )
-    state = process.initialize()
     others = [_update(0.3, -0.1, 0.2), _update(4.0, 0.4, 0.1)]
-    without = np.array(process.next(state, others).result, np.float64)
+    without = np.array(process.next(process.initialize(), others).result, np.float64)
     generator = np.random.default_rng(5)
     furthest = 0.0
     for magnitude in [1e-3, 0.4, 0.6, 1.0, 5.0, 19.0, 21.0, 1e4, 1e38]:
         direction = generator.normal(size=3)
         direction *= magnitude / np.max(np.abs(direction))
-        output = process.next(state, [*others, direction.astype(np.float32)])
+        output = process.next(process.initialize(), [*others, direction.astype(np.float32)])
         change = divisor * float(np.linalg.norm(np.array(output.result, np.float64) - without))
         assert change <= clip_norm * (1 + 1e-5)
         furthest = max(furthest, change)
