@@ -37,12 +37,10 @@ from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, total_size
-from mf_aggregators.noise.recursions import IndependentNoise, NoiseState
+from mf_aggregators.noise.recursions import IndependentNoise, NoiseState, fingerprint
 from mf_aggregators.noise.rows_in_files import RowsInFiles
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 
-# Two matrices count as one if their products with the same vector agree to within this.
-_TOLERANCE = 1e-9
 # Files of this format are never mistaken for those of another.
 _STATE_FORMAT = 2
 # Stands in the record for a round that was spent: no digest is as short.
@@ -500,12 +498,11 @@ class Aggregator:
           OSError: If it cannot be written.
           ReleaseError: If it is the state of another aggregator.
         """
-        horizon = self._horizon_of(state)
+        self._check_identity(state)
         described = {
             "state_format": _STATE_FORMAT,
             "round_index": state.round_index,
-            "mechanism": horizon.to_dict(),
-            "options": self._options(),
+            "identity": state.identity.hex(),
             "tensors": state.tensors,
         }
         arrays = {f"history_{n}": each.history for n, each in enumerate(state.histories)}
@@ -515,7 +512,6 @@ class Aggregator:
                 described=np.array(json.dumps(described)),
                 seed=state.seed,
                 stream=state.stream,
-                matrix=_matrix_times_probe(horizon),
                 clip=np.array([] if state.clip is None else state.clip, np.float64),
                 **arrays,
             )
@@ -542,14 +538,11 @@ class Aggregator:
                     "version that began it"
                 )
             i, tensors = int(described["round_index"]), described["tensors"]
-            horizons = [each.to_dict() for each in self.mechanism.horizons]
-            before, whole = arrays["matrix"], _matrix_times_probe(self.mechanism)
-            if described["mechanism"] not in horizons or not np.allclose(
-                before, whole[: len(before)], rtol=_TOLERANCE, atol=_TOLERANCE
-            ):
-                raise ValueError("it is of a run of another mechanism, or of another extension")
-            if described["options"] != self._options():
-                raise ValueError("its noise is that of another version, or of other options")
+            if described["identity"] not in [each.hex() for each in self._identities]:
+                raise ValueError(
+                    "it is of another mechanism or another extension, of other options, or of a "
+                    "version with other noise"
+                )
             if tensors is not None:
                 tensors = tuple(
                     (tuple(shape), str(dtype), str(path)) for shape, dtype, path in tensors
@@ -579,24 +572,18 @@ class Aggregator:
                 "use the state and the mechanism of one run."
             ) from error
 
-    def _options(self) -> dict[str, Any]:
-        """What the bits of a release follow from beside the mechanism, the seed and updates."""
-        return {
-            "noise_format": NOISE_FORMAT,
-            "source": self._source.value,
-            "storage": self._storage.value,
-            "clip_norm": self._norm if self._clip is None else repr(self._clip),
-            "clients_per_round": self.clients_per_round,
-            "steps_per_clip_norm": self._sums.steps_per_clip_norm,
-            "largest_cohort": self._sums.largest_cohort,
-        }
-
     def _identity(self, horizon: Mechanism) -> bytes:
-        """Tells a state of a horizon of this run from those of other aggregators."""
-        described = json.dumps([horizon.to_dict(), self._options()]).encode()
-        digest = hashlib.blake2b(described, digest_size=16)
-        digest.update(_matrix_times_probe(horizon).tobytes())
-        return digest.digest()
+        """The fingerprint of a horizon of this run and all options that determine released bits."""
+        options = [
+            NOISE_FORMAT,
+            self._source.value,
+            self._storage.value,
+            self._norm if self._clip is None else repr(self._clip),
+            self.clients_per_round,
+            self._sums.steps_per_clip_norm,
+            self._sums.largest_cohort,
+        ]
+        return fingerprint([horizon.to_dict(), options], horizon.noise_recursion())
 
     def _next_round(self, state: AggregatorState) -> int:
         """The round that comes next; raises ReleaseError if there is no noise for it."""
@@ -608,19 +595,18 @@ class Aggregator:
             )
         return state.round_index
 
-    def _horizon_of(self, state: AggregatorState) -> Mechanism:
-        """The horizon that a state was released under, or is to begin with."""
+    def _check_identity(self, state: AggregatorState) -> None:
+        """Raises ReleaseError if a state is of no horizon of this aggregator."""
         if state.identity not in self._identities:
             raise ReleaseError(
                 "The state is that of another aggregator: of another mechanism, another extension "
                 "or other options. Its rows of noise were added in other steps, so that a release "
                 "here could tell them. Go on with the aggregator of the state."
             )
-        return self.mechanism.horizons[self._identities.index(state.identity)]
 
     def _continued(self, state: AggregatorState) -> AggregatorState:
         """The state as one of the whole run, whose size is checked where it begins to be."""
-        self._horizon_of(state)
+        self._check_identity(state)
         if state.identity != self._identities[-1] and state.tensors is not None:
             self._check_size(state.tensors)
         return dataclasses.replace(state, identity=self._identities[-1])
@@ -737,12 +723,6 @@ def _tensors_of(structure: Any, *, is_array: bool = False) -> _Tensors:
         (*nests.tensor_of(leaf, path, is_array=is_array), path)
         for path, leaf in nests.named_leaves(structure)
     )
-
-
-def _matrix_times_probe(mechanism: Mechanism) -> FloatArray:
-    """The noising matrix times a fixed vector: products differ from the first row that differs."""
-    recursion = mechanism.noise_recursion()
-    return recursion.apply(np.sin(np.arange(1.0, recursion.num_rounds + 1.0)))
 
 
 def _name(state: AggregatorState) -> str:

@@ -4,6 +4,7 @@ import importlib.metadata
 import itertools
 import math
 import pathlib
+import types
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,9 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
     for kind in (MinSeparationSampling, PoissonSampling):
         for name in ("calibrated", "estimated"):
             monkeypatch.setattr(kind, name, lambda *unused, **also_unused: next(made))
+        # Each number that is read is checked, and these keep any target.
+        kept = types.SimpleNamespace(epsilon=0.0)
+        monkeypatch.setattr(kind, "amplified", lambda *unused, kept=kept, **also_unused: kept)
     scheme = sampling_scheme("min_separation", **_SIZES, num_bands=2)
     poisson = sampling_scheme("poisson", **_SIZES, num_bands=2)
     bands = np.column_stack([np.ones(6), np.full(6, 0.5)])

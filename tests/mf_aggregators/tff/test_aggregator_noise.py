@@ -292,6 +292,7 @@ def test_a_state_of_another_clip_norm_that_adapts_is_refused(change: dict[str, A
         _goes_on(_query(**change), state)
 
 
+@pytest.mark.long
 def test_a_longer_plan_does_not_go_on_with_the_noise_of_a_shorter_one() -> None:
     """Calibrated anew for twice the rounds, noise is larger, and the first rows had less."""
     process = []
@@ -323,15 +324,15 @@ def test_the_state_of_an_older_version_is_refused() -> None:
 
 def test_without_a_directory_a_row_is_added_to_one_sum() -> None:
     """By any process of an aggregator in this Python process."""
-    made = make_aggregator(noise_multiplier=1.0)
-    process, another = made.create(_VALUE), made.create(_VALUE)
+    process = process_with_noise()
+    another = make_process(tff.TensorType(np.float32, [2]), noise_multiplier=1.0)
     state = process.initialize()
-    released = process.next(state, [np.ones(3, np.float32)])
+    released = process.next(state, [np.ones(2, np.float32)])
     for each in (process, another):
-        again = each.next(state, [np.ones(3, np.float32)])
+        again = each.next(state, [np.ones(2, np.float32)])
         np.testing.assert_array_equal(again.result, released.result)
         with refuses("released", error=processes.RefusalError):
-            each.next(state, [np.full(3, 0.1, np.float32)])
+            each.next(state, [np.full(2, 0.1, np.float32)])
 
 
 @pytest.mark.parametrize("storage", ["state", pytest.param("disk", marks=pytest.mark.long)])
@@ -372,9 +373,10 @@ def test_a_state_of_other_tensors_is_not_spent() -> None:
 
 def test_no_round_is_spent_past_the_last() -> None:
     made = make_aggregator(noise_multiplier=1.0)
-    state: Any = made.query(tf.TensorSpec([3], tf.float32)).initial_global_state()
-    for _ in range(NUM_ROUNDS):
-        state = made.spend(state, _VALUE)
+    state = made.query(tf.TensorSpec([3], tf.float32)).initial_global_state()
+    last = tf.constant(NUM_ROUNDS - 1, tf.int64)
+    state = state._replace(noise=state.noise._replace(round_index=last))
+    state = made.spend(state, _VALUE)
     with refuses(f"{NUM_ROUNDS} rounds", error=processes.RefusalError):
         made.spend(state, _VALUE)
 
