@@ -220,7 +220,7 @@ def test_equal_distances_make_fixed_epochs() -> None:
     ids=lambda each: each.mechanism,
 )
 def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factorization) -> None:
-    """With more bands than rounds between, only these patterns tell their sensitivity exactly."""
+    """With more bands than the separation, only these patterns tell their sensitivity exactly."""
     schema = FixedEpochOrder(3, 4)
     plan = guarantees.planned(factorization, schema, 1.3, _DELTA)
     observed = guarantees.observed_participation([[0, 4, 8], [3, 7], [2]], 12)

@@ -307,7 +307,7 @@ def test_published_guarantees_follow_from_times(
 ) -> None:
     """Of models of Gboard, for another matrix of as many bands: theirs cannot be had.
 
-    With no more bands than rounds between, k participations have the root of k of the sensitivity
+    With no more bands than the separation, k participations have the root of k of the sensitivity
     of one, so that rho is k times that of one, whatever the entries are.
     """
     times = _rounds_of_ten_minutes(number, separation)
