@@ -65,7 +65,7 @@ def test_no_client_is_named_that_nobody_asked_for(
 def test_a_run_in_a_fixed_order_of_epochs_kept_its_plan(
     tmp_path: pathlib.Path, checkpoint: pathlib.Path
 ) -> None:
-    """Also with more bands than the separation: exact there, where at least three rounds are not."""
+    """Also with more bands than the separation: exact there, three rounds apart are not."""
     order = FixedEpochOrder(epochs=3, separation=3)
     checkpoints.save(checkpoints.load(checkpoint), checkpoint, participation=order)
     arguments = ("--participation=fixed_epoch", "--separation=3", "--format=json")
