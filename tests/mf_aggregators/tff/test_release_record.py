@@ -1,10 +1,11 @@
 """The record of released sums."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,25 @@ _WORD = 2**64
 _PIECE = 2**14
 
 
+@functools.cache
+def _checking(directory: pathlib.Path) -> Any:
+    """The graph of a record's check, which takes far longer to trace than to run."""
+    record = ReleaseRecord.in_directory(directory)
+
+    @tf.function(autograph=False)
+    def check(stream: tf.Tensor, i: tf.Tensor, sums: Any, scales: Any) -> list[tf.Tensor]:
+        return record.check(tf.constant(_SEED), stream, i, list(sums), list(scales))
+
+    return check
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _graphs() -> Iterator[None]:
+    """Lets the graphs go while Python is still whole: later, TensorFlow complains."""
+    yield
+    _checking.cache_clear()
+
+
 def _check(
     directory: pathlib.Path,
     i: int,
@@ -32,12 +52,11 @@ def _check(
     stream: tuple[int, int] = (1, -2),
     scales: Sequence[float] = _SCALES,
 ) -> None:
-    checked = ReleaseRecord.in_directory(directory).check(
-        tf.constant(_SEED),
+    checked = _checking(directory)(
         tf.constant(stream, tf.int64),
         tf.constant(i, tf.int64),
-        [tf.constant(tensor) for tensor in sums],
-        [tf.constant(scale, tf.float64) for scale in scales],
+        tuple(map(tf.constant, sums)),
+        tuple(tf.constant(scale, tf.float64) for scale in scales),
     )
     for tensor, given_sum in zip(checked, sums, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), given_sum)
@@ -133,24 +152,15 @@ def test_the_digest_is_the_one_that_is_documented(sizes: tuple[int, ...]) -> Non
 def test_the_same_sum_passes_and_one_step_in_any_coordinate_is_refused(
     tmp_path: pathlib.Path,
 ) -> None:
-    record = ReleaseRecord.in_directory(tmp_path)
-
-    # Traced once, which takes far longer than a check.
-    @tf.function(autograph=False)
-    def check(stream: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
-        scales = [tf.constant(scale, tf.float64) for scale in _SCALES]
-        return record.check(tf.constant(_SEED), stream, tf.zeros([], tf.int64), list(sums), scales)
-
     # Of each tensor the first and the last, and some between.
     for position in (*range(0, 1003, 59), 599, 600, 1001, 1002):
-        stream = tf.constant([position, 7], tf.int64)
         for _ in range(2):
-            check(stream, *map(tf.constant, _sums()))
+            _check(tmp_path, 0, *_sums(), stream=(position, 7))
         for by in (1, -(2**30), 2**52):
             with _refused():
-                check(stream, *map(tf.constant, _changed(position, by)))
+                _check(tmp_path, 0, *_changed(position, by), stream=(position, 7))
         # Refused sums leave nothing behind.
-        check(stream, *map(tf.constant, _sums()))
+        _check(tmp_path, 0, *_sums(), stream=(position, 7))
 
 
 def test_other_rounds_streams_and_scales_have_digests_of_their_own(tmp_path: pathlib.Path) -> None:
