@@ -17,7 +17,7 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -354,12 +354,19 @@ def round_counts(
     if given is None:
         return None
     if not isinstance(given, (str, os.PathLike)):
+        # The keys of a mapping, a set and the bytes of a path are numbers too, and no counts.
+        if isinstance(given, Mapping | Set | bytes):
+            raise TypeError(f"round_counts must be a list, found a {type(given).__name__}.")
         return tuple(validation.integer_at_least(each, 0, "round_counts") for each in given)
     file = pathlib.Path(given)
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix.lower() == ".json":
-            return round_counts(validation.parsed_json(text))
+            listed = validation.parsed_json(text)
+            # A text would name another file, which no statement hashes.
+            if not isinstance(listed, list):
+                raise ValueError(f"found {validation.shown(listed)}")
+            return round_counts(listed)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         numbers = lines[lines[:1] == [HEADING_OF_COUNTS] :]
         if others := [each for each in numbers if _ROUND.fullmatch(each) is None]:

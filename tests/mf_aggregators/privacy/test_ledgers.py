@@ -365,6 +365,9 @@ def test_counts_of_rounds_are_read_in_every_form(
         ("counts.json", "[3, 1.5]", "integer"),
         ("counts.json", "[3, true]", "integer"),
         ("counts.json", "3", "one number a round"),
+        ("counts.json", '"counts.json"', "found 'counts.json'"),
+        ("counts.json", "null", "found None"),
+        ("counts.json", '{"3": 0}', "found {'3': 0}"),
         ("counts.json", "[3", "one number a round"),
         ("gone.csv", None, "cannot be read"),
     ],
@@ -377,6 +380,12 @@ def test_counts_that_mean_something_else_are_refused(
         (tmp_path / name).write_bytes(data)
     with refuses(name, found, error=ledgers.LedgerError):
         ledgers.round_counts(tmp_path / name)
+
+
+@pytest.mark.parametrize("given", [{0: 3, 1: 0}, {3, 0}, b"counts.csv"])
+def test_numbers_that_are_no_counts_in_order_are_refused(given: Any) -> None:
+    with refuses("round_counts must be a list", type(given).__name__, error=TypeError):
+        ledgers.round_counts(given)
 
 
 @pytest.mark.parametrize(
