@@ -293,8 +293,8 @@ class ObservedParticipation:
         times.
 
     Raises:
-      ValueError: If a number is no integer of its range, or a client took part more than once
-        and no separation is given.
+      ValueError: If a number is no integer of its range, a client took part more than once and no
+        separation is given, or so many participations do not fit into the rounds.
     """
 
     num_rounds: int
@@ -319,6 +319,19 @@ class ObservedParticipation:
                 f"a client took part {self.max_participations} times: give the separation, which "
                 "is 1 where it is not known."
             )
+        # A schema that has no room for them would count fewer participations.
+        if self.max_participations > 1 and self.separation is not None:
+            least = (self.max_participations - 1) * self.separation + 1
+            if self.num_rounds < least:
+                raise ValueError(
+                    f"{self.max_participations} participations {self.separation} rounds apart need "
+                    f"{least} rounds, and num_rounds is {self.num_rounds}."
+                )
+            if self.largest_separation is not None and self.largest_separation < self.separation:
+                raise ValueError(
+                    f"largest_separation, {self.largest_separation}, is below the smallest, "
+                    f"{self.separation}."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""

@@ -5,6 +5,7 @@ import itertools
 import math
 import pathlib
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -576,3 +577,21 @@ def test_clients_that_return_have_a_separation() -> None:
     """Without one, the schema would be of a single participation."""
     with refuses("3 times", "separation"):
         ObservedParticipation(8, 5, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        # One of two would have been counted, and two of three.
+        ((10, 5, 20, 2), "21 rounds"),
+        ((10, 5, 5, 3), "11 rounds"),
+        ((10, 5, 1, 11), "11 rounds"),
+        ((10, 5, 3, 2, None, 2), "largest_separation"),
+    ],
+)
+def test_participations_that_do_not_fit_into_the_rounds_are_refused(
+    given: tuple[Any, ...], said: str
+) -> None:
+    with refuses(said):
+        ObservedParticipation(*given)
+    assert ObservedParticipation(11, 5, 5, 3, largest_separation=5).max_participations == 3
