@@ -23,7 +23,7 @@ import os
 import pathlib
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -93,12 +93,16 @@ class AggregatorState:
 class _ReleaseRecord:
     """Digests of the sums that rows of noise were added to: in this process, or in a directory.
 
-    Copies of an aggregator share it. Another process shares what is in the directory.
+    Copies of an aggregator share it, and all aggregators of a process that have no directory share
+    one. Another process shares what is in the directory.
     """
+
+    _of_process: ClassVar[dict[tuple[str, int], bytes]] = {}
 
     def __init__(self, directory: pathlib.Path | None) -> None:
         self._directory, self._process = directory, os.getpid()
-        self._digests: dict[tuple[str, int], bytes] = {}
+        # A state may go on with an aggregator that was made anew, as in a notebook.
+        self._digests = self._of_process if directory is None else {}
 
     def first(self, stream: str, i: int, found: bytes) -> bytes:
         """Returns the first digest of a stream's round: ``found``, if there is no other."""
@@ -144,9 +148,9 @@ class Aggregator:
 
     It holds no state of a run but a record of what each round's noise was added to, so that a round
     that is repeated from an older state is refused with other updates: the difference of two sums
-    under one row would have no noise. Copies of the object share the record, and other processes
-    only if there is a ``noise_directory``: without one, it is not pickled, and a forked process
-    releases nothing with it.
+    under one row would have no noise. Without a ``noise_directory``, all aggregators of a process
+    share a record that ends with it: then the object is not pickled, and a forked process releases
+    nothing with it. With one, the record is in the directory.
 
     A state goes on with an aggregator of the same mechanism and options, or of a mechanism that
     extends it, and with no other.

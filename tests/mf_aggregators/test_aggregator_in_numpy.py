@@ -121,12 +121,14 @@ def test_a_round_is_released_for_the_same_updates_alone() -> None:
     assert aggregator.next(following, updates[:1])[0].round_index == 2
 
 
-def test_a_row_is_not_added_twice_under_another_clip_norm() -> None:
+def test_a_row_is_not_added_twice_under_another_clip_norm(tmp_path: pathlib.Path) -> None:
     """Two copies of a state may go on with other norms, and the same sum in steps of them."""
-    state = _aggregator(clip_norm=mfa.AdaptiveClip(1.0, update_period=1)).initialize()
+    clip = mfa.AdaptiveClip(1.0, update_period=1)
+    # Records in two directories know nothing of one another.
     aggregator, copy = (
-        _aggregator(clip_norm=mfa.AdaptiveClip(1.0, update_period=1)) for _ in range(2)
+        _aggregator(clip_norm=clip, noise_directory=tmp_path / name) for name in ("one", "other")
     )
+    state = aggregator.initialize()
     following, _ = aggregator.next(state, [np.zeros(2)] * 2)
     other, _ = copy.next(state, [np.full(2, 9.0)] * 2)
     norms = [
@@ -155,6 +157,21 @@ def test_copies_share_the_record(copied: Callable[[Any], Any]) -> None:
     aggregator.next(state, [np.array([0.1, 0.2])])
     with refuses("other data", error=ReleaseError):
         other.next(state, [np.array([0.1, 0.3])])
+
+
+@pytest.mark.parametrize("storage", ["state", "disk"])
+def test_aggregators_made_alike_share_the_record_of_a_process(storage: str) -> None:
+    """A notebook's cell that runs again makes a second one, and its state goes on."""
+    options: dict[str, Any] = {"template": np.zeros(2), "noise_storage": storage}
+    aggregator, other = (_aggregator(**options) for _ in range(2))
+    state = aggregator.initialize()
+    aggregator.next(state, [np.array([0.1, 0.2])])
+    with refuses("other data", error=ReleaseError):
+        other.next(state, [np.array([0.1, 0.3])])
+    following = other.spend(state)
+    with refuses("was spent", error=ReleaseError):
+        aggregator.next(state, [np.array([0.1, 0.2])])
+    aggregator.next(following, [np.array([0.1, 0.2])])
 
 
 def test_only_a_record_in_a_directory_is_pickled(tmp_path: pathlib.Path) -> None:
