@@ -17,7 +17,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mf_aggregators.errors import Error
@@ -154,6 +154,63 @@ def check_others(computation: Any) -> None:
             "divided twice. For builders of weighted processes there is "
             "tff.aggregators.as_weighted_aggregator(aggregator)."
         )
+
+
+def check_names(computation: Any, argument: Any) -> None:
+    """Checks that the updates which a process is given have the names of its type, in their order.
+
+    TFF itself takes the parts of a value by their positions.
+
+    Args:
+      computation: The computation that is called, of any process.
+      argument: What it is called with: a structure of TFF.
+
+    Raises:
+      ValueError: If a client's update of an aggregator of this library has other names.
+    """
+    structure = compatibility.structure
+    if not isinstance(argument, structure.Struct):
+        return
+    parameter = computation.type_signature.parameter
+    if not _holds_noise_state(parameter):
+        return
+    for number, (name, kind) in enumerate(structure.iter_elements(parameter)):
+        if getattr(kind, "placement", None) is compatibility.CLIENTS:
+            values = argument[number]
+            for value in values if isinstance(values, list) else ():
+                _check_value(kind.member, value, name or "")
+
+
+def _check_value(kind: Any, value: Any, path: str) -> None:
+    structure = compatibility.structure
+    if not isinstance(kind, compatibility.StructType) or isinstance(value, structure.Struct):
+        return
+    names = [name for name, _ in structure.iter_elements(kind)]
+    found: list[Any] = [None] * len(value) if isinstance(value, (list, tuple)) else names
+    if isinstance(value, Mapping):
+        found = list(value)
+    elif hasattr(value, "_fields"):
+        found = list(value._fields)
+    if found != names:
+        raise ValueError(
+            f"{path} of a client has the names {found}, and its type has {names}: give every "
+            "update the names of the type, in their order, as TFF matches them by position."
+        )
+    parts = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, (Mapping, list, tuple)):
+        for (name, part_kind), part in zip(structure.iter_elements(kind), parts, strict=True):
+            _check_value(part_kind, part, f"{path}.{name}" if name else path)
+
+
+def _holds_noise_state(kind: Any) -> bool:
+    if isinstance(kind, compatibility.FederatedType):
+        kind = kind.member
+    if not isinstance(kind, compatibility.StructType):
+        return False
+    if getattr(getattr(kind, "python_container", None), "__name__", "") == "NoiseState":
+        return True
+    elements = compatibility.structure.iter_elements(kind)
+    return any(_holds_noise_state(each) for _, each in elements)
 
 
 def _check_shapes(sums: tuple[ClientSum, ...]) -> None:

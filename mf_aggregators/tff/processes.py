@@ -121,6 +121,8 @@ def raise_refusals(context: Any) -> None:
 
     TFF has no place for errors of a computation, and learning processes are built by TFF itself.
     So the method ``invoke`` of this one object is wrapped; all other errors pass as they are.
+    Updates whose names are not those of their type are refused as well, by ValueError, because TFF
+    takes their parts by position.
     ``mf_dp_aggregator`` calls it for the context in which its process or query is made. Where
     another one runs the process, call it for that one.
 
@@ -128,6 +130,8 @@ def raise_refusals(context: Any) -> None:
       context: What runs computations, such as ``tff.framework.get_context_stack().current``.
         One whose attributes cannot be set is left as it is.
     """
+    from mf_aggregators.tff import client_sums
+
     reach_local_worker()
     invoke = context.invoke
     if getattr(invoke, _RAISES_REFUSALS, False):
@@ -135,9 +139,10 @@ def raise_refusals(context: Any) -> None:
     if inspect.iscoroutinefunction(invoke):
 
         @functools.wraps(invoke)
-        async def clear(*args: Any, **kwargs: Any) -> Any:
+        async def clear(computation: Any, argument: Any) -> Any:
+            client_sums.check_names(computation, argument)
             try:
-                return await invoke(*args, **kwargs)
+                return await invoke(computation, argument)
             except Exception as error:
                 _raise_clearly(error)
                 raise
@@ -145,9 +150,10 @@ def raise_refusals(context: Any) -> None:
     else:
 
         @functools.wraps(invoke)
-        def clear(*args: Any, **kwargs: Any) -> Any:
+        def clear(computation: Any, argument: Any) -> Any:
+            client_sums.check_names(computation, argument)
             try:
-                return invoke(*args, **kwargs)
+                return invoke(computation, argument)
             except Exception as error:
                 _raise_clearly(error)
                 raise

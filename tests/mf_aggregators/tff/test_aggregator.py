@@ -1,5 +1,6 @@
 """The aggregator in TensorFlow Federated's own execution."""
 
+import collections
 import os
 import pathlib
 import traceback
@@ -337,3 +338,28 @@ def test_it_nests_in_other_factories() -> None:
     clients = [np.array([0.4, 0.0], np.float32), np.array([11.0, 0.0], np.float32)]
     output = process.next(process.initialize(), clients)
     np.testing.assert_allclose(output.result, [0.1, 0.0], rtol=1e-6)
+
+
+_NAMED = tff.types.to_type(
+    collections.OrderedDict(a=tff.TensorType(np.float32, [2]), b=[tff.TensorType(np.float32, [2])])
+)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"a": np.ones(2, np.float32), "c": [np.ones(2, np.float32)]},
+        {"b": [np.ones(2, np.float32)], "a": np.ones(2, np.float32)},
+        [np.ones(2, np.float32), [np.ones(2, np.float32)]],
+        {"a": np.ones(2, np.float32), "b": {"x": np.ones(2, np.float32)}},
+    ],
+    ids=["another name", "another order", "a list for a dict", "a dict for a list"],
+)
+def test_updates_are_matched_by_name(update: Any) -> None:
+    """TFF itself would add them up by position."""
+    process = process_without_noise(_NAMED)
+    right = {"a": np.full(2, 0.1, np.float32), "b": [np.full(2, 0.2, np.float32)]}
+    output = process.next(process.initialize(), [right, collections.OrderedDict(right)])
+    np.testing.assert_allclose(output.result["b"][0], 0.1, rtol=1e-6)
+    with refuses("names", "value"):
+        process.next(output.state, [right, update])
