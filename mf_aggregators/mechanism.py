@@ -212,7 +212,8 @@ class Mechanism:
             raise ValueError(
                 f"the whole run is stated to have the noise multiplier {self.noise_multiplier!r}, "
                 f"and its noise, which stays what it was, has {found!r} for the rounds and "
-                "participations of the whole: state that one, or less."
+                "participations of the whole: state that one, or less. Mechanism.extended finds it "
+                "if num_parameters= has the numbers of an update."
             )
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
