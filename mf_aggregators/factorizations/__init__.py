@@ -11,6 +11,11 @@ from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Errors, ExtensionError, Factorization
 from mf_aggregators.factorizations.identity import IdentityFactorization, identity
 from mf_aggregators.factorizations.optimal import DenseFactorization, optimal
+from mf_aggregators.factorizations.own_matrices import (
+    from_bands,
+    from_coefficients,
+    from_matrix,
+)
 from mf_aggregators.factorizations.structured import StructuredFactorization, structured
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
 from mf_aggregators.factorizations.tree_aggregation import (
@@ -36,6 +41,9 @@ __all__ = [
     "banded_inverse",
     "blt",
     "clip_drift",
+    "from_bands",
+    "from_coefficients",
+    "from_matrix",
     "identity",
     "lower_bound",
     "optimal",
