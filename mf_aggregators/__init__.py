@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from mf_aggregators import (
     accounting,
-    catalogue,
     checkpoints,
     factorizations,
     noise,
@@ -39,7 +38,6 @@ __all__ = [
     "accounting",
     "audit",
     "calibrate",
-    "catalogue",
     "checkpoints",
     "factorizations",
     "load",

@@ -10,4 +10,4 @@ class Error(Exception):
 
 
 class NotInstalledError(Error, ValueError):
-    """A mechanism or a sampling scheme is of no package that is installed; the message names it."""
+    """A mechanism or a sampling scheme that is not known here; the message names it."""

@@ -368,7 +368,6 @@ class Mechanism:
             facts=facts,
             plan=plan or self.guarantee(delta, certification=certification),
             earlier_plans=tuple(each.guarantee(delta) for each in self.horizons[:-1]),
-            other_mechanism=catalogue.sensitivity_computed_by(self.factorization),
         )
 
     def event(self) -> dp_event.DpEvent:

@@ -1,6 +1,6 @@
-"""A package with a mechanism and a sampling scheme, as docs/other-packages.md prints them.
+"""A package with a sampling scheme, as docs/other-packages.md prints it.
 
-It is built and installed elsewhere, and goes through plan, run, report and audit.
+It is built and installed elsewhere, and goes through plan, run and report.
 """
 
 import json
@@ -21,13 +21,10 @@ from tests import console_commands
 _SETUP = """
 import setuptools
 setuptools.setup(
-    name="discounted-noise",
+    name="random-order",
     version="1.0",
-    py_modules=["discounted_noise", "random_order"],
-    entry_points={
-        "mf_aggregators.mechanisms": ["discounted = discounted_noise:Discounted"],
-        "mf_aggregators.sampling_schemes": ["random_order = random_order:RandomOrder"],
-    },
+    py_modules=["random_order"],
+    entry_points={"mf_aggregators.sampling_schemes": ["random_order = random_order:RandomOrder"]},
 )
 """
 _TARGET = ("--target_epsilon=8", "--delta=1e-4", "--model_size=1000")
@@ -35,9 +32,9 @@ _TARGET = ("--target_epsilon=8", "--delta=1e-4", "--model_size=1000")
 _TRAINING = ("simulations.examples.digit_classification.run_digits", "--examples_per_client=60")
 
 
-def _printed_code(heading: str) -> str:
+def _printed_code() -> str:
     text = (console_commands.ROOT / "docs" / "other-packages.md").read_text(encoding="utf-8")
-    start = text.index("```python\n", text.index(f"## {heading} of another package"))
+    start = text.index("```python\n", text.index("## A sampling scheme of another package"))
     return text[start:].split("```")[1].removeprefix("python\n")
 
 
@@ -45,8 +42,7 @@ def _printed_code(heading: str) -> str:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of the Python of an environment with the package, which sees this one's."""
     folder = tmp_path_factory.mktemp("package")
-    (folder / "discounted_noise.py").write_text(_printed_code("A mechanism"))
-    (folder / "random_order.py").write_text(_printed_code("A sampling scheme"))
+    (folder / "random_order.py").write_text(_printed_code())
     (folder / "setup.py").write_text(_SETUP)
     subprocess.run(
         [sys.executable, "setup.py", "-q", "bdist_wheel"],
@@ -82,96 +78,6 @@ def _result(programs: pathlib.Path, module: str, *arguments: str) -> dict[str, o
     found = json.loads(finished.stdout)
     assert isinstance(found, dict)
     return found
-
-
-def test_it_is_factorized_reported_and_planned(
-    programs: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    made = _result(
-        programs,
-        "mf_aggregators.commands.factorize",
-        "--mechanism=discounted",
-        "--discount=0.6",
-        "--num_rounds=12",
-        "--separation=3",
-        f"--output={checkpoint}",
-    )
-    assert made["mechanism"] == "discounted"
-    # All that one client may do: rounds 0, 3, 6, 9, whose columns do not meet.
-    assert made["sensitivity"] == pytest.approx(np.sqrt(4 * (1 + 0.6**2)))
-    report = _result(
-        programs,
-        "mf_aggregators.commands.report",
-        f"--checkpoint={checkpoint}",
-    )
-    assert report["sensitivity"] == made["sensitivity"]
-    decoder = np.tri(12) @ np.linalg.inv(np.eye(12) + 0.6 * np.eye(12, k=-1))
-    assert report["total_error"] == pytest.approx(
-        float(made["sensitivity"]) * np.linalg.norm(decoder)  # type: ignore[arg-type]
-    )
-    plan = _result(
-        programs,
-        "mf_aggregators.commands.plan",
-        "--num_rounds=12",
-        "--population=300",
-        "--clients_per_round=10",
-        "--separation=3",
-        *_TARGET,
-        f"--cache_dir={tmp_path / 'cache'}",
-    )
-    candidates = plan["candidates"]
-    assert isinstance(candidates, list)
-    assert "discounted" in [candidate["mechanism"] for candidate in candidates]
-
-
-def test_its_option_belongs_to_it_alone(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    finished = _run(
-        programs,
-        "mf_aggregators.commands.factorize",
-        "--mechanism=identity",
-        "--discount=0.6",
-        "--num_rounds=4",
-        f"--output={tmp_path / 'checkpoint'}",
-    )
-    assert finished.returncode == 2
-    assert "--discount belongs to --mechanism=discounted" in finished.stderr
-    assert len(finished.stderr.splitlines()) == 1
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-def test_it_is_audited(programs: pathlib.Path) -> None:
-    audit = _result(
-        programs,
-        "mf_aggregators.commands.audit",
-        "--mechanism=discounted",
-        "--num_rounds=4",
-        "--separation=2",
-        "--canaries=300",
-    )
-    assert audit["mechanism"] == "discounted"
-    assert audit["exceeded"] is False
-
-
-@pytest.mark.long_cases(0)
-@pytest.mark.long
-def test_it_trains(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    result = _result(
-        programs,
-        *_TRAINING,
-        f"--output_dir={tmp_path / 'run'}",
-        "--mechanism=discounted",
-        "--discount=0.7",
-        "--num_rounds=3",
-        "--clients_per_round=8",
-        "--delta=0.01",
-    )
-    assert result["rounds"] == 3
-    configuration = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert configuration["flags"]["discount"] == 0.7
-    statement = (tmp_path / "run" / "PRIVACY.md").read_text()
-    assert "Discounted matrix factorization" in statement
 
 
 def test_a_scheme_is_planned(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:

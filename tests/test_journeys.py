@@ -69,8 +69,6 @@ _RUN_DOORS = (
     *("simulations/workers/", "simulations/runs/canary_clients.py"),
     *("simulations/runs/round_metrics.py", "simulations/runs/run_figures.py"),
 )
-# What is recomputed of a mechanism of another package.
-_PLAN_DOORS = ("mf_aggregators/catalogue/third_party.py",)
 _CLIP_DOORS = (
     *_TOOLS,
     *("accounting/", "factorizations/", "linear_algebra/", "noise/", "participation"),
@@ -205,7 +203,7 @@ def test_flags_to_run_and_resume() -> None:
 
 def test_how_mechanisms_are_ranked() -> None:
     packages = ("mf_aggregators/planning", "mf_aggregators/catalogue")
-    found = _reached("mf_aggregators/planning/planner.py", packages, doors=_PLAN_DOORS)
+    found = _reached("mf_aggregators/planning/planner.py", packages)
     assert {each.removeprefix("mf_aggregators/") for each in found} == _listed(
         "`mf-plan`: how mechanisms are ranked"
     )

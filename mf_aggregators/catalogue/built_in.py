@@ -6,9 +6,8 @@ the matrices. How long searches take was measured on two cores of a server.
 
 import dataclasses
 import inspect
-import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from mf_aggregators.catalogue.entry import (
     Entry,
@@ -38,9 +37,6 @@ from mf_aggregators.workloads import Workload
 RELATIVE_GAP_OF_PLANS = 1e-3
 # What --error says.
 MEANING_OF_ERROR = (
-    "What is minimised: the mean squared error over rounds (mean), or that of the worst (max)."
-)
-MEANING_OF_WEIGHTS = (
     "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
     "the mean with the weights of a text file, one a line for each round."
 )
@@ -70,16 +66,12 @@ def _choice(
 
 
 def _error(function: Callable[..., Any]) -> Option:
-    # Functions that take no array of weights say so by their types.
-    annotation = inspect.signature(function).parameters["error"].annotation
-    takes_weights = typing.get_origin(annotation) is not Literal
     return Option(
         "error",
         "error",
-        MEANING_OF_WEIGHTS if takes_weights else MEANING_OF_ERROR,
+        MEANING_OF_ERROR,
         _default(function, "error"),
         choices=("mean", "max"),
-        takes_weights=takes_weights,
         for_runs=False,
     )
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.errors import Error
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.participation import Participation
@@ -18,10 +17,6 @@ ErrorName: TypeAlias = Literal["mean", "max", "weights"]
 
 class OptionError(Error, ValueError):
     """An option of a mechanism that is missing or does not fit; the message names the flag."""
-
-
-class MechanismError(Error, ValueError):
-    """A mechanism of another package failed, or made what the library does not accept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +40,6 @@ class Option:
       default_of_audits: The value in an audit, if it is another one.
       choices: The values of a ``choice``.
       least: The smallest value of an integer, which commands check; None for any.
-      takes_weights: Whether an ``error`` may be a file of weights.
       for_runs: Whether commands that train offer it too. The other commands always do.
     """
 
@@ -58,7 +52,6 @@ class Option:
     default_of_audits: int | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
-    takes_weights: bool = False
     for_runs: bool = True
 
     def described_default(self) -> str:
@@ -81,8 +74,7 @@ class Request:
       num_rounds: The number of rounds n.
       workload: The workload A to optimise for.
       participation: The schema to optimise for; None for a mechanism's own default.
-      options: The values of the options by name: those that were given and, for an entry that
-        ``catalogue.entries`` returns, the defaults of the others.
+      options: The values of the options that were given, by name.
       show_progress: Whether to show a progress bar on standard error.
     """
 
@@ -176,16 +168,12 @@ class SamplingSetting:
 class Entry(abc.ABC):
     """A mechanism: how its factorizations are made, loaded, planned, audited and run.
 
-    Commands, planner, audit and checkpoints know mechanisms by this class alone. One of another
-    package is found through the entry-point group ``mf_aggregators.mechanisms``; the library
-    computes its sensitivity and its errors from the matrix that it returns, and relies on nothing
-    else that it says: see :mod:`mf_aggregators.catalogue.third_party`.
+    Commands, planner, audit and checkpoints know mechanisms by this class alone.
 
     Attributes:
       name: As ``--mechanism`` spells it.
       summary: What it is, in a few words, for a table.
-      factorization: The class that a checkpoint is loaded with. A mechanism of another package
-        that returns matrices or factorizations of the library's classes needs none.
+      factorization: The class that a checkpoint is loaded with.
       options: The options that it takes.
       has_any_workload: Whether it is optimised for every lower-triangular workload, as for
         training with momentum and a schedule of learning rates.
@@ -195,22 +183,21 @@ class Entry(abc.ABC):
 
     name: str
     summary: str = ""
-    factorization: type[Factorization] | None = None
+    factorization: type[Factorization]
     options: tuple[Option, ...] = ()
     has_any_workload: bool = False
     is_for_runs: bool = True
     has_known_bands: bool = False
 
     @abc.abstractmethod
-    def build(self, request: Request) -> Factorization | FloatArray:
+    def build(self, request: Request) -> Factorization:
         """Makes a factorization.
 
         Args:
           request: What it is made for.
 
         Returns:
-          The factorization; or, of a mechanism of another package, its strategy matrix as an
-          (n, n) lower-triangular float array.
+          The factorization.
 
         Raises:
           OptionError: If an option is missing.
@@ -287,17 +274,10 @@ class Entry(abc.ABC):
         del setting
         return ()
 
-    def error_option(self, error: ErrorName) -> Option | None:
-        """Returns the option by which factorizations are made for an error of the rounds.
-
-        Args:
-          error: Which error.
-
-        Returns:
-          The option; None if the mechanism is not made for this error.
-        """
-        found = (option for option in self.options if option.kind == "error")
-        return next((each for each in found if error != "weights" or each.takes_weights), None)
+    @property
+    def error_option(self) -> Option | None:
+        """The option by which factorizations are made for an error of the rounds; None for none."""
+        return next((option for option in self.options if option.kind == "error"), None)
 
     def arguments(self, request: Request) -> dict[str, Any]:
         """Returns the value of every option that has one: what was given, and defaults.

@@ -26,7 +26,6 @@ from mf_aggregators.audit import statistics
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Factorization
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
@@ -373,9 +372,8 @@ def _audited(values: flags.FlagValues) -> Mechanism:
             participations.check_fits(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)
         options = mechanism_flags.given_options(flag_values, values.mechanism)
-        made = entry.build(entry.for_audit(Request(num_rounds, workload, schema, options)))
-        assert isinstance(made, Factorization)
-        factorization, schema = made, schema or SingleParticipation()
+        request = entry.for_audit(Request(num_rounds, workload, schema, options))
+        factorization, schema = entry.build(request), schema or SingleParticipation()
     multiplier = mechanism_flags.noise_multiplier(values)
     if multiplier is None:
         multiplier = own_multiplier

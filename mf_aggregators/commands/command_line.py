@@ -42,16 +42,6 @@ INTERRUPTED = 130
 # The end of a message about too little memory.
 OUT_OF_MEMORY = "Use smaller numbers, fewer rounds for instance, or a larger machine."
 
-# Names that no mechanism's option may have.
-FLAGS_OF_ALL_COMMANDS = (
-    "flagfile",
-    "format",
-    "help",
-    "helpfull",
-    "helpshort",
-    "undefok",
-    "version",
-)
 _VERSION = {"--version", "-version"}
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "-helpfull", "--helpshort", "-helpshort"}
 

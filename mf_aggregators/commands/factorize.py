@@ -24,7 +24,7 @@ from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloa
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.factorizations import Errors
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation, check_fits
 from mf_aggregators.printed_guarantees import rounded_up
@@ -79,7 +79,6 @@ def main(values: flags.FlagValues) -> None:
             show_progress=True,
         )
         factorization = catalogue.entry(values.mechanism).build(request)
-        assert isinstance(factorization, Factorization)
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
     described, overwrite = workload.to_dict(), values.overwrite

@@ -13,7 +13,6 @@ from mf_aggregators import accounting, catalogue, checkpoints, validation, workl
 from mf_aggregators import mechanism as mechanisms
 from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import Option
-from mf_aggregators.commands import command_line
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
@@ -76,23 +75,12 @@ def names(*, for_runs: bool = False) -> list[str]:
 def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
     """Defines a flag for each option of the mechanisms that a command offers.
 
-    Call it after all other flags are defined: then an option of another package's mechanism that
-    has the name of a flag is refused.
-
     Args:
       values: Where flags are defined.
       for_runs: Whether the command trains.
-
-    Raises:
-      CommandError: If an option has the name of another flag.
     """
     group = FlagGroup(values, "Mechanism")
     for name, takers in _options(for_runs=for_runs).items():
-        check_choice(
-            name not in values and name not in command_line.FLAGS_OF_ALL_COMMANDS,
-            f"--{name} of the mechanism {takers[0][0]} is a flag of this command already: rename "
-            "it in the package that the mechanism is from, or uninstall that.",
-        )
         meaning, kind = _meaning(takers), takers[0][1].kind
         if kind == "choice":
             group.choice(name, takers[0][1].choices, meaning)
@@ -160,26 +148,20 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
 
     Raises:
       CheckpointError: If a checkpoint cannot be read.
-      CommandError: If an error is none, or none that the mechanism can be made for.
+      CommandError: If a file of weights cannot be read.
     """
     return {
-        option.name: _value(option, given[option.name], mechanism)
+        option.name: _value(option, given[option.name])
         for option in catalogue.entry(mechanism).options
         if given.get(option.name) is not None
     }
 
 
-def _value(option: Option, given: Any, mechanism: str) -> Any:
+def _value(option: Option, given: Any) -> Any:
     """What a mechanism gets for an option, with files read."""
     if option.kind == "checkpoint":
         return checkpoints.load(given)
-    if option.kind != "error":
-        return given
-    check_choice(
-        option.takes_weights or given in option.choices,
-        f"--{option.name}={given}: {mechanism} is made for {' or '.join(option.choices)} alone.",
-    )
-    return round_error(given, option.name)
+    return round_error(given, option.name) if option.kind == "error" else given
 
 
 def round_error(given: str, flag: str = "error") -> str | FloatArray:

@@ -27,7 +27,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import accounting, caches, catalogue, checkpoints, memory, planning, validation
-from mf_aggregators.catalogue.built_in import MEANING_OF_WEIGHTS
+from mf_aggregators.catalogue.built_in import MEANING_OF_ERROR
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
@@ -138,8 +138,7 @@ def define_flags(values: flags.FlagValues) -> None:
     )
     group.path(
         "error",
-        f"{MEANING_OF_WEIGHTS} Mechanisms are compared by it, and those that can be made for it "
-        "are.",
+        f"{MEANING_OF_ERROR} Mechanisms are compared by it, and those that can be made for it are.",
         "mean",
     )
     group.number(

@@ -654,5 +654,4 @@ def _planned_rmse(
         made = mechanism.build(Request(workload.num_rounds, workload, schema, given))
     except ValueError:
         return None
-    assert isinstance(made, Factorization)
     return made.rmse(workload, schema)

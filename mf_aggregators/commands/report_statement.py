@@ -5,7 +5,6 @@ every file that they were made from, and the flags that make both again: whoever
 out whether one letter of the statement is another.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -301,9 +300,6 @@ def _differing_statements(
       name_clients: Whether it names the client that was protected least.
       more: What follows its text.
     """
-    # Earlier versions named no packages.
-    names = not statement.other_packages.keys().isdisjoint(before)
-    statement = dataclasses.replace(statement, names_packages=names)
     again = validation.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
     differing = []
     version = before.get("library_version")

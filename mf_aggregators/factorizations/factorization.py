@@ -1,7 +1,6 @@
 """The interface that every factorization A = BC shares."""
 
 import abc
-import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
@@ -158,8 +157,7 @@ class Factorization(abc.ABC):
         if parameters.pop("weights", None) is not None:
             parameters.pop("error", None)
         parameters.pop("workload", None)
-        made = self._extended(rounds, schema, whole, parameters)
-        return made.relabelled(self.mechanism)
+        return self._extended(rounds, schema, whole, parameters)
 
     def _extended(
         self,
@@ -197,7 +195,7 @@ class Factorization(abc.ABC):
         parameters = {name: each for name, each in self.parameters.items() if name != _EXTENDS}
         if earlier := [rounds for rounds in self.plans if rounds < num_rounds]:
             parameters[_EXTENDS] = earlier
-        return self._of_first_rounds(num_rounds, parameters).relabelled(self.mechanism)
+        return self._of_first_rounds(num_rounds, parameters)
 
     def _of_first_rounds(self, num_rounds: int, parameters: dict[str, Any]) -> "Factorization":
         """Makes what :meth:`of_plan` returns, for a class that can be extended."""
@@ -207,23 +205,13 @@ class Factorization(abc.ABC):
             "and its class cannot be extended: the checkpoint is broken, or of another version."
         )
 
-    def relabelled(self, mechanism: str) -> "Factorization":
-        """Returns the factorization under another mechanism's name.
-
-        Args:
-          mechanism: The name.
-        """
-        labelled = copy.copy(self)
-        object.__setattr__(labelled, "mechanism", mechanism)
-        return labelled
-
     def has_same_matrix(self, other: "Factorization") -> bool:
         """Returns whether another factorization has the same matrix, bit for bit, by its fields.
 
         Args:
           other: The other one.
         """
-        if (type(self), self.mechanism) != (type(other), other.mechanism):
+        if type(self) is not type(other):
             return False
         ours, theirs = self._own_values(), other._own_values()
         return ours.keys() == theirs.keys() and all(

@@ -73,7 +73,7 @@ found for fewer rounds and for another C. :meth:`Rounding.covered` says which si
 whole, in real arithmetic: the one that :meth:`Rounding.enlarged` would enlarge to it.
 
 That noise comes from floats takes a further 3e-8: C and the matrix that rows are made with may
-be 1e-8 apart (``catalogue.third_party``), and have errors of floats besides.
+be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats besides.
 """
 
 import dataclasses

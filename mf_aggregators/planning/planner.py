@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import catalogue, lower_bounds, memory, validation, workloads
-from mf_aggregators.catalogue import MechanismError
-from mf_aggregators.catalogue.third_party import CheckedEntry
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
@@ -53,6 +51,7 @@ _MOST_TIMES_INDEPENDENT = 100.0
 _BYTES_PER_ROUND = 24
 # Errors that differ by less than this do not decide; what is cheaper does.
 _TIE = 0.005
+_OFFERS_NOTHING = "offers nothing for such clients"
 
 # How many mechanisms may be tested for the noise multiplier of one candidate. Three candidates, and
 # one more test for the guarantee of the recommended one, use up the 16 that delta pays for.
@@ -255,11 +254,7 @@ def _evaluated(
 ) -> Candidate | Infeasible:
     if proposal.compute is None:
         return Infeasible(proposal.name, proposal.reason)
-    try:
-        candidate = _candidate(setting, proposal, cache_directory, bound_of)
-    except MechanismError as error:
-        # What another package cannot make does not keep anybody from the other mechanisms.
-        return Infeasible(proposal.name, f"cannot be made: {error}".rstrip("."))
+    candidate = _candidate(setting, proposal, cache_directory, bound_of)
     if isinstance(candidate, Infeasible):
         return candidate
     reason = _why_infeasible(setting, candidate)
@@ -320,27 +315,14 @@ def _proposals(
     if mechanisms is None:
         return proposed
     offered = {proposal.kind for proposal in proposed}
-    others = {name: _why_nothing(name) for name in mechanisms if name not in offered}
+    others = [name for name in mechanisms if name not in offered]
     if others and offered.isdisjoint(mechanisms):
-        why = "; ".join(f"{name} {reason}" for name, reason in others.items())
+        why = "; ".join(f"{name} {_OFFERS_NOTHING}" for name in others)
         raise ValueError(f"none of the mechanisms is planned for such clients: {why}.")
     return [
         *(proposal for proposal in proposed if proposal.kind in mechanisms),
-        *(
-            Proposal(name, (), SingleParticipation(), reason=reason)
-            for name, reason in others.items()
-        ),
+        *(Proposal(name, (), SingleParticipation(), reason=_OFFERS_NOTHING) for name in others),
     ]
-
-
-def _why_nothing(mechanism: str) -> str:
-    """Why a mechanism is not among what is proposed."""
-    if not isinstance(catalogue.entry(mechanism), CheckedEntry):
-        return "offers nothing for such clients"
-    return (
-        "offers nothing for such clients, for a plan does not believe its bands: mf-factorize "
-        "makes its matrix, and what trains counts the bands of a --checkpoint"
-    )
 
 
 def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:

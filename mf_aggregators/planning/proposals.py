@@ -490,7 +490,7 @@ def _made_for(error: PlannedError, mechanism: str, variant: Variant) -> Variant:
         base = variant.base[0], _made_for(error, *variant.base)
         variant = dataclasses.replace(variant, base=base)
     name = error_name(error)
-    option = catalogue.entry(mechanism).error_option(name)
+    option = catalogue.entry(mechanism).error_option
     if name == "mean" or option is None or option.name in variant.options:
         return variant
     options, arguments = {**variant.options, option.name: name}, dict(variant.arguments)
@@ -520,9 +520,7 @@ def _computed(
             schema if variant.depends_on_schema else None,
             options,
         )
-        made = catalogue.entry(mechanism).build(request)
-        assert isinstance(made, Factorization)
-        return made
+        return catalogue.entry(mechanism).build(request)
 
     if not variant.is_cached:
         return compute()

@@ -103,7 +103,7 @@ def until(deadline: float | None) -> Iterator[None]:
 
 
 class _AlarmError(BaseException):
-    """The time is over. A BaseException, as guards against other packages catch Exception."""
+    """The time is over. A BaseException, which no ``except Exception`` catches."""
 
 
 class _SideProcesses:

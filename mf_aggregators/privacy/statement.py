@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from dp_accounting import dp_event
 
@@ -205,10 +205,6 @@ class PrivacyStatement:
         one first; empty for a run that was not extended.
       other_runs: What holds of this run and others together (:meth:`with_other_runs`); None where
         nobody said which there are.
-      other_mechanism: ``library`` for the matrix of another package's mechanism, whose sensitivity
-        this library computed. None for the library's own.
-      names_packages: Whether what other packages have a part in is said. Statements made before
-        that was are compared with what is made again without.
 
     Raises:
       ValueError: If a run that ended, and is not known to have kept its plan, has no worst-case
@@ -228,8 +224,6 @@ class PrivacyStatement:
     stopped_by_rule: bool = False
     earlier_plans: tuple[Guarantee, ...] = ()
     other_runs: OtherRuns | None = None
-    other_mechanism: Literal["library"] | None = None
-    names_packages: bool = True
 
     def __post_init__(self) -> None:
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
@@ -356,16 +350,10 @@ class PrivacyStatement:
     @property
     def other_packages(self) -> dict[str, Any]:
         """What other packages have a part in, JSON-able: fields of ``privacy.json``."""
-        if not self.names_packages:
-            return {}
-        found: dict[str, Any] = {}
         scheme = self.plan.sampling
-        if isinstance(scheme, UnamplifiedScheme):
-            package = packages.package_of(type(scheme.scheme))
-            found["sampling_package"] = dataclasses.asdict(package)
-        if self.other_mechanism is not None:
-            found["sensitivity_of_other_mechanism_by"] = self.other_mechanism
-        return found
+        if not isinstance(scheme, UnamplifiedScheme):
+            return {}
+        return {"sampling_package": dataclasses.asdict(packages.package_of(type(scheme.scheme)))}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -590,14 +578,12 @@ class PrivacyStatement:
 
     def _text_of_others(self) -> str:
         """What of the statement rests on other packages, after what rests on this one."""
-        others, text = self.other_packages, ""
-        if "sampling_package" in others:
-            package = packages.Package(**others["sampling_package"])
-            text += statement_texts.OTHER_SCHEME.format(package=package)
-        if "sensitivity_of_other_mechanism_by" in others:
-            text += statement_texts.OTHER_MECHANISM
+        others = self.other_packages
+        if "sampling_package" not in others:
+            return ""
+        package = packages.Package(**others["sampling_package"])
         # What follows begins a line.
-        return f"{text}\n  " if text else ""
+        return f"{statement_texts.OTHER_SCHEME.format(package=package)}\n  "
 
     def _summary(self) -> str:
         guarantee = self.stated

@@ -480,10 +480,6 @@ OTHER_SCHEME = """
    The sampling scheme is not part of it. It is of another package, {package}, and nothing is
    amplified."""
 
-OTHER_MECHANISM = """
-   The matrix C is that of another package's mechanism, and its sensitivity was computed from C by
-   this program."""
-
 MARKDOWN = """\
 # Privacy statement
 

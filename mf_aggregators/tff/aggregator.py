@@ -19,7 +19,6 @@ from mf_aggregators import (
 )
 from mf_aggregators.accounting import gaussian
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.mechanism import Mechanism
@@ -228,11 +227,6 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             continued = Continued(first.noise_recursion(), factorization.plans)
         is_recorded = is_recorded and multiplier > 0.0
         parts = tensor_streams.make(drawn, specs, self._noise, continued, is_recorded=is_recorded)
-        is_new = multiplier > 0.0 and mechanism.extends is None
-        if is_new and isinstance(factorization, CheckedFactorization):
-            matrix = factorization.strategy_matrix()
-            sensitivity = factorization.sensitivity(mechanism.schema).value
-            tensor_streams.check_rows(parts, matrix / sensitivity)
         parts = dataclasses.replace(parts, fingerprints=self._fingerprints(parts, recursion))
         return recursion, multiplier, parts
 

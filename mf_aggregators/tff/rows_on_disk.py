@@ -12,14 +12,12 @@ a graph does not make them, and refuses changed ones. The directory may be delet
 uses it, which costs time and never changes a row.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -70,12 +68,6 @@ class RowsOnDisk:
     def rounding(self) -> Rounding:
         """What bounds the roundings of the rows."""
         return Rounding.of(self.rows, self.blocks)
-
-    @contextlib.contextmanager
-    def apart(self) -> Iterator["RowsOnDisk"]:
-        """Returns the same rows in a directory of their own, which is deleted at the end."""
-        with tempfile.TemporaryDirectory(prefix="compared-", dir=self.directory) as directory:
-            yield dataclasses.replace(self, directory=directory)
 
     def initial_history(self, segment: Segment) -> None:
         """Returns None: the state holds nothing."""

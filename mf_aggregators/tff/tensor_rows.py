@@ -7,11 +7,9 @@ everything else is the history, int32 rows or float64 state vectors. A step work
 coordinates, whose tensors fit into a processor's cache.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -347,10 +345,6 @@ class RowsInState:
     def rounding(self) -> Rounding:
         """What bounds the roundings of the rows."""
         return Rounding.of(self.rows)
-
-    def apart(self) -> AbstractContextManager["RowsInState"]:
-        """Returns the rows themselves, which have no files."""
-        return contextlib.nullcontext(self)
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns (tiles, floats_per_parameter, width) zeros; None if nothing is kept."""

@@ -10,16 +10,13 @@ that one.
 import dataclasses
 import math
 import os
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import scipy.linalg
 import tensorflow as tf
 
 from mf_aggregators import validation
 from mf_aggregators.arrays import FloatArray
-from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory, rows_of_z
+from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory
 from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
 from mf_aggregators.noise.recursions import NoiseRecursion
@@ -28,11 +25,6 @@ from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.tensor_rows import RowsInState
 
-# The coordinates of rows that are drawn to be compared with C, and the seed of these rows alone.
-_COORDINATES_COMPARED = 4
-_SEED_OF_COMPARISON = np.array([1, 2], np.int64)
-# More than floats and the tolerance of ``catalogue.third_party`` put between C and its rows.
-_RELATIVE_TOLERANCE = 1e-7
 # Why a state is refused whose fingerprint is not that of the process.
 OTHER_PROCESS = (
     "This state is of another mechanism, of other options (clip norm, clients per round, noise "
@@ -87,9 +79,6 @@ class RowStore(Protocol):
     @property
     def source(self) -> NoiseSource:
         """Where random bits come from."""
-
-    def apart(self) -> AbstractContextManager["RowStore"]:
-        """Returns the same rows, with files of their own that are deleted after the block."""
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns what the state holds for a segment before the first round; None for nothing."""
@@ -328,63 +317,6 @@ def make(
     blocks = Blocks.of(recursion, () if continued is None else continued.horizons)
     files = rows_on_disk.prepare(rows, blocks, segments, options.source, directory)
     return NoiseParts(TensorNoise(files, specs), record)
-
-
-def check_rows(parts: NoiseParts, strategy_matrix: np.ndarray) -> None:
-    """Draws all rows by the graphs of a run, in a few coordinates, and compares them with C.
-
-    It takes about 4 milliseconds for a round, and 0.2 for each earlier row of Z that a round draws
-    again: 9 seconds for 2,000 rounds of three bands, 29 for 500 of a dense matrix. Nothing of it is
-    used in the run: the seed is one of its own.
-
-    Args:
-      parts: What :func:`make` returned for a run that was not extended.
-      strategy_matrix: (n, n) C, in the scale of the run's noising matrix.
-
-    Raises:
-      ValueError: If the rows are not those of C^-1 Z but for their roundings.
-    """
-    if not parts.noise.segments:
-        return
-    store = parts.noise.store
-    with store.apart() as of_their_own:
-        drawn = _drawn_rows(of_their_own)
-    rounds, steps = len(strategy_matrix), store.rows.steps[:, np.newaxis]
-    z = rows_of_z.STEP * np.array(
-        [
-            rows_of_z.integers(store.source, _SEED_OF_COMPARISON, i, 0, _COORDINATES_COMPARED)
-            for i in range(rounds)
-        ]
-    )
-    inverse = scipy.linalg.solve_triangular(strategy_matrix, np.eye(rounds), lower=True)
-    # In each round a step of the row at most, passed on by the matrix: see ``noise.integer_rows``.
-    unit = np.abs(inverse / np.diagonal(inverse)[:, np.newaxis])
-    tolerance = (np.sum(unit, axis=1, keepdims=True) + 1.0) * np.abs(steps)
-    tolerance = tolerance + _RELATIVE_TOLERANCE * (np.abs(inverse) @ np.abs(z))
-    # Written so that NaN does not pass.
-    if not np.all(np.abs(drawn * steps - inverse @ z) <= tolerance):
-        raise ValueError(
-            "the rows of noise that were drawn are not those of the strategy matrix: its noise "
-            "recursion is broken, and no guarantee holds of it."
-        )
-
-
-def _drawn_rows(store: RowStore) -> np.ndarray:
-    """All rows of a stream of a few coordinates as integers, (n, coordinates) float64."""
-    segment = Segment("float32", 0, _COORDINATES_COMPARED, (0,))
-    seed = tf.constant(_SEED_OF_COMPARISON)
-
-    @tf.function(autograph=False)
-    def next_row(i: tf.Tensor, history: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor | None]:
-        return store.next_row(segment, i, seed, tf.zeros([2], tf.int64), history)
-
-    # ``create`` may be called while a graph is built.
-    with tf.init_scope():
-        history, rows = store.initial_history(segment), []
-        for i in range(store.rows.recursion.num_rounds):
-            row, history = next_row(tf.constant(i, tf.int64), history)
-            rows.append(row.numpy())
-    return np.array(rows, np.float64)
 
 
 def _cost(

@@ -553,9 +553,7 @@ def _factorization(
         mechanism_flags.given_options(config, name),
         show_progress=True,
     )
-    factorization = mechanism.build(mechanism.for_run(request, default_bands))
-    assert isinstance(factorization, Factorization)
-    return factorization
+    return mechanism.build(mechanism.for_run(request, default_bands))
 
 
 def factorize_command(

@@ -17,18 +17,7 @@ from mf_aggregators.noise.recursions.recursion import (
 )
 from mf_aggregators.noise.recursions.state_space import StateSpaceNoise
 
-# All that the graphs of ``tff`` can compute: a class of another package would be none of them.
-KINDS: tuple[type[NoiseRecursion], ...] = (
-    IndependentNoise,
-    BandedNoise,
-    ToeplitzNoise,
-    DenseNoise,
-    WindowNoise,
-    StateSpaceNoise,
-)
-
 __all__ = [
-    "KINDS",
     "BandedNoise",
     "DenseNoise",
     "IndependentNoise",

@@ -22,7 +22,7 @@ from mf_aggregators.commands import command_line, facts_of_runs, report
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, PoissonSampling, SingleParticipation
-from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from mf_aggregators.privacy.statement import RunFacts
 from simulations.runs.round_records import ParticipationLedger
 from tests import console_commands, statement_schemas
 
@@ -603,28 +603,6 @@ def test_batches_of_a_sampler_need_its_seed(
     assert not (folder / "timers.md").exists()
     random_streams.save_seed(2, folder / "sampling_seed.json")
     assert any("participation.npz is another" in each for each in _verified(capsys, "PRIVACY.md"))
-
-
-def test_statements_of_before_packages_were_named_are_verified(
-    capsys: pytest.CaptureFixture[str], folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a mechanism of another package that made a matrix of the library's class."""
-    matrix = checkpoints.load("banded")
-    of_class = {**matrix.parameters, "structure": "banded"}
-    theirs = dataclasses.replace(matrix, parameters=of_class).relabelled("theirs")
-    checkpoints.save(theirs, "banded", participation=MinSeparation(4), overwrite=True)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(PrivacyStatement, "other_packages", {})
-        _write(capsys)
-    assert "another package" not in (folder / "PRIVACY.md").read_text()
-    assert _verified(capsys, "PRIVACY.md") == []
-    _write(capsys, "--overwrite")
-    assert "computed from C by" in (folder / "PRIVACY.md").read_text()
-    assert _verified(capsys, "PRIVACY.md") == []
-    data = json.loads((folder / "PRIVACY.json").read_text())
-    data["statement"]["sensitivity_of_other_mechanism_by"] = "package"
-    (folder / "PRIVACY.json").write_text(json.dumps(data))
-    assert "sensitivity_of_other_mechanism_by is 'package'" in _verified(capsys, "PRIVACY.md")[0]
 
 
 @pytest.mark.parametrize(

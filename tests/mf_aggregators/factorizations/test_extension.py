@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.accounting import noise_multiplier, zcdp_rho
-from mf_aggregators.catalogue.third_party import CheckedFactorization
 from mf_aggregators.commands.report_contents import Subject
 from mf_aggregators.factorizations import (
     BandedFactorization,
@@ -275,8 +274,6 @@ def test_what_cannot_go_on_says_why() -> None:
     assert "approximates a matrix for one number of rounds" in _refused(structured(dense, 2, 1))
     assert "in view of all rounds that follow" in _refused(tree_aggregation(8, "full"))
     assert "scaled up because they end" in _refused(toeplitz(8, 3, equal_column_norms=True))
-    checked = CheckedFactorization(BandedFactorization(np.tri(8, 2)))
-    assert "says of no further rounds" in _refused(checked)
 
 
 def test_a_tree_goes_on_as_long_as_its_state_has_room() -> None:
@@ -293,11 +290,6 @@ def test_an_extension_has_more_rounds(factorization: Factorization) -> None:
         assert "has 11 rounds already" in _refused(factorization, rounds)
     with refuses("19 rounds"):
         factorization.extended(20, workload=_sums(19))
-
-
-def test_another_packages_mechanism_keeps_its_name() -> None:
-    made = blt(8, 1).relabelled("theirs").extended(12)
-    assert made.mechanism == made.of_plan(8).mechanism == "theirs"
 
 
 def test_every_mechanism_says_whether_it_goes_on() -> None:

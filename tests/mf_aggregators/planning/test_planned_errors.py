@@ -135,10 +135,10 @@ def test_weights_decide(cache: pathlib.Path) -> None:
     assert quantity_of(_WEIGHTS) in plan.reason
 
 
-def test_what_takes_no_weights_is_made_for_the_mean(cache: pathlib.Path) -> None:
+def test_what_is_made_for_no_error_is_made_for_the_mean(cache: pathlib.Path) -> None:
     known = catalogue.entries()
     for each in _made(cache, error=_WEIGHTS).candidates:
-        takes_them = known[each.kind].error_option("weights") is not None
+        takes_them = known[each.kind].error_option is not None
         assert _is_made_for(each) == ("weights" if takes_them else "mean")
         assert ("weights" in each.name.split()) == takes_them
 
@@ -171,9 +171,8 @@ def test_no_error_takes_the_matrix_of_another_from_the_cache(tmp_path: pathlib.P
     plans = [_made(tmp_path, "banded", "toeplitz", error=error) for error in errors]
     entries = {path.name for path in tmp_path.iterdir()}
     matrices_kept = [name for name in entries if not name.startswith("lower-bound")]
-    # Two numbers of bands, and the Toeplitz matrix for two errors, as it takes no weights.
-    for_weights = catalogue.entry("toeplitz").error_option("weights") is not None
-    assert len(matrices_kept) == 2 * len(errors) + (4 if for_weights else 2)
+    # Two numbers of bands, and the Toeplitz matrix.
+    assert len(matrices_kept) == 3 * len(errors)
     for error, plan in zip(errors, plans, strict=True):
         setting = dataclasses.replace(TIMERS, error=error)
         again = planning.make(setting, cache_directory=tmp_path, mechanisms=["banded", "toeplitz"])

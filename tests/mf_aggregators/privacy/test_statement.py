@@ -797,27 +797,3 @@ def test_what_rests_on_another_package_is_not_credited_to_this_one() -> None:
     # All the rest is the same.
     rest = [text.replace(text.split("attack them.")[1].split(" A review")[0], "") for text in texts]
     assert rest[1] == rest[2] != rest[0]
-
-
-def test_a_matrix_of_another_package_is_said_to_be_one() -> None:
-    facts, once = _statement(None).facts, MinSeparation(12)
-    own = banded(workloads.prefix_sum(12), 3)
-
-    found = {
-        name: Mechanism(made, once, 1.0).statement(facts, 1e-4)
-        for name, made in (
-            ("own", own),
-            ("library", own.relabelled("theirs")),
-        )
-    }
-    assert "another package" not in found["own"].to_markdown()
-    fields = found["library"].to_dict()
-    statement_schemas.check(fields)
-    assert fields["sensitivity_of_other_mechanism_by"] == "library"
-    words = " ".join(found["library"].to_markdown().split())
-    assert "computed from C by this program" in words
-    assert "sensitivity_of_other_mechanism_by" not in found["own"].to_dict()
-    # As statements were before.
-    before = dataclasses.replace(found["library"], names_packages=False)
-    assert before.to_markdown().split() == found["own"].to_markdown().split()
-    assert before.to_dict() == found["own"].to_dict()

@@ -16,8 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.catalogue.third_party import CheckedFactorization
-from mf_aggregators.noise import FixedSeedWarning, recursions
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import declared_participation, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
@@ -40,21 +39,6 @@ from tests.mf_aggregators.tff.small_aggregators import (
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.begun_first
-
-
-@pytest.mark.long
-def test_rows_of_another_package_are_drawn_and_compared_with_its_matrix() -> None:
-    """What its recursion says to NumPy is not enough."""
-    matrix = np.eye(NUM_ROUNDS) + 0.5 * np.eye(NUM_ROUNDS, k=-1)
-    checked = CheckedFactorization(mfa.factorizations.DenseFactorization(matrix))
-    specs = tf.TensorSpec([2], tf.float32)
-    for multiplier in (0.0, 1.0):
-        make_aggregator(factorization=checked, noise_multiplier=multiplier).query(specs)
-    recursion = checked.noise_recursion()
-    assert isinstance(recursion, recursions.DenseNoise)
-    object.__setattr__(recursion, "inverse", recursion.inverse * 0.9)
-    with refuses("strategy matrix"):
-        make_process(tff.TensorType(np.float32, [2]), factorization=checked, noise_multiplier=1.0)
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState
-from mf_aggregators.tff.tensor_streams import NoiseParts, NoiseState, TensorNoise
+from mf_aggregators.tff.tensor_streams import NoiseState, TensorNoise
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
@@ -302,50 +302,6 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     apart = np.sum(np.abs(scaled.normalised.noising_matrix()), axis=1) + 1.0
     tolerance = apart * np.abs(stream.rows.steps)
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
-
-
-@pytest.mark.long_cases(2)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    ("index", "storage"),
-    [
-        *((index, "state") for index in (3, 7, 12)),
-        *(pytest.param(index, "disk", marks=pytest.mark.long) for index in (3, 7, 12)),
-    ],
-)
-def test_rows_that_are_drawn_are_compared_with_the_matrix(
-    monkeypatch: pytest.MonkeyPatch, index: int, storage: str
-) -> None:
-    """A row with a millionth less noise is found."""
-    stream = _stream(index, storage)
-    parts = NoiseParts(stream.noise)
-    matrix = np.linalg.inv(_inverse(_FACTORIZATIONS[index]))
-    drawn = tensor_streams._drawn_rows(stream.noise.store)
-    monkeypatch.setattr(tensor_streams, "_drawn_rows", lambda _: drawn)
-    tensor_streams.check_rows(parts, matrix)
-    other = matrix.copy()
-    other[-1, -2] += 1e-5 * other[-1, -1]
-    for wrong in (matrix * (1.0 - 1e-6), other):
-        with refuses("strategy matrix"):
-            tensor_streams.check_rows(parts, wrong)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_entries_that_do_not_count_for_numpy_are_found_in_rows_that_are_drawn(
-    value: float,
-) -> None:
-    """They get past no constructor; where they did, the graph multiplies them by zero."""
-    matrix = recursions.matrix_from_bands(np.tile([1.0, 0.5, 0.25], (9, 1)))
-    recursion = recursions.BandedNoise(recursions.bands_of_matrix(matrix, 3))
-    rows = IntegerRows.of(recursion)
-    assert isinstance(rows.normalised, recursions.BandedNoise)
-    broken = rows.normalised.table.copy()
-    broken[1, 2] = value
-    object.__setattr__(rows.normalised, "bands", broken)
-    np.testing.assert_allclose(recursion.apply(np.eye(9)), np.linalg.inv(matrix))
-    parts = NoiseParts(TensorNoise(RowsInState(rows), _SPECS))
-    with refuses("strategy matrix"):
-        tensor_streams.check_rows(parts, matrix)
 
 
 @pytest.mark.long_cases(4)
