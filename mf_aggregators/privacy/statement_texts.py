@@ -429,8 +429,8 @@ Whoever has the matrix as a checkpoint and every client's rounds as a ledger rec
 
 SECRET_FILES = """\
 `checkpoints/` holds the noise seed and a hash of the data, and `noise/` noise rows and
-     numbers of each round's sum without noise: whoever has one of them can remove the noise, or
-     tell which data were used."""
+     keyed digests of each round's sum: whoever has the seed, the rows or the hash can remove the
+     noise, or tell which data were used."""
 
 SECRET_STATE = """\
 The noise seed is secret, and so are rows of noise and sums without noise: whoever
