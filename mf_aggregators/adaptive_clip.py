@@ -272,7 +272,7 @@ def check_floats(
     Args:
       clip: The clip norm, or how it adapts.
       noise_multiplier: That of the updates.
-      clients_per_round: What sums are divided by.
+      clients_per_round: The divisor of the sums.
       dtypes: The dtypes of the released tensors.
     """
     if isinstance(clip, AdaptiveClip):

@@ -94,7 +94,7 @@ class _ReleaseRecord:
     """Digests of the sums that rows of noise were added to: in this process, or in a directory.
 
     Copies of an aggregator share it, and all aggregators of a process that have no directory share
-    one. Another process shares what is in the directory.
+    one. Other processes share the directory's digests.
     """
 
     _of_process: ClassVar[dict[tuple[str, int], bytes]] = {}
@@ -365,7 +365,7 @@ class Aggregator:
 
         The same sums give the same bits as often as they are released. So a server that keeps the
         sums of a round, in a file for its owner alone, until the next state is saved can release
-        them again after a crash, whoever of the round's clients is still there.
+        them again after a crash, even if the round's clients are gone.
 
         Args:
           state: The state before the round.

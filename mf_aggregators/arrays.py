@@ -19,10 +19,10 @@ _Result = TypeVar("_Result")
 
 
 def underflow_is_zero(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Returns a function that works alike where ``np.seterr(all="raise")`` is set.
+    """Lets floats of a function underflow to zero, also under ``np.seterr(all="raise")``.
 
     Args:
-      function: A function whose floats may be too small for one, and then are zero.
+      function: The function.
     """
 
     @functools.wraps(function)

@@ -36,7 +36,7 @@ _OPEN_BITS = 64
 _FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
 # Of the clip norm, the most that rounding may change an update by.
 _LARGEST_ROUNDING = 0.05
-# The most that rounding may change an indicator or a metric by, as a fraction of its range.
+# The largest change of an indicator or a metric by rounding, as a fraction of its range.
 _LARGEST_ROUNDING_OF_A_MEAN = 0.02
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
@@ -92,8 +92,8 @@ class IntegerSums:
         """Raises ValueError if rounding could change an indicator or a metric by 2 % of its range.
 
         Args:
-          vector_norm: The norm of the vectors that they are coordinates of.
-          *weights: What the vector has for the range of each kind; 0 where it has none.
+          vector_norm: The norm of the vectors that have indicators and metrics as coordinates.
+          *weights: The length in the vector of the range of each kind; 0 for a kind without one.
         """
         step = vector_norm / self.steps_per_clip_norm
         rounding = max((step / weight for weight in weights if weight > 0.0), default=0.0)

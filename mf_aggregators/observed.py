@@ -184,7 +184,7 @@ class Observed:
           says of other runs is left out: a plan that was broken counts otherwise there.
         """
         claimed = self
-        # A training command knows who was summed, also where most devices dropped out.
+        # A training command knows who was summed, also if most devices dropped out.
         if not statement.facts.has_run_directory:
             claimed = dataclasses.replace(self, clients_per_round=statement.facts.clients_per_round)
         gap = claimed.gap

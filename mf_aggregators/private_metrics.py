@@ -51,7 +51,7 @@ class BoundedMetric:
       largest: The largest value that counts, finite and above ``smallest``.
 
     Raises:
-      ValueError: If the range is none, or float32 arithmetic would lose it or the values in it.
+      ValueError: If the range is empty, or float32 arithmetic would lose it or values in it.
     """
 
     name: str
@@ -93,8 +93,8 @@ class PrivateMetrics:
 
     Attributes:
       metrics: The metrics, at least one, with names that differ.
-      noise_increase: How much more noise updates get, at least 1e-6: 0.01 for 1 %. The more, the
-        less noise metrics have.
+      noise_increase: How much more noise updates get, at least 1e-6: 0.01 for 1 %. A larger
+        increase gives metrics less noise.
 
     Raises:
       ValueError: If there is no metric, two have one name, or the increase is out of its range.

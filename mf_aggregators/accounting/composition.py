@@ -50,9 +50,9 @@ from mf_aggregators.arrays import FloatArray, IntArray, underflow_is_zero
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
-# What connecting dots loses of dp-accounting's masses, times the interval and relative to delta.
+# The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
-# Standard deviations of the loss of a Gaussian mechanism that its grid goes to.
+# Standard deviations of a Gaussian mechanism's loss on each side of its grid's middle.
 _GAUSSIAN_DEVIATIONS = 10.0
 # What losses are multiples of: that of dp-accounting's accountants.
 INTERVAL = 1e-4
@@ -140,9 +140,9 @@ class FixedSizeRoundDpEvent(dp_events.SampledWithoutReplacementDpEvent):  # type
 
     Attributes:
       source_dataset_size: The clients of the group.
-      sample_size: Those of the batch.
+      sample_size: The clients of the batch.
       event: The noise, with the noise multiplier for replacing a client.
-      run: The round as a run of its own; None for nothing but that.
+      run: The round as a run of its own; None if clients are only replaced.
     """
 
     source_dataset_size: int
@@ -515,7 +515,7 @@ def _runs(event: dp_events.DpEvent) -> int:
 
 
 def _compositions(event: dp_events.DpEvent) -> int:
-    """How many mechanisms an event composes; raises ValueError if a number of it is none."""
+    """How many mechanisms an event composes; raises ValueError if its numbers are wrong."""
     run = _run_of(event)
     if run is not None:
         return run.compositions

@@ -1,4 +1,4 @@
-"""Privacy losses on a grid whose deltas and epsilons are never too small for rounding.
+"""Privacy losses on a grid, with deltas and epsilons that are rounded up.
 
 Losses, composition and the format are dp-accounting's. Its masses of a grid are differences of
 deltas, divided by the interval: floats lose 1e-16 over the interval there. Its epsilons add up a
@@ -14,9 +14,9 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from mf_aggregators.arrays import FloatArray, underflow_is_zero
 
-# Times the spacing of floats, more than the roundings of one mass are off by.
+# Upper bound on the rounding error of one mass, in spacings of floats.
 _ROUNDINGS = 8
-# What sums by halves and exponentials are off by, relative to them.
+# Upper bound on the relative rounding error of sums by halves and of exponentials.
 _ROUNDING_OF_SUMS = 2e-14
 
 
@@ -42,7 +42,7 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         """Returns losses that dominate a pair, by its deltas (Doroshenko et al. 2022, Alg. 1).
 
         Args:
-          interval: What the losses of the grid are multiples of.
+          interval: The distance of neighbouring losses, which are multiples of it.
           first: The first multiple.
           deltas: The hockey-stick divergences at the multiples from the first one on, which do not
             rise. At least two.
@@ -50,10 +50,10 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         Returns:
           Losses whose masses are at least those of exact arithmetic on these deltas.
         """
-        # Where long floats are no longer than others, masses are raised by a little more.
+        # If long floats are no longer than doubles, masses are raised by a little more.
         wide = np.asarray(deltas, np.longdouble)
         falls, width = -np.diff(wide), np.expm1(np.longdouble(interval))
-        # Of the chords on both sides of a multiple: none before the first and behind the last.
+        # The chords before and behind each multiple; the first and the last multiple have one each.
         before = np.concatenate([[0.0], falls * np.exp(np.longdouble(interval)) / width])
         behind = np.concatenate([falls / width, [0.0]])
         exact = before - behind
@@ -63,7 +63,7 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         return cls(interval, first, masses, float(deltas[-1]), True)
 
     def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
-        """Returns the losses of as many independent outputs."""
+        """Returns the losses of ``num_times`` independent outputs."""
         return self.of(super().self_compose(num_times, tail_mass_truncation))
 
     def compose(self, other: pld_pmf.PLDPmf, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
@@ -89,7 +89,7 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._delta(losses[middle]) > delta else (low, middle)
-        # Up to this loss, delta is that of infinity and what is above less e^epsilon times a sum.
+        # Up to this loss, delta is the mass from here to infinity, less e^epsilon times a sum.
         above = self._probs[high:]
         together = float(np.sum(above * np.exp(losses[high] - losses[high:])))
         excess = float(self._infinity_mass) + float(np.sum(above)) - delta
@@ -115,7 +115,7 @@ class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
 def of_dp_accounting(
     losses: privacy_loss_distribution.PrivacyLossDistribution,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the same losses by its own classes alone, which compose with no other ones.
+    """Returns the same losses in dp-accounting's own classes, which compose with no others.
 
     Args:
       losses: Dense ones.

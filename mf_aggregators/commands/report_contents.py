@@ -397,9 +397,9 @@ class LedgerReport:
     Attributes:
       plan: The guarantee that was planned; amplified for a ledger of a data sampler.
       observed: What the ledger or the times show.
-      observed_guarantee: What follows from the observed participations, without amplification,
+      observed_guarantee: The guarantee of the observed participations, without amplification,
         only if they did not depend on released models or on data. If the ledger is not shown to be
-        complete, that of the plan, or the worst case if the plan was broken.
+        complete, the guarantee of the plan, or the worst case if the plan was broken.
       worst_client: The client that is protected least. None for batches of a data sampler: who was
         drawn is a secret; for times, which tell nothing of clients; and for a ledger that is not
         shown to be complete.

@@ -154,8 +154,8 @@ def events_of(
 def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | None:
     """Returns how many clients each round of a training run summed; None for another ledger.
 
-    A run writes its ledger before each release, so the ledger itself is the count of rounds that
-    its metrics have no number of clients for.
+    A run writes its ledger before each release, so the ledger itself is the count for rounds
+    without a number of clients in the metrics.
 
     Args:
       folder: The directory of the run.
@@ -173,7 +173,7 @@ def round_counts(folder: pathlib.Path, ledger: ledgers.Ledger) -> list[int] | No
         text = (folder / _METRICS_FILE).read_text(encoding="utf-8", errors="replace")
         for row in csv.DictReader(text.replace("\0", "").splitlines()):
             number, updates = row.get("round") or "", row.get("num_updates") or ""
-            # Released numbers of drawn clients have noise, and are no digits alone.
+            # The released number of drawn clients has noise, so it is no integer.
             if number.isdecimal() and updates.isdecimal() and 0 < int(number) <= len(counts):
                 counts[int(number) - 1] = int(updates)
     return counts

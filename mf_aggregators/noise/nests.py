@@ -50,7 +50,7 @@ def tensor_of(leaf: Any, path: str = "", *, is_array: bool = False) -> tuple[tup
     Args:
       leaf: The array.
       path: Its path in a nest, for the message.
-      is_array: Whether it has to have values, and not only a shape and a dtype.
+      is_array: Whether the leaf has to have values, and not only a shape and a dtype.
 
     Raises:
       TypeError: If it is a sparse, ragged, masked or labelled array, a matrix or anything else but
@@ -80,8 +80,8 @@ def check_same(
     """Raises ValueError unless two nests have the same paths and kinds of leaves.
 
     Args:
-      expected: The path of each leaf that there has to be, and its dtype or shape.
-      found: Those that there are.
+      expected: The path of each expected leaf, and its dtype or shape.
+      found: The path of each found leaf, and its dtype or shape.
       is_same: Compares a dtype or shape with another one.
     """
     for pair in itertools.zip_longest(expected, found):

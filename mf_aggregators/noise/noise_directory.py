@@ -1,6 +1,6 @@
 """The directory that noise rows are kept in: private, and with room enough.
 
-What else holds a seed, or tells who was drawn, is checked by the same :func:`check_private`.
+:func:`check_private` also checks other files that hold a seed or tell who was drawn.
 """
 
 import atexit
@@ -67,12 +67,12 @@ def check_private(
 
     Args:
       path: The file or directory, which is there.
-      name: What it is, for messages.
-      harm: What others could do with it.
+      name: The name of the file or directory in messages.
+      harm: The harm that others could do with it, for messages.
 
     Raises:
       ValueError: If others may use it.
-      OSError: If nobody knows.
+      OSError: If its owner and mode cannot be read.
     """
     status = os.stat(path)
     is_foreign = status.st_uid != os.geteuid()

@@ -187,7 +187,7 @@ class _OtherSampler(Sampler):
 
 
 def sampler_of(scheme: SamplingScheme, seed: int) -> Sampler:
-    """Returns the sampler of a scheme; of another package's, one that checks its draws.
+    """Returns the sampler of a scheme; draws of another package's sampler are checked.
 
     Args:
       scheme: How clients are drawn.

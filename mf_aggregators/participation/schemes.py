@@ -615,7 +615,7 @@ class SamplingScheme(Participation):
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         """Why cohorts of different clients of the population cannot come from the scheme.
 
-        By default, all that is asked is that the rounds of each client keep the schema.
+        By default, the rounds of each client have to keep the schema, and nothing else is checked.
 
         Args:
           cohorts: As :meth:`deviation` takes them, each of different clients of the population.
@@ -686,7 +686,7 @@ class SamplingScheme(Participation):
 class UnamplifiedScheme(SamplingScheme):
     """A sampling scheme of another package: its sizes, schema and draws, and nothing amplified.
 
-    All that it overrides besides has no part in guarantees or in checks of ledgers.
+    Its other overrides have no part in guarantees or in checks of ledgers.
 
     Attributes:
       scheme: The scheme of the other package, compared by its fields.
@@ -718,7 +718,7 @@ class UnamplifiedScheme(SamplingScheme):
 
     @classmethod
     def of(cls, scheme: SamplingScheme) -> "UnamplifiedScheme":
-        """Returns what guarantees rest on of another package's scheme.
+        """Returns the scheme by which another package's scheme is accounted for.
 
         Args:
           scheme: The scheme.

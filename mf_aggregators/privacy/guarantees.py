@@ -6,7 +6,7 @@ whether to take part. The participations that were observed define a schema of t
 separations and their largest number per client, and the same noise is measured against the
 sensitivity under that one. The observed guarantee may be the better one, and holds only if
 participation did not depend on released models or on data (docs/privacy-proofs.md, section 4). A
-run that broke its plan has only that one.
+run that broke its plan has only the observed guarantee.
 """
 
 import dataclasses

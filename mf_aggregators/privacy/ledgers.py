@@ -38,7 +38,7 @@ HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "devi
 HEADINGS_OF_ROUNDS = ("round", "round_index")
 # The first line of a file of round counts may be this.
 HEADING_OF_COUNTS = "clients"
-# Why a ledger is not shown to be complete that nothing contradicts.
+# The gap of a ledger without counts.
 NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.
@@ -67,8 +67,8 @@ class Ledger:
         for clients who decided themselves, and for text files.
 
     Raises:
-      TypeError: If the sampling scheme is none.
-      LedgerError: If clients and rounds are not as many, two clients have one name, or rounds are
+      TypeError: If ``sampling`` is not a sampling scheme.
+      LedgerError: If clients and rounds differ in number, two clients have one name, or rounds are
         no increasing integers, each of a round that was released.
     """
 
@@ -246,8 +246,8 @@ def is_of_drawn_clients(path: str | os.PathLike[str]) -> bool:
     """Returns whether a file, by any name, is a ledger of clients that a sampler drew: a secret.
 
     Args:
-      path: The file. One that is damaged is a secret by the names of its arrays, or because they
-        cannot be read; one that is not there, or is no archive, is none.
+      path: The file. A damaged archive is a secret by the names of its arrays, or if the names
+        cannot be read. A missing file is no secret, and neither is one that is no archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -343,8 +343,8 @@ def round_counts(
 
     Args:
       given: The numbers; None if they are not known; or a file of them: ``.json`` with a list, or
-        a text in UTF-8 with one number on each line, in the order of rounds, after a first line
-        ``clients`` or none. Empty lines mean nothing.
+        a text in UTF-8 with one number on each line, in the order of rounds, with or without a
+        first line ``clients``. Empty lines mean nothing.
 
     Raises:
       LedgerError: If the file cannot be read, or is none of these.

@@ -285,7 +285,7 @@ class PrivacyStatement:
         is the better one, has the worst case, which is no better than either.
 
         The limit of a stopping rule was fixed before the first round, as the plan was, and holds
-        whatever ended the run (``stopping_rules``), unless what was observed shows that the rule
+        however the run ended (``stopping_rules``), unless what was observed shows that the rule
         was not followed. So it is the headline of a run that broke its plan, and of one that kept
         a plan with a larger epsilon.
         """

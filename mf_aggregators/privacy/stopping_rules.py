@@ -15,7 +15,7 @@ limit. So the vector by which one client moves the released rows of C x, in unit
 a norm of at most one over the multiplier of the limit in every run. The privacy loss of Gaussian
 noise is then at most that of one Gaussian mechanism of this multiplier, also where these moves
 follow from earlier releases (docs/privacy-proofs.md, section 4). A run that ends sooner, for
-whatever reason, released a part of these rounds: that is post-processing.
+any reason, released a part of these rounds: that is post-processing.
 
 Where a data sampler draws the clients, who was drawn is hidden and no part of the rule. The
 number t follows from the plan alone: it is the most rounds whose amplified epsilon is within the

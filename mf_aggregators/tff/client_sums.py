@@ -6,8 +6,8 @@ module lists them all, from the computation itself, and refuses a process that r
 sum of the shape of the private one without noise.
 
 It also refuses a process in which the private sum, or what is made of it, follows from another sum,
-in the same round or a later one. A norm that adapts around the aggregator is such a thing: a client
-then moves the updates of others, by more than its clip norm. So is a mean of the aggregator's mean.
+in the same round or a later one. With a norm that adapts around the aggregator, a client moves the
+updates of others by more than its clip norm. A mean of the aggregator's mean is refused likewise.
 
 It is a guard against mistakes, and no proof: a computation could tell of its clients in a sum
 of any shape. It recognises a sum of this library by the names of what is summed.
@@ -138,8 +138,8 @@ def check_others(computation: Any) -> None:
       computation: The ``next`` of a process.
 
     Raises:
-      UnnoisedSumError: If one has the shapes of a sum with noise, or something follows from one
-        that a sum with noise, or the result of an aggregation, follows from: in any later round.
+      UnnoisedSumError: If a sum without noise has the shapes of a sum with noise; or if a sum with
+        noise, or the result of an aggregation, follows from a sum without noise in some round.
     """
     sums = of(computation)
     _check_shapes(sums)
@@ -163,7 +163,7 @@ def check_names(computation: Any, argument: Any) -> None:
 
     Args:
       computation: The computation that is called, of any process.
-      argument: What it is called with: a structure of TFF.
+      argument: The argument of the call: a structure of TFF.
 
     Raises:
       ValueError: If a client's update of an aggregator of this library has other names.
@@ -249,7 +249,7 @@ def _value(node: Any, named: dict[str, Any], fed: list[Any]) -> Any:
 
     Args:
       node: The protocol buffer of the part.
-      named: The values of the names that stand around it.
+      named: The values of the names in its scope.
       fed: The values that sums with noise follow from are appended to it.
 
     Returns:

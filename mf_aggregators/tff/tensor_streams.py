@@ -25,7 +25,7 @@ from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.tensor_rows import RowsInState
 
-# Why a state is refused whose fingerprint is not that of the process.
+# The refusal of a state that has another fingerprint than the process.
 OTHER_PROCESS = (
     "This state is of another mechanism, of other options (clip norm, clients per round, noise "
     "source or storage, sums, model) or of another version: its rows of noise are not those of "
@@ -101,8 +101,8 @@ class TensorNoise:
     Attributes:
       store: Makes the rows: ``RowsInState`` or ``RowsOnDisk``.
       specs: The tensors of a row, flat: tf.TensorSpec of floating-point types.
-      fingerprints: That of states before this run was extended, for each of its horizons, and last
-        that of its own states.
+      fingerprints: The fingerprint of the states of each horizon before this run was extended, and
+        last the fingerprint of its own states.
     """
 
     store: RowStore

@@ -70,8 +70,8 @@ class FinishedRun:
     Attributes:
       test_accuracy: A fraction.
       rounds: The rounds that it trained.
-      epsilon: The epsilon of the guarantee that it was planned for, or, if it broke its plan,
-        of the one that may be stated; None if it is not private.
+      epsilon: The epsilon of the planned guarantee, or, if the run broke its plan, of the
+        guarantee that may be stated; None if it is not private.
       delta: The delta of the same guarantee; None if the run is not private.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
       noise_multiplier: The noise multiplier of that guarantee, relative to the sensitivity that

@@ -46,7 +46,7 @@ class TooFewEligibleClientsError(Error, ValueError):
     """Fewer clients may join a round than its cohort needs.
 
     Attributes:
-      found: What was found, as a sentence.
+      found: The finding, as a sentence.
       to_go_on: The flags with which this round may still take place; empty if there are none.
     """
 
@@ -299,7 +299,7 @@ class DevicePopulation:
         """Changes how the server acts from the next round on.
 
         Args:
-          behaviour: As at first, but for what ``device_behaviour.MAY_CHANGE`` names.
+          behaviour: The new behaviour; only flags of ``device_behaviour.MAY_CHANGE`` may differ.
         """
         self._fewest = behaviour.fewest_uploads(self._clients_per_round)
         self._behaviour = behaviour

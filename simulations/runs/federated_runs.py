@@ -474,7 +474,7 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
 
 
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of one that may change when a run resumes, and are others in the other."""
+    """The values in ``one`` of flags that may change in a resumed run and differ in ``other``."""
     may_change = [name for name in run_config.MAY_CHANGE if name in one and name in other]
     return {name: one[name] for name in may_change if one[name] != other[name]}
 

@@ -90,7 +90,7 @@ class Run:
       seed: Seed of cohorts under timers, devices, the order of data and initial weights.
       workload: What the matrix is optimised for, and the errors in its checkpoint are stated for.
       behaviour: What the clients' devices do.
-      earlier_behaviours: What they did before flags were changed, by the number of rounds.
+      earlier_behaviours: The behaviours before flags were changed, by the number of rounds.
       sampler: What draws the clients of each round in the place of timers; None for timers.
       horizons: The horizons before, of a run that was extended.
     """

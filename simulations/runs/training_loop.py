@@ -79,8 +79,8 @@ class FederatedRun:
         themselves when to take part.
       behaviour: What the clients' devices do. By default they are always available and
         lose nothing.
-      earlier_behaviours: What they did in earlier rounds, of a run whose flags were changed: each
-        behaviour by the number of rounds that it held for.
+      earlier_behaviours: If flags were changed, the behaviours of devices in earlier rounds: each
+        by the number of rounds that it held for.
       stopping_rule: What ends the run before a round with which an epsilon would be exceeded.
       earlier_participations: The schema of each horizon that was extended to this run, by its
         number of rounds: it goes on from their saved states. Empty for a run that was not extended.

@@ -655,7 +655,7 @@ def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
 def fingerprint(described: Any, recursion: NoiseRecursion) -> bytes:
     """Returns the fingerprint of a description and a noising matrix.
 
-    By it, a saved state is known to be of a mechanism and its options. Numbers count to nine digits
+    A saved state carries the fingerprint of its mechanism and options. Numbers count to nine digits
     and arrays to seven, because processors differ in the last ones.
 
     Args:
