@@ -106,7 +106,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.integer(
         "clients_per_round",
         "The cohort size, which adds the effective RMSE (BandMF Eq. 11) to a noise multiplier. "
-        "That of a --ledger is compared with it.",
+        "The cohort size of a --ledger is compared with it.",
     )
     group.integer(
         "model_size",
@@ -288,7 +288,8 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         "--statement needs --sampling_seed for batches that a sampler drew: nothing else shows "
         "that it did.",
     )
-    counts = values.round_counts
+    with command_line.naming("round_counts"):
+        counts = ledgers.round_counts(values.round_counts)
     if counts is None and checkpoints.is_run(values.checkpoint):
         counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):
@@ -411,7 +412,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     )
     command_line.check_choice(
         values.round_counts is None or values.ledger is not None,
-        "--round_counts needs --ledger, whose lines it counts.",
+        "--round_counts needs --ledger, whose rows are compared with the counts.",
     )
     if values.figure is not None:
         command_line.check_extra("--figure", ("matplotlib",))
