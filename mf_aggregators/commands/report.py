@@ -23,6 +23,7 @@ import math
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -289,7 +290,7 @@ def _found(values: flags.FlagValues, subject: Subject) -> LedgerReport | None:
         "that it did.",
     )
     with command_line.naming("round_counts"):
-        counts = ledgers.round_counts(values.round_counts)
+        counts: Sequence[int] | None = ledgers.round_counts(values.round_counts)
     if counts is None and checkpoints.is_run(values.checkpoint):
         counts = stated_runs.round_counts(pathlib.Path(values.checkpoint), ledger)
     with command_line.naming("ledger" if values.released_rounds is None else "released_rounds"):

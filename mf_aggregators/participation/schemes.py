@@ -62,7 +62,7 @@ class SamplingScheme(Participation):
 
     Another package adds a scheme by a subclass: what is abstract here is all that it has to say,
     ``name``, ``schema`` and ``sampler``. Guarantees of it rest on the schema alone, without
-    amplification, see :class:`UnamplifiedScheme`.
+    amplification, see ``schemes.UnamplifiedScheme``.
 
     Attributes:
       num_rounds: The rounds n of the run.

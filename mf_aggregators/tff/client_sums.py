@@ -117,7 +117,7 @@ def check(computation: Any) -> None:
       computation: The ``next`` of a process.
 
     Raises:
-      UnnoisedSumError: If no sum has noise of this library, or as :func:`check_others` does; the
+      UnnoisedSumError: If no sum has noise of this library, or as ``check_others`` does; the
         message names the sum and says what to do: a ValueError.
     """
     sums = of(computation)

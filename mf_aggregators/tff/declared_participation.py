@@ -74,7 +74,7 @@ def noise_states_in(state: Any) -> list[NoiseState]:
 
 
 def fingerprints_in(state: Any) -> list[int]:
-    """Returns the fingerprint of each aggregator in a state, as for :func:`in_state`."""
+    """Returns the fingerprint of each aggregator in a state, as for ``in_state``."""
     return [int(each.fingerprint) for each in noise_states_in(state)]
 
 
