@@ -84,6 +84,10 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     from the same state adds the same noise. It therefore must not be run again on other
     records, since the difference of the two sums would be free of noise; with a noise
     directory, that fails.
+
+    A graph that would hold the state as a constant is refused where the graph shows it. A function
+    that another tf.function calls cannot see that its caller holds the state: there, only a noise
+    directory makes the repeated row fail.
     """
 
     def __init__(
