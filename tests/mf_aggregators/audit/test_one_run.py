@@ -103,7 +103,9 @@ def test_what_a_perfect_attack_shows_is_printed() -> None:
         mu = one_run.mu_of_right_guesses(canaries, canaries, one_run.MISS_PROBABILITY)
         epsilon = statistics.epsilon_of_mu(mu, canary_power.DELTA)
         found.append(f"{math.floor(10.0 * epsilon) / 10.0:.1f}")
-    assert f"120 canaries show an epsilon of {found[0]}, and 1,000 one of {found[1]}" in text
+    assert (
+        f"120 canaries show an epsilon of {found[0]}, and 1,000 canaries one of {found[1]}" in text
+    )
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.84, 3.0])

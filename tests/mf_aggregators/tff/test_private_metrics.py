@@ -195,7 +195,7 @@ def test_what_is_released_has_the_covariance_of_the_mechanism(
 @pytest.mark.parametrize(
     ("name", "runs"),
     [
-        ("MetricsWithHalfTheNoise", 60),
+        ("MetricsWithHalfTheNoise", 200),
         pytest.param("MetricsLeftOut", 400, marks=pytest.mark.long),
     ],
 )
