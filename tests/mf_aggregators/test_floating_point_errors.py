@@ -27,6 +27,7 @@ def _raised() -> Iterator[None]:
         yield
 
 
+@pytest.mark.short_cases(4)
 @pytest.mark.parametrize("delta", [3e-12, 1e-6, 0.5])
 @pytest.mark.parametrize("sigma", [0.2, 1.0, 1e4, 1e8])
 def test_epsilons(sigma: float, delta: float) -> None:

@@ -157,6 +157,7 @@ def test_a_norm_around_it_that_follows_from_another_sum_is_refused(around: Any) 
         client_sums.check(process.next)
 
 
+@pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "around",
     [

@@ -441,6 +441,7 @@ def test_devices_of_a_resumed_run_do_what_they_did_without_a_pause(
     assert _cohorts(on_disk) == _cohorts(ledger)
 
 
+@pytest.mark.long
 def test_a_run_whose_flags_were_changed_repeats_its_rounds_as_they_were(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
