@@ -129,6 +129,23 @@ def _no_large_worker_outlives_a_module() -> Iterator[None]:
             processes.end_workers()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_context_of_tff_outlives_a_module() -> Iterator[None]:
+    """Restores TFF's default context: documents and commands set another one."""
+    was_imported = "tensorflow_federated" in sys.modules
+    if was_imported:
+        import tensorflow_federated as tff
+
+        before = tff.framework.get_context_stack().current
+    yield
+    if was_imported:
+        tff.framework.set_default_context(before)
+    elif "tensorflow_federated" in sys.modules:
+        import tensorflow_federated as tff
+
+        tff.backends.native.set_sync_local_cpp_execution_context()
+
+
 @pytest.fixture
 def _runs_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Lets commands that train run in a test: they leave signals and the environment alone."""
