@@ -30,8 +30,8 @@ import scipy.stats
 from absl import flags
 
 import mf_aggregators as mfa
-from mf_aggregators import validation
 from mf_aggregators.commands import command_line
+from mf_aggregators.kernel import validation
 from simulations.training import learning_rate_schedules
 from stackoverflow_nwp import datasets
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import validation
 from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.kernel import validation
 from stackoverflow_nwp import datasets, federated_text
 
 # What the documentation of TFF's loader says of each split: clients and sentences.

@@ -40,7 +40,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from mf_aggregators import validation
+from mf_aggregators.kernel import validation
 
 # Of the cohort, as TFF's dp_aggregator has it.
 _STDDEV_OF_FRACTION = 0.05

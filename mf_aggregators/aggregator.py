@@ -27,11 +27,11 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import adaptive_clip, atomic_files, integer_sums, validation
-from mf_aggregators.accounting import gaussian
+from mf_aggregators import adaptive_clip, atomic_files, integer_sums
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
-from mf_aggregators.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise import noise_directory as noise_directories

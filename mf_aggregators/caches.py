@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from mf_aggregators import atomic_files, validation
-from mf_aggregators.errors import Error
+from mf_aggregators import atomic_files
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 
 _Value = TypeVar("_Value")
 

@@ -32,11 +32,12 @@ from flwr.app import RecordDict as Records
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import atomic_files
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError, StateError
-from mf_aggregators.arrays import IntArray
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError

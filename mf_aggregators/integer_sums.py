@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT
 
 # The squares of an update's integers, of at most this many steps, add up within int64, and each of

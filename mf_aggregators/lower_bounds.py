@@ -68,8 +68,9 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
-from mf_aggregators import validation, workloads
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators import workloads
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.participation.chains import Chain, Parameters, allows_larger_gaps

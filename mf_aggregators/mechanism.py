@@ -13,13 +13,14 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import accounting, catalogue, checkpoints, observed, validation
+from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
-from mf_aggregators.accounting import composition, gaussian
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
-from mf_aggregators.errors import NotInstalledError
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import composition, gaussian, validation
+from mf_aggregators.kernel.certificates import Certification
+from mf_aggregators.kernel.errors import NotInstalledError
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
@@ -31,7 +32,6 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import rounded_down

@@ -6,7 +6,7 @@ what 1e-4 means, and decimal arithmetic is exact: what is printed, read as a flo
 on the wrong side of the value.
 
 What membership inference can do stands beside every epsilon: the highest true positive rates at two
-false positive rates, as fields and as sentences. ``accounting.trade_offs`` computes them and says
+false positive rates, as fields and as sentences. ``kernel.trade_offs`` computes them and says
 what the attacker knows and decides.
 """
 

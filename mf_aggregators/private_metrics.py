@@ -24,8 +24,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import adaptive_clip, validation
+from mf_aggregators import adaptive_clip
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
+from mf_aggregators.kernel import validation
 
 # The mean loss of a client's examples in a round.
 LOSS = "loss"

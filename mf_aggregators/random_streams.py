@@ -8,8 +8,9 @@ import secrets
 
 import numpy as np
 
-from mf_aggregators import atomic_files, validation
-from mf_aggregators.errors import Error
+from mf_aggregators import atomic_files
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
 _SEED_BITS = 128

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,

@@ -15,8 +15,9 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import memory, validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import memory
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra.stages import MeanOfLast, Recursion, Stage
 
 

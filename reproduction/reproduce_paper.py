@@ -24,11 +24,12 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from mf_aggregators import caches, validation
+from mf_aggregators import caches
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,

@@ -15,8 +15,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators import __version__, atomic_files, validation
-from mf_aggregators.errors import Error
+from mf_aggregators import __version__, atomic_files
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 from reproduction.experiment import (
     AGREES,
     DIFFERS,

@@ -18,8 +18,9 @@ import numpy as np
 import scipy.stats
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, atomic_files, participation, planning, validation
+from mf_aggregators import accounting, atomic_files, participation, planning
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,

@@ -26,10 +26,11 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import atomic_files
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from mf_aggregators.privacy.guarantees import ONLY_IF
 from simulations.comparison import paired_differences, repeated_runs, run_comparisons
 from simulations.comparison.paired_differences import PairedDifference

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, atomic_files, checkpoints, memory, validation
+from mf_aggregators import accounting, atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.printed_guarantees import counted, in_full, stated_pair
 from mf_aggregators.privacy import guarantees

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import memory, validation
+from mf_aggregators import memory
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from simulations.runs import federated_runs
 from simulations.training.federated_task import (
     HELDOUT,

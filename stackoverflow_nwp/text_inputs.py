@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mf_aggregators import validation
+from mf_aggregators.kernel import validation
 from mf_aggregators.privacy import client_names
 
 JSON = ".json"

@@ -19,7 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import atomic_files
+from mf_aggregators.kernel import validation
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Contents

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mf_aggregators import caches, checkpoints, factorizations, validation
+from mf_aggregators import caches, checkpoints, factorizations
+from mf_aggregators.kernel import validation
 from stackoverflow_nwp import datasets, federated_text
 from tests import console_commands
 from tests.refusals import refuses

@@ -20,9 +20,9 @@ import pytest
 
 from mf_aggregators import accounting, caches, planning, sensitivity
 from mf_aggregators.caches import CacheWarning
+from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.participation import MinSeparation, SingleParticipation
 from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.certificates import Certification
 from mf_aggregators.planning import Candidate, Plan
 from tests.mf_aggregators.planning.small_settings import TIMERS
 

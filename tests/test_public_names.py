@@ -85,10 +85,10 @@ def test_only_public_names_are_used_outside(folder: str) -> None:
         ("import mf_aggregators as mfa\nmfa.accounting.epsilon(1.0, 1e-6)", True),
         ("from mf_aggregators.factorizations import Factorization", True),
         ("import mf_aggregators.linear_algebra.matrix_roots", False),
-        ("from mf_aggregators.accounting.gaussian import epsilon", False),
+        ("from mf_aggregators.kernel.gaussian import epsilon", False),
         ("from mf_aggregators.factorizations.toeplitz import toeplitz", False),
-        ("from mf_aggregators.validation import _check", False),
-        ("import mf_aggregators as mfa; mfa.accounting.gaussian.epsilon(1.0, 1e-6)", False),
+        ("from mf_aggregators.kernel.validation import _check", False),
+        ("import mf_aggregators as mfa; mfa.kernel.gaussian.epsilon(1.0, 1e-6)", False),
         ("importlib.import_module('mf_aggregators.tff.aggregator')", False),
     ],
 )

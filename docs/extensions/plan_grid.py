@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import mf_aggregators as mfa
-from mf_aggregators import figures, planning, validation
+from mf_aggregators import figures, planning
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import MinSeparation
 
 FILE = pathlib.Path(__file__).resolve().parent.parent / "_static" / "plan-grid.js"

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import validation
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN
 from mf_aggregators.aggregator import Aggregator
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
 # Tuning runs, without the client, from which the attacker learns the noise.

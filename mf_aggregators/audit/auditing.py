@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators import memory
 from mf_aggregators.audit import processes, statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import check
 from mf_aggregators.progress_bars import ProgressBar

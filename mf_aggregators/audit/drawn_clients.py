@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import scipy.special
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import (
     ABSENCES_PER_CANARY,
@@ -31,6 +29,8 @@ from mf_aggregators.audit.auditing import (
     tuned_runner,
 )
 from mf_aggregators.audit.statistics import ErrorRates, NoiseModel
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     PoissonSampling,

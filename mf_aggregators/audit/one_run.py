@@ -26,9 +26,10 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import memory, printed_guarantees, random_streams, validation
-from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators import memory, printed_guarantees, random_streams
 from mf_aggregators.audit import statistics
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.random_streams import Stream
 
 # Directions without a canary, from which the attack learns the noise: as many for each round, and

@@ -27,8 +27,9 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import accounting, validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import accounting
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
 
 # Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. So a round

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue.built_in import ENTRIES
 from mf_aggregators.catalogue.entry import (
     Entry,
@@ -22,8 +20,10 @@ from mf_aggregators.catalogue.entry import (
     TimerSetting,
     Variant,
 )
-from mf_aggregators.errors import NotInstalledError
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.errors import NotInstalledError
 
 __all__ = [
     "Entry",

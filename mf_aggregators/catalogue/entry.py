@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from mf_aggregators.errors import Error
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
 

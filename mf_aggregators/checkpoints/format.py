@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, catalogue, validation, version, workloads
+from mf_aggregators import atomic_files, catalogue, version, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.checkpoints import published_matrices
-from mf_aggregators.errors import Error, NotInstalledError
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.errors import Error, NotInstalledError
 from mf_aggregators.participation import Participation, SingleParticipation
 
 # The format that is written, and the newest that can be read.

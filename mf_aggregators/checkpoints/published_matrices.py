@@ -20,9 +20,10 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.noise import recursions
 from mf_aggregators.workloads import Workload
 

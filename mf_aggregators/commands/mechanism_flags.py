@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, catalogue, checkpoints, validation, workloads
+from mf_aggregators import accounting, catalogue, checkpoints, workloads
 from mf_aggregators import mechanism as mechanisms
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.catalogue import Option
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,

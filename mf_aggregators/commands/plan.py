@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import accounting, caches, catalogue, checkpoints, memory, planning, validation
+from mf_aggregators import accounting, caches, catalogue, checkpoints, memory, planning
 from mf_aggregators.catalogue.built_in import MEANING_OF_ERROR
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
@@ -39,6 +39,7 @@ from mf_aggregators.commands import (
     plan_text,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import (
     Candidate,

@@ -7,9 +7,9 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import Plan, Setting
 from mf_aggregators.planning.robustness import Comparison, Regret

@@ -28,15 +28,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import (
-    atomic_files,
-    checkpoints,
-    memory,
-    printed_guarantees,
-    random_streams,
-    validation,
-)
-from mf_aggregators.accounting import gaussian
+from mf_aggregators import atomic_files, checkpoints, memory, printed_guarantees, random_streams
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
@@ -48,6 +40,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
+from mf_aggregators.kernel import gaussian, validation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import NoiseRecursion

@@ -14,13 +14,14 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import atomic_files
 from mf_aggregators.audit import one_run
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
+from mf_aggregators.kernel import validation
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.provenance import Provenance
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts

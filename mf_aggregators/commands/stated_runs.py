@@ -15,18 +15,12 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import (
-    accounting,
-    checkpoints,
-    mechanism,
-    participation,
-    random_streams,
-    validation,
-)
+from mf_aggregators import accounting, checkpoints, mechanism, participation, random_streams
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers

@@ -28,13 +28,13 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import workloads
-from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations._toeplitz_search import (
     error_weights,
     with_momentum,
     with_momentum_adjoint,
 )
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.workloads import Workload
 

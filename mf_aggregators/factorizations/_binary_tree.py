@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.sensitivity import Sensitivity
 
 # Elementary steps that the search for the exact sensitivity may take: a few seconds.

@@ -36,9 +36,9 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 
-from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import weighted
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra import matrix_roots
 
 # The barrier m begins with this share over n, falls by a factor once steps are short, and ends with

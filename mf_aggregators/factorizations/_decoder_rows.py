@@ -45,9 +45,9 @@ import scipy.fft
 import scipy.signal
 from scipy.linalg.lapack import dtbtrs
 
-from mf_aggregators.arrays import ComplexArray, FloatArray
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import Objective
+from mf_aggregators.kernel.arrays import ComplexArray, FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.stages import Recursion, Stage
 from mf_aggregators.workloads import Workload

@@ -27,7 +27,6 @@ import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.arrays import BoolArray, FloatArray
 from mf_aggregators.factorizations._central_path import CentralPath, PathPoint
 from mf_aggregators.factorizations._multi_epoch_dual import (
     Evaluation,
@@ -44,6 +43,7 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     with_walls,
 )
+from mf_aggregators.kernel.arrays import BoolArray, FloatArray
 from mf_aggregators.linear_algebra.matrix_roots import (
     lower_triangular_factor,
     nuclear_norm_from_below,

@@ -43,11 +43,11 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._central_path import MultiplierCone
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import weighted
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra import matrix_roots
 
 # From so many blocks on they are faster than one large matrix.

@@ -23,11 +23,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations.convergence import gap_above
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.participation import SingleParticipation
 
 # What a search takes as ``error``.

@@ -27,10 +27,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import scipy.signal
 
-from mf_aggregators import memory, validation, workloads
+from mf_aggregators import memory, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import (
@@ -40,6 +39,8 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     warn_unless_stationary,
 )
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar

@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, validation, workloads
+from mf_aggregators import memory, workloads
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import (
@@ -38,6 +37,8 @@ from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,

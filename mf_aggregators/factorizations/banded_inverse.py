@@ -17,8 +17,7 @@ import scipy.signal
 import scipy.special
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import _banded_decoder_rows
 from mf_aggregators.factorizations._banded_decoder_rows import (
     MeanOfRows,
@@ -43,6 +42,8 @@ from mf_aggregators.factorizations.toeplitz import (
     check_range,
     checked_coefficients,
 )
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits

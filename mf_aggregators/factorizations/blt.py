@@ -19,8 +19,6 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, underflow_is_zero
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._blt_search import (
     BltSearch,
@@ -39,6 +37,8 @@ from mf_aggregators.factorizations._toeplitz_search import (
 )
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import ToeplitzStructure
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.workloads import Workload
 
 # Columns of C^-1 at a time: bounds memory at n times this.

@@ -9,9 +9,10 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation, workloads
-from mf_aggregators.arrays import FloatArray
-from mf_aggregators.errors import Error
+from mf_aggregators import workloads
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import (
     Participation,

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, validation, workloads
+from mf_aggregators import memory, workloads
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity

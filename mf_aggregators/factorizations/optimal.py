@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import memory, validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._central_path import CentralPath, MultiplierCone, PathPoint
 from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
@@ -40,6 +39,8 @@ from mf_aggregators.factorizations.convergence import (
     warn_unless_reached,
 )
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.noise.recursions import DenseNoise
 from mf_aggregators.participation import (

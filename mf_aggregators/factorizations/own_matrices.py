@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, validation
+from mf_aggregators import memory
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
+from mf_aggregators.kernel import validation
 from mf_aggregators.noise import recursions
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.

@@ -15,10 +15,11 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
 
-from mf_aggregators import memory, validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.noise import recursions
 from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.progress_bars import ProgressBar

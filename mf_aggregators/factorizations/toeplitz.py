@@ -10,8 +10,7 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import validation, workloads
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators import workloads
 from mf_aggregators.factorizations import _decoder_rows, _toeplitz_search
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._toeplitz_search import (
@@ -25,6 +24,8 @@ from mf_aggregators.factorizations._toeplitz_search import (
     plain_squared_rows,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import memory, validation, workloads
-from mf_aggregators.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._binary_tree import (
     Tree,
     binary_tree,
@@ -29,6 +28,8 @@ from mf_aggregators.factorizations._binary_tree import (
     sensitivity_of_least_separation,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.noise.recursions import StateSpaceNoise
 from mf_aggregators.participation import (
     Participation,

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import TILE
 

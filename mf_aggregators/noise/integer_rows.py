@@ -84,8 +84,9 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import STEP, TILE, NoiseSource

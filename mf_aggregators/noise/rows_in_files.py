@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import atomic_files
-from mf_aggregators.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Segment
 from mf_aggregators.noise.rows_of_z import NOISE_FORMAT, TILE, NoiseSource, integers

@@ -2,7 +2,7 @@
 
 An entry is a discrete Gaussian (``discrete_gaussian``): an integer number of steps. Its
 distribution is that of rounded normal numbers up to a proven failure probability, which
-``accounting.gaussian`` charges to delta.
+``kernel.gaussian`` charges to delta.
 
 **Random bits** are a function of (seed, row, block): nothing is drawn in sequence. Any block of any
 row can be drawn at any time, by any process, in any order, and is the same bits: a row of noise
@@ -30,10 +30,9 @@ import warnings
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import IntArray
-from mf_aggregators.noise import discrete_gaussian
-from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
+from mf_aggregators.kernel import discrete_gaussian, validation
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.discrete_gaussian import TIE_WORDS
 
 # Which rows of noise a seed gives: a run must not go on with rows of another format. Version 0.5.0
 # had 1, and version 1.0.0 had 3.

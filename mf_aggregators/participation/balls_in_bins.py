@@ -7,16 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import random_streams, validation
-from mf_aggregators.accounting.trade_offs import AllParticipations
-from mf_aggregators.arrays import IntArray
+from mf_aggregators import random_streams
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.dominating_pairs import BallsInBinsRounds, StrategyColumns
+from mf_aggregators.kernel.trade_offs import AllParticipations
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.kinds import own
-from mf_aggregators.participation.monte_carlo import distributions
-from mf_aggregators.participation.monte_carlo.distributions import (
-    BallsInBinsRounds,
-    StrategyColumns,
-)
 from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import counted

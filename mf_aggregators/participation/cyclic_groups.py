@@ -12,7 +12,7 @@ populations differ in one client, who takes part in the same rounds with zero ve
 Each kind says what the k queries reveal. None is ever more than the guarantee without
 amplification: that of a Gaussian mechanism with as many participations as the scheme allows. The
 batches must stay secret: who knows them sees a run that was not sampled. That noise is drawn from
-tables costs a small part of delta (``accounting.gaussian``), once for the whole run, whichever
+tables costs a small part of delta (``kernel.gaussian``), once for the whole run, whichever
 theorem is used for real normal numbers.
 """
 
@@ -28,18 +28,14 @@ import scipy.optimize
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.composition import (
-    Approximation,
-    composition_rounding,
-    safe_delta,
-)
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.accounting.losses import of_dp_accounting
-from mf_aggregators.arrays import IntArray, underflow_is_zero
+from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel.arrays import IntArray, underflow_is_zero
+from mf_aggregators.kernel.certificates import Amplified, Certification
+from mf_aggregators.kernel.composition import Approximation, composition_rounding, safe_delta
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.losses import of_dp_accounting
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
-from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
-from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.participation.sampled_runs import LEAST_NOISE_MULTIPLIER, SampledRun
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,

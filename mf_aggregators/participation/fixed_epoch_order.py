@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.participation.kinds import Participation, own
 
 

@@ -41,9 +41,9 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting.composition import FixedSizeRoundDpEvent, connected_losses
-from mf_aggregators.accounting.losses import DenseLosses
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.composition import FixedSizeRoundDpEvent, connected_losses
+from mf_aggregators.kernel.losses import DenseLosses
 from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.sampled_runs import SampledRun

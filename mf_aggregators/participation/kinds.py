@@ -15,8 +15,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 
 # The classes whose guarantees are computed here.
 _OWN: set[type] = set()

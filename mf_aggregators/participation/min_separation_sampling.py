@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams
-from mf_aggregators.arrays import IntArray
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.dominating_pairs import MinSeparationRounds
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.min_separation import MinSeparation
-from mf_aggregators.participation.monte_carlo.distributions import MinSeparationRounds
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,

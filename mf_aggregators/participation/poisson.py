@@ -21,8 +21,8 @@ from dp_accounting.pld import privacy_loss_distribution, privacy_loss_mechanism
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting.losses import DenseLosses
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.losses import DenseLosses
 from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.sampled_runs import SampledRun

@@ -47,9 +47,9 @@ import scipy.special
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting.composition import Approximation
-from mf_aggregators.accounting.losses import DenseLosses, of_dp_accounting
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.composition import Approximation
+from mf_aggregators.kernel.losses import DenseLosses, of_dp_accounting
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.sampled_runs import SampledRun

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mf_aggregators import validation
-from mf_aggregators.errors import NotInstalledError
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.fixed_size import FixedSizeSampling

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.composition import Approximation, gaussian_losses
-from mf_aggregators.accounting.trade_offs import AllParticipations
-from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
+from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel.composition import Approximation, gaussian_losses
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.trade_offs import AllParticipations
 
 if TYPE_CHECKING:
     from mf_aggregators.participation.schemes import SamplingScheme

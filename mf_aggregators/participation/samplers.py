@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.participation.schemes import (
     SamplingScheme,
     UnamplifiedScheme,

@@ -20,17 +20,19 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian, trade_offs
-from mf_aggregators.accounting.composition import (
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel import gaussian, trade_offs, validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.certificates import Amplified, Certification
+from mf_aggregators.kernel.composition import (
     Approximation,
     SampledRunDpEvent,
     connected_losses,
     steps_to,
 )
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.accounting.trade_offs import AllParticipations
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.trade_offs import AllParticipations
 from mf_aggregators.participation.kinds import (
     Participation,
     check,
@@ -38,9 +40,6 @@ from mf_aggregators.participation.kinds import (
     own,
     refused_subclass,
 )
-from mf_aggregators.participation.monte_carlo import distributions
-from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
-from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.participation.sampled_runs import SampledRun
 
 if TYPE_CHECKING:
@@ -381,7 +380,7 @@ class SamplingScheme(Participation):
         Without any, the attacker of a report or statement is that of one epsilon and delta alone,
         far above what an amplified scheme allows. Between pairs nothing is known: with a hundred of
         them, of deltas from 1 to 1e-12, the attacker is close to the true one, with a dozen it is
-        not. Deltas include what integers cost (``accounting.gaussian.failure_probability``).
+        not. Deltas include what integers cost (``kernel.gaussian.failure_probability``).
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
@@ -500,7 +499,7 @@ class SamplingScheme(Participation):
     ) -> float | FloatArray:
         """Returns the highest true positive rate of an attacker who does not know the draws.
 
-        ``accounting.trade_offs`` says what the attacker knows and decides, and why no test does
+        ``kernel.trade_offs`` says what the attacker knows and decides, and why no test does
         better.
 
         Args:

@@ -17,9 +17,9 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.losses import epsilon_of
-from mf_aggregators.arrays import IntArray
+from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.losses import epsilon_of
 from mf_aggregators.participation.cyclic_groups import CyclicGroups, interval_for
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.schemes import nth_round

@@ -46,8 +46,9 @@ import scipy.special
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 
-from mf_aggregators import random_streams, validation
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators import random_streams
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.participation import fixed_size
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.poisson import PoissonSampling

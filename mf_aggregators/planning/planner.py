@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import catalogue, lower_bounds, memory, validation, workloads
+from mf_aggregators import catalogue, lower_bounds, memory, workloads
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
@@ -28,7 +30,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo.certificates import MECHANISMS, MechanismBudget
 from mf_aggregators.planning import plans, proposals, side_processes
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators import participation as participations
-from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian
 from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.factorizations import Errors
+from mf_aggregators.kernel import gaussian, validation
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.costs import NoiseCost

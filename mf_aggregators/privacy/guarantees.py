@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, catalogue, memory, sensitivity, validation
-from mf_aggregators.accounting import trade_offs
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.accounting.trade_offs import AllParticipations
-from mf_aggregators.arrays import FloatArray, IntArray
+from mf_aggregators import accounting, caches, catalogue, memory, sensitivity
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel import trade_offs, validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.certificates import Certificate, Certification
+from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.trade_offs import AllParticipations
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
@@ -34,12 +37,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.monte_carlo import distributions, search
-from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.participation.monte_carlo.distributions import (
-    LARGEST_ROUNDING,
-    StrategyColumns,
-)
+from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import (
@@ -114,7 +112,7 @@ class Guarantee:
         if that is not amplified either.
       epsilon: The epsilon of (epsilon, delta)-DP; infinity without noise, and where
         participations that broke the plan leave so little that no epsilon can be stated
-        (``accounting.gaussian``).
+        (``kernel.gaussian``).
       delta: The delta that epsilon is for.
       sampling: How clients take part, if the guarantee is amplified by that.
       certificate: For schemes without groups, what was proved for real normal noise; None where
@@ -217,7 +215,7 @@ class Guarantee:
     def true_positive_rate(self, false_positive_rate: float | FloatArray) -> float | FloatArray:
         """Returns the highest true positive rate that an attacker can have.
 
-        ``accounting.trade_offs`` says what the attacker knows and decides.
+        ``kernel.trade_offs`` says what the attacker knows and decides.
 
         Args:
           false_positive_rate: From 0 to 1, or an array of them; others raise a ValueError.

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mf_aggregators import atomic_files, validation
-from mf_aggregators.arrays import IntArray
-from mf_aggregators.errors import Error
+from mf_aggregators import atomic_files
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.privacy import client_names

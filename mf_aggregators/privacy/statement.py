@@ -14,8 +14,9 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, packages, printed_guarantees, validation, version
+from mf_aggregators import accounting, packages, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import check_extended
 from mf_aggregators.participation.schemes import UnamplifiedScheme
 from mf_aggregators.printed_guarantees import counted, rounded_up

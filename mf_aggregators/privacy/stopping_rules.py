@@ -26,8 +26,9 @@ of all rounds, so that a limit below it allows no round, and any other one allow
 import dataclasses
 import functools
 
-from mf_aggregators import accounting, catalogue, validation
+from mf_aggregators import accounting, catalogue
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
 from mf_aggregators.printed_guarantees import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation

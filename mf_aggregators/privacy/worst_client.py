@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray, IntArray
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, stated_epsilon
 from mf_aggregators.privacy.ledgers import Ledger
 

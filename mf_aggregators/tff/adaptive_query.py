@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import dp_accounting
 import tensorflow as tf
 
-from mf_aggregators import adaptive_clip, validation
+from mf_aggregators import adaptive_clip
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
 from mf_aggregators.integer_sums import IntegerSums
+from mf_aggregators.kernel import validation
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics

@@ -10,17 +10,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import (
-    adaptive_clip,
-    checkpoints,
-    integer_sums,
-    private_metrics,
-    validation,
-)
-from mf_aggregators.accounting import gaussian
+from mf_aggregators import adaptive_clip, checkpoints, integer_sums, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.integer_sums import IntegerSums
+from mf_aggregators.kernel import gaussian, validation
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE

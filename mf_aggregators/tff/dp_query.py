@@ -10,10 +10,9 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.integer_sums import IntegerSums
+from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.noise import NOISE_FORMAT, nests, recursions, rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion

@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 
-from mf_aggregators import validation
+from mf_aggregators.kernel import validation
 
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.

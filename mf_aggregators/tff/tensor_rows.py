@@ -15,8 +15,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.noise import discrete_gaussian, rows_of_z
-from mf_aggregators.noise.discrete_gaussian import TIE_WORDS
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel.discrete_gaussian import TIE_WORDS
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise.recursions import (
     DenseNoise,

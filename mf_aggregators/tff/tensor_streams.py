@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory
 from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment

@@ -26,9 +26,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from mf_aggregators import atomic_files, memory, validation
+from mf_aggregators import atomic_files, memory
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.progress_bars import ProgressBar

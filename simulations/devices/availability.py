@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Sampler
 
 _HOUR = 3600.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import validation
 from mf_aggregators.commands import command_line, facts_of_runs
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 
 WAIT = "wait"

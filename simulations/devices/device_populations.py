@@ -19,9 +19,10 @@ import math
 
 import numpy as np
 
-from mf_aggregators import memory, random_streams, validation
+from mf_aggregators import memory, random_streams
 from mf_aggregators import participation as participations
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour

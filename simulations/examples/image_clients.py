@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import validation
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
 

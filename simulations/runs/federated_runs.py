@@ -22,9 +22,10 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, printed_guarantees, validation, workloads
+from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
 from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.kernel import validation
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.privacy.guarantees import Guarantee

@@ -7,12 +7,13 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import Mechanism, catalogue, validation
+from mf_aggregators import Mechanism, catalogue
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import one_run
 from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.workloads import Workload

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mf_aggregators import __version__, atomic_files, validation
+from mf_aggregators import __version__, atomic_files
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.privacy import ledgers
 from simulations.training import weights_files
 

@@ -15,7 +15,8 @@ import matplotlib.figure
 import numpy as np
 import scipy.stats
 
-from mf_aggregators import atomic_files, figures, validation
+from mf_aggregators import atomic_files, figures
+from mf_aggregators.kernel import validation
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]

@@ -19,11 +19,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators import Mechanism, accounting, participation, validation
+from mf_aggregators import Mechanism, accounting, participation
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import evidence, facts_of_runs, stated_runs
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.kernel import validation
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.provenance import Provenance

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.printed_guarantees import in_full
 from mf_aggregators.privacy import client_names, guarantees

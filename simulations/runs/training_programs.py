@@ -25,7 +25,8 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files, validation
+from mf_aggregators import atomic_files
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import LedgerError

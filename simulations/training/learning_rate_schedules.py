@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, validation, workloads
+from mf_aggregators import atomic_files, workloads
+from mf_aggregators.kernel import validation
 from mf_aggregators.workloads import Workload
 
 LINEAR = "linear"

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import random_streams, validation
+from mf_aggregators import random_streams
+from mf_aggregators.kernel import validation
 
 _CACHE_BYTES = 512 * 2**20
 

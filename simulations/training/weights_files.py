@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mf_aggregators import atomic_files, validation
-from mf_aggregators.errors import Error
+from mf_aggregators import atomic_files
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.errors import Error
 
 # The weights of a run that has ended, in its directory.
 FINAL_MODEL_FILE = "final_model.npz"

@@ -6,7 +6,7 @@ Free of TensorFlow, so that flags can be checked before it is loaded.
 import ipaddress
 import re
 
-from mf_aggregators.errors import Error
+from mf_aggregators.kernel.errors import Error
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _EXAMPLE = "write host:port,host:port, as in 10.0.0.5:8000,[fd00::6]:8000"

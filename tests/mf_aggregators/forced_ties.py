@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian
 
 
 def words_that_tie(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.accounting import gaussian
 from mf_aggregators.checkpoints import CheckpointError
+from mf_aggregators.kernel import gaussian
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,

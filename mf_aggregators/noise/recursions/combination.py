@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray, RealArray
+from mf_aggregators.kernel.arrays import FloatArray, RealArray
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion, ToeplitzNoise
 
 # A block that draws earlier rows of Z again: larger blocks draw fewer.

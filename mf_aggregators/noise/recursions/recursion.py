@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, RealArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, RealArray
 from mf_aggregators.linear_algebra.banded_matrices import BandedCovariances, WorkloadBlocks
 
 # A block of rows that draws each row of Z once: larger blocks read what is kept less often, and

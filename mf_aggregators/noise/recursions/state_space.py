@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.noise.recursions.recursion import NoiseRecursion
 
 

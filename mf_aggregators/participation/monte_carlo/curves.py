@@ -35,15 +35,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
-from mf_aggregators.participation.monte_carlo import certificates
-from mf_aggregators.participation.monte_carlo.certificates import ROUNDING
-from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
-from mf_aggregators.participation.monte_carlo.importance_sampling import (
-    ImportanceSampler,
-    SamplerOfQ,
-    possible_orders,
-)
+from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.certificates import ROUNDING
+from mf_aggregators.kernel.dominating_pairs import DominatingPair
+from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ, possible_orders
 
 # Samples of each order and of Q: so many at least, and more where few of them count.
 _FEWEST_SAMPLES, _TUNING = 2**16, 2**12

@@ -23,16 +23,12 @@ import numpy as np
 import scipy.optimize
 
 from mf_aggregators import caches
-from mf_aggregators.arrays import FloatArray
-from mf_aggregators.errors import Error
-from mf_aggregators.participation.monte_carlo import certificates
-from mf_aggregators.participation.monte_carlo.certificates import Certificate, Certification
-from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
-from mf_aggregators.participation.monte_carlo.importance_sampling import (
-    ImportanceSampler,
-    SamplerOfQ,
-    possible_orders,
-)
+from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.certificates import Certificate, Certification
+from mf_aggregators.kernel.dominating_pairs import DominatingPair
+from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ, possible_orders
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
 # changes: a test holds golden values of all its modules against it.

@@ -12,7 +12,7 @@ import itertools
 
 import numpy as np
 
-from mf_aggregators import validation
+from mf_aggregators.kernel import validation
 from simulations.examples.labelled_images import Images, concatenated
 
 # Where the forms begin in the file, and where the last one ends.

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import validation
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel import validation
 from simulations.examples.digit_classification import data
 from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.runs import federated_runs

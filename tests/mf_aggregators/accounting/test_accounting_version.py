@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import composition, gaussian, losses
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import (
+    certificates,
+    composition,
+    discrete_gaussian,
+    gaussian,
+    importance_sampling,
+    losses,
+)
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel.dominating_pairs import DominatingPair, StrategyColumns
 from mf_aggregators.participation import (
     FixedSizeSampling,
     MinSeparationSampling,
@@ -18,17 +26,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     shuffling,
 )
-from mf_aggregators.participation.monte_carlo import (
-    certificates,
-    curves,
-    distributions,
-    importance_sampling,
-    search,
-)
-from mf_aggregators.participation.monte_carlo.distributions import (
-    DominatingPair,
-    StrategyColumns,
-)
+from mf_aggregators.participation.monte_carlo import curves, search
 
 _SIZES: dict[str, Any] = {
     "num_rounds": 8,

@@ -16,8 +16,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel import certificates, gaussian
+from mf_aggregators.kernel.certificates import Certification
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -26,8 +27,6 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.cyclic_groups import ComposedGroups
-from mf_aggregators.participation.monte_carlo import certificates
-from mf_aggregators.participation.monte_carlo.certificates import Certification
 from tests.examples import examples, of_many
 
 # Of one search: losses that are composed, samples that are asked for, tails.

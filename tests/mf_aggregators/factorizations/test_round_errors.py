@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators import memory
-from mf_aggregators.arrays import FloatArray
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
@@ -28,6 +27,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations._patterns import EqualNorms
 from mf_aggregators.factorizations.convergence import Converged
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
 from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from mf_aggregators import factorizations, lower_bounds, participation, validation, workloads
+from mf_aggregators import factorizations, lower_bounds, participation, workloads
 from mf_aggregators.factorizations import (
     Factorization,
     NotConvergedWarning,
     clip_drift,
 )
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

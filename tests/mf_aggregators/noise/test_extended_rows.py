@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
-from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion

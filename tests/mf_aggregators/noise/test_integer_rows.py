@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization, tree_aggregation
-from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.recursions import (
     BandedNoise,

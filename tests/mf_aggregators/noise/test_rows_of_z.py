@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import discrete_gaussian, integer_rows, rows_of_z
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.noise import integer_rows, rows_of_z
 from mf_aggregators.noise.rows_of_z import TILE, NoiseSource, random_blocks
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import composition
+from mf_aggregators.kernel import composition
 from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, caches
-from mf_aggregators.accounting import gaussian
 from mf_aggregators.caches import CacheWarning
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import certificates, discrete_gaussian, gaussian
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel.certificates import Amplified, Certification
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -21,9 +23,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     separated,
 )
-from mf_aggregators.participation.monte_carlo import certificates, distributions, search
-from mf_aggregators.participation.monte_carlo.certificates import Amplified, Certification
-from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
+from mf_aggregators.participation.monte_carlo import search
 from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from scipy import special
 
+from mf_aggregators.kernel.dominating_pairs import BallsInBinsRounds
 from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.distributions import BallsInBinsRounds
 from tests.mf_aggregators.participation.monte_carlo import participation_patterns
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mf_aggregators.accounting.losses import DenseLosses
+from mf_aggregators.kernel.losses import DenseLosses
 from mf_aggregators.participation import poisson
 from tests.examples import examples
 from tests.refusals import refuses

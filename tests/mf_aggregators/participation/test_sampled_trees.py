@@ -8,15 +8,15 @@ import pytest
 
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import tree_aggregation
+from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.certificates import Certification
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     PoissonSampling,
     SingleParticipation,
 )
-from mf_aggregators.participation.monte_carlo import certificates
-from mf_aggregators.participation.monte_carlo.certificates import Certification
-from mf_aggregators.participation.monte_carlo.distributions import StrategyColumns
 from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
 

@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, factorizations, version, workloads
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.factorizations import BandedFactorization
+from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.certificates import (
+    Certificate,
+    Certification,
+    MechanismBudget,
+    MechanismBudgetError,
+)
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     MinSeparationSampling,
@@ -21,13 +28,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo import certificates, search
-from mf_aggregators.participation.monte_carlo.certificates import (
-    Certificate,
-    Certification,
-    MechanismBudget,
-    MechanismBudgetError,
-)
+from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.planning import band_choice, proposals
 from mf_aggregators.planning.band_choice import BandChoice
 from tests.refusals import refuses

@@ -25,6 +25,8 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.factorizations.blt import BltFactorization
+from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.participation import (
     BallsInBins,
@@ -37,8 +39,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import certificates
-from mf_aggregators.participation.monte_carlo.distributions import LARGEST_ROUNDING
 from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation

@@ -8,7 +8,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.tff import tensor_rows
 from tests.mf_aggregators.forced_ties import words_that_tie
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise import discrete_gaussian, rows_of_z
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
 from mf_aggregators.tff import tensor_rows
 from tests.examples import examples

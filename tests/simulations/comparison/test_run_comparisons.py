@@ -19,7 +19,7 @@ from mf_aggregators import (
     factorizations,
     printed_guarantees,
 )
-from mf_aggregators.accounting import gaussian
+from mf_aggregators.kernel import gaussian
 from mf_aggregators.participation import sampling_scheme
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from simulations.comparison import repeated_runs, run_comparisons

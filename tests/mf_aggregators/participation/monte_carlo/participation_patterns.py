@@ -6,8 +6,8 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from mf_aggregators.participation.monte_carlo import distributions
-from mf_aggregators.participation.monte_carlo.distributions import (
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     DominatingPair,
     MinSeparationRounds,

@@ -9,7 +9,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.participation.monte_carlo import certificates
+from mf_aggregators.kernel import certificates
 from tests.examples import examples
 
 

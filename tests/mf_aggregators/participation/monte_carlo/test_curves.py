@@ -7,14 +7,14 @@ import pytest
 import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
-from mf_aggregators.participation.monte_carlo import curves
-from mf_aggregators.participation.monte_carlo.distributions import (
+from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
     RoundsDistribution,
 )
+from mf_aggregators.participation.monte_carlo import curves
+from tests.mf_aggregators.kernel.test_certificates import _CASES, _divergences
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
-from tests.mf_aggregators.participation.monte_carlo.test_certificates import _CASES, _divergences
 
 _EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
 

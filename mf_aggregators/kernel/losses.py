@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-from mf_aggregators.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
 
 # Upper bound on the rounding error of one mass, in spacings of floats.
 _ROUNDINGS = 8

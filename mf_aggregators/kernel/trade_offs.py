@@ -35,10 +35,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 
 if TYPE_CHECKING:
     from mf_aggregators.participation import SamplingScheme

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import composition
-from mf_aggregators.accounting.losses import DenseLosses, epsilon_of
+from mf_aggregators.kernel import composition
+from mf_aggregators.kernel.losses import DenseLosses, epsilon_of
 from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,

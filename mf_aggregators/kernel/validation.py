@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.kernel.arrays import FloatArray
 
 # Scalars of NumPy that float() converts all the same.
 _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)

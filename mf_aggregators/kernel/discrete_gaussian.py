@@ -83,8 +83,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import BoolArray, IntArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import BoolArray, IntArray
 
 COLUMN_BITS = 16
 FRACTION_BITS = 32 - COLUMN_BITS

@@ -11,7 +11,7 @@ are replaced by zero vectors in every round that it takes part in.
 
 The privacy loss of the Gaussian mechanism is dp-accounting's. Noise is drawn from tables of
 integers, and a guarantee (epsilon, delta) of real normal numbers is one of (epsilon, delta + p) of
-what is drawn (``noise.discrete_gaussian`` has the proof); p is the delta0 of approximate zCDP as
+what is drawn (``kernel.discrete_gaussian`` has the proof); p is the delta0 of approximate zCDP as
 well. The failure probability p grows with the numbers that are drawn, and does not depend on
 epsilon. Where it is not small beside delta, nothing is stated.
 """
@@ -26,10 +26,9 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, underflow_is_zero
-from mf_aggregators.errors import Error
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian, validation
+from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.errors import Error
 
 # Noise multipliers that epsilon and noise_multiplier deal with; outside, epsilon is
 # far from any use and the privacy loss over- or underflows.
@@ -304,7 +303,7 @@ def zcdp_delta(
     """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
 
     Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
-    (``noise.discrete_gaussian``): in both of two neighbouring worlds there is an event of
+    (``kernel.discrete_gaussian``): in both of two neighbouring worlds there is an event of
     probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
     at most rho alpha. The delta0 of several runs together is the sum of theirs.
 

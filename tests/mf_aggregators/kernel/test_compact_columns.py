@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.participation.monte_carlo import distributions
+from mf_aggregators.kernel import dominating_pairs as distributions
 from tests.examples import examples
 from tests.refusals import refuses
 

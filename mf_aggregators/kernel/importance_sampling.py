@@ -35,9 +35,9 @@ import math
 
 import numpy as np
 
-from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.participation.monte_carlo import distributions
-from mf_aggregators.participation.monte_carlo.distributions import (
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     DominatingPair,
     MinSeparationRounds,

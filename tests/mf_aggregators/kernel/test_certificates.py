@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.participation import sampling_scheme
-from mf_aggregators.participation.monte_carlo import certificates, search
-from mf_aggregators.participation.monte_carlo.certificates import Certificate
-from mf_aggregators.participation.monte_carlo.distributions import (
+from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.certificates import Certificate
+from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     DominatingPair,
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.participation.monte_carlo.importance_sampling import ImportanceSampler
+from mf_aggregators.kernel.importance_sampling import ImportanceSampler
+from mf_aggregators.participation import sampling_scheme
+from mf_aggregators.participation.monte_carlo import search
 from tests.mf_aggregators.participation.monte_carlo import participation_patterns
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 from tests.refusals import refuses

@@ -9,17 +9,14 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.participation.monte_carlo import importance_sampling
-from mf_aggregators.participation.monte_carlo.distributions import (
+from mf_aggregators.kernel import importance_sampling
+from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     DominatingPair,
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.participation.monte_carlo.importance_sampling import (
-    ImportanceSampler,
-    SamplerOfQ,
-)
+from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ
 from tests.examples import examples
 from tests.mf_aggregators.participation.monte_carlo import participation_patterns
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import (

@@ -52,14 +52,11 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray, IntArray
-from mf_aggregators.errors import Error
-from mf_aggregators.participation.monte_carlo.distributions import DominatingPair
-from mf_aggregators.participation.monte_carlo.importance_sampling import (
-    ImportanceSampler,
-    SamplerOfQ,
-)
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.dominating_pairs import DominatingPair
+from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ
 from mf_aggregators.progress_bars import ProgressBar
 
 _BATCH = 1024

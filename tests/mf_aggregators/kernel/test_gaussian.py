@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, toeplitz
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples

@@ -14,8 +14,8 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 
-from mf_aggregators.noise import discrete_gaussian
-from mf_aggregators.noise.discrete_gaussian import AliasTable
+from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel.discrete_gaussian import AliasTable
 from tests.mf_aggregators.forced_ties import words_that_tie
 from tests.refusals import refuses
 

@@ -39,11 +39,10 @@ from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators import validation
-from mf_aggregators.accounting import gaussian
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.accounting.losses import DenseLosses, epsilon_of, of_dp_accounting
-from mf_aggregators.arrays import FloatArray, IntArray, underflow_is_zero
+from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, underflow_is_zero
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.losses import DenseLosses, epsilon_of, of_dp_accounting
 
 # dp-accounting composes by Fourier transforms, whose rounding is not on the side of privacy:
 # masses are off by about 2e-16 for each composition, summed over the grid. Ten times that is

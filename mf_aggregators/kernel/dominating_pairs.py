@@ -61,8 +61,8 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import validation
-from mf_aggregators.arrays import FloatArray
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
 
 # Steps of Z by which roundings may move one number of a row: 1 and twice what floats err by, times
 # the largest sum of a row of C where rows follow from earlier rows of Z.

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators import validation
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import (
     FixedEpochOrder,
     FixedSizeSampling,
@@ -24,7 +25,6 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import distributions
 from mf_aggregators.privacy import guarantees
 from tests import flipped_bits
 from tests.refusals import refuses

@@ -14,7 +14,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.accounting import composition, gaussian
+from mf_aggregators.kernel import composition, gaussian
 from mf_aggregators.participation.monte_carlo import curves
 from tests.refusals import refuses
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import sensitivity
-from mf_aggregators.participation.monte_carlo import distributions
-from mf_aggregators.participation.monte_carlo.distributions import (
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     MinSeparationRounds,
     RoundsDistribution,

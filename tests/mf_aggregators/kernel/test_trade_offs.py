@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.accounting import gaussian, trade_offs
-from mf_aggregators.accounting.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.noise import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian, gaussian, trade_offs
+from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
@@ -25,7 +25,6 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import distributions
 from tests.examples import examples
 from tests.refusals import refuses
 
