@@ -37,7 +37,7 @@ _SPECS = (tf.TensorSpec([5], tf.float32),)
 _STEP = re.compile(r"^\d+\. \[`([^`]+)`\]\(([^)]+)\):\n((?:   .*\n)+)", re.MULTILINE)
 
 # Checks of arguments, and what processes tell one another of a refusal.
-_TOOLS = ("validation.py", "memory.py", "tff/processes.py", "__init__.py")
+_TOOLS = ("kernel/validation.py", "memory.py", "tff/processes.py", "__init__.py")
 _ROW_DOORS = (
     *_TOOLS,
     # Which storage is cheaper, the schema in the state, and the sum that the row is added to.
@@ -45,13 +45,14 @@ _ROW_DOORS = (
     # The names of its tensors, and the seed of a test.
     *("noise/nests.py", "noise/rows_of_z.py"),
     # How large rows may be, how many of them are charged for, and what else a checkpoint names.
-    *("linear_algebra/", "accounting/", "participation", "sensitivity.py"),
+    *("linear_algebra/", "kernel/gaussian.py", "participation", "sensitivity.py"),
     "factorizations/factorization.py",
 )
 _CHECK_IN_DOORS = (
     *_TOOLS,
     # Epsilons of one Gaussian mechanism, the schema that every draw keeps, and progress.
-    *("accounting/", "participation/kinds.py", "participation/min_separation.py"),
+    *("kernel/arrays.py", "kernel/gaussian.py", "kernel/trade_offs.py"),
+    *("kernel/discrete_gaussian.py", "participation/kinds.py", "participation/min_separation.py"),
     "progress_bars.py",
 )
 _RUN_DOORS = (
@@ -72,7 +73,7 @@ _RUN_DOORS = (
 )
 _CLIP_DOORS = (
     *_TOOLS,
-    *("accounting/", "factorizations/", "linear_algebra/", "noise/", "participation"),
+    *("kernel/", "factorizations/", "linear_algebra/", "noise/", "participation"),
     *("mechanism.py", "sensitivity.py", "tff/tensor_streams.py", "tff/tensor_rows.py"),
     *("tff/declared_participation.py", "integer_sums.py"),
 )
