@@ -9,14 +9,16 @@ It also refuses a process in which the private sum, or what is made of it, follo
 in the same round or a later one. With a norm that adapts around the aggregator, a client moves the
 updates of others by more than its clip norm. A mean of the aggregator's mean is refused likewise.
 
-It is a guard against mistakes, and no proof: a computation could tell of its clients in a sum
-of any shape. It recognises a sum of this library by the names of what is summed.
+The first call of a process makes both checks. They are a guard against mistakes, and no proof: a
+computation could tell of its clients in a sum of any shape. They recognise a sum of this library by
+the names of what is summed.
 """
 
 import collections
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,6 +47,8 @@ _SELECTIONS = frozenset({"federated_secure_select", "federated_select"})
 _MAPS = frozenset({"federated_apply", "federated_map", "federated_map_all_equal", "sequence_map"})
 # What a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
+# Computations whose other sums are checked, by identity: TFF would hash their whole content.
+_CHECKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class UnnoisedSumError(Error, ValueError):
@@ -156,24 +160,30 @@ def check_others(computation: Any) -> None:
         )
 
 
-def check_names(computation: Any, argument: Any) -> None:
-    """Checks that the updates which a process is given have the names of its type, in their order.
+def check_call(computation: Any, argument: Any) -> None:
+    """Checks a round of a process with a state of this library before it runs.
 
-    TFF itself takes the parts of a value by their positions.
+    The other sums of a process are checked once. The updates must have the names of their type, in
+    their order: TFF itself takes the parts of a value by their positions.
 
     Args:
       computation: The computation that is called, of any process.
       argument: The argument of the call: a structure of TFF.
 
     Raises:
+      UnnoisedSumError: As ``check_others`` does, if a state goes in and out first.
       ValueError: If a client's update of an aggregator of this library has other names.
     """
     structure = compatibility.structure
     if not isinstance(argument, structure.Struct):
         return
-    parameter = computation.type_signature.parameter
+    parameter, result = computation.type_signature.parameter, computation.type_signature.result
     if not _holds_noise_state(parameter):
         return
+    if _CHECKED.get(id(computation)) is not computation:
+        if all(map(_begins_with_noise_state, (parameter, result))):
+            check_others(computation)
+        _CHECKED[id(computation)] = computation
     for number, (name, kind) in enumerate(structure.iter_elements(parameter)):
         if getattr(kind, "placement", None) is compatibility.CLIENTS:
             values = argument[number]
@@ -211,6 +221,11 @@ def _holds_noise_state(kind: Any) -> bool:
         return True
     elements = compatibility.structure.iter_elements(kind)
     return any(_holds_noise_state(each) for _, each in elements)
+
+
+def _begins_with_noise_state(kind: Any) -> bool:
+    is_struct = isinstance(kind, compatibility.StructType) and len(kind) > 0
+    return is_struct and _holds_noise_state(kind[0])
 
 
 def _check_shapes(sums: tuple[ClientSum, ...]) -> None:

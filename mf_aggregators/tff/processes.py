@@ -121,8 +121,8 @@ def raise_refusals(context: Any) -> None:
 
     TFF has no place for errors of a computation, and learning processes are built by TFF itself.
     So the method ``invoke`` of this one object is wrapped; all other errors pass as they are.
-    Updates whose names are not those of their type are refused as well, by ValueError, because TFF
-    takes their parts by position.
+    ``client_sums.check_call`` refuses, by its own errors, updates with other names than their type
+    has, and processes that release sums which should have noise.
     ``mf_dp_aggregator`` calls it for the context in which its process or query is made. Where
     another one runs the process, call it for that one.
 
@@ -140,7 +140,7 @@ def raise_refusals(context: Any) -> None:
 
         @functools.wraps(invoke)
         async def clear(computation: Any, argument: Any) -> Any:
-            client_sums.check_names(computation, argument)
+            client_sums.check_call(computation, argument)
             try:
                 return await invoke(computation, argument)
             except Exception as error:
@@ -151,7 +151,7 @@ def raise_refusals(context: Any) -> None:
 
         @functools.wraps(invoke)
         def clear(computation: Any, argument: Any) -> Any:
-            client_sums.check_names(computation, argument)
+            client_sums.check_call(computation, argument)
             try:
                 return invoke(computation, argument)
             except Exception as error:

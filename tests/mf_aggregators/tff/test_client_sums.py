@@ -15,7 +15,7 @@ import tensorflow_privacy as tfp
 
 import mf_aggregators as mfa
 from mf_aggregators.noise import FixedSeedWarning
-from mf_aggregators.tff import client_sums, compatibility
+from mf_aggregators.tff import client_sums, compatibility, processes
 from mf_aggregators.tff.client_sums import ClientSum, ClientTensor, UnnoisedSumError
 from tests.refusals import refuses
 
@@ -157,6 +157,63 @@ def test_a_norm_around_it_that_follows_from_another_sum_is_refused(around: Any) 
         client_sums.check(process.next)
 
 
+def _call(process: Any, context: Any) -> None:
+    """Has a context call the round of a process, with no clients."""
+    arguments = [("state", None), ("value", [])]
+    context.invoke(process.next, compatibility.structure.Struct(arguments))
+
+
+class _Context:
+    """Counts what is run, and runs nothing."""
+
+    number = 0
+
+    def invoke(self, computation: Any, argument: Any) -> None:
+        self.number += 1
+
+
+@pytest.mark.parametrize(
+    ("around", "said"),
+    [
+        (lambda sums: _AROUND.clipping_factory(_NORM, sums), "AdaptiveClip"),
+        (_AROUND.UnweightedMeanFactory, "twice"),
+        (
+            lambda sums: _with_another_sum(
+                tff.tensorflow.computation(lambda update: update, _UPDATE), sums
+            ),
+            "second sum",
+        ),
+    ],
+    ids=["norm", "mean", "sum"],
+)
+def test_the_first_call_of_a_process_refuses_its_other_sums(around: Any, said: str) -> None:
+    context = _Context()
+    processes.raise_refusals(context)
+    process = _process(around(_aggregator()))
+    for _ in range(2):
+        with refuses(said, error=UnnoisedSumError):
+            _call(process, context)
+    assert context.number == 0
+
+
+def test_a_plain_call_of_a_process_refuses_its_other_sums() -> None:
+    process = _process(_AROUND.UnweightedMeanFactory(_aggregator()))
+    state = process.initialize()
+    with refuses("twice", error=UnnoisedSumError):
+        process.next(state, [])
+
+
+def test_a_process_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, checked = _Context(), []
+    processes.raise_refusals(context)
+    monkeypatch.setattr(client_sums, "check_others", checked.append)
+    made = [_process(_aggregator()) for _ in range(2)]
+    for process in (made[0], made[0], made[1], made[0]):
+        _call(process, context)
+    assert [id(each) for each in checked] == [id(each.next) for each in made]
+    assert context.number == 4
+
+
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "around",
@@ -242,7 +299,7 @@ def test_a_process_without_noise_is_refused() -> None:
         client_sums.check(process.next)
 
 
-def _with_another_sum(measured: Any) -> Any:
+def _with_another_sum(measured: Any, sums: Any = None) -> Any:
     """A process that adds up a function of the updates as well, without noise."""
 
     def measure(updates: Any) -> Any:
@@ -250,7 +307,7 @@ def _with_another_sum(measured: Any) -> Any:
             other=compatibility.federated_sum(compatibility.federated_map(measured, updates))
         )
 
-    return tff.aggregators.add_measurements(_aggregator(), client_measurement_fn=measure)
+    return tff.aggregators.add_measurements(sums or _aggregator(), client_measurement_fn=measure)
 
 
 def test_a_second_update_without_noise_is_refused_and_a_number_is_not() -> None:
