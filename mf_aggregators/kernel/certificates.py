@@ -17,10 +17,11 @@ for delta. So a few times log(1 / beta) M / delta samples suffice.
 
 That the mean mu is below m, which is delta or less, is shown by a *test martingale*. Let
 T_1, ..., T_N be independent samples, and the bet 0 <= w < 1 / (M - m) be fixed before they are
-drawn. The wealth prod_i (1 + w (m - T_i)) is not negative, and where mu >= m its expectation is at
-most (1 + w (m - mu))^N <= 1. By Markov's inequality it is 1 / beta or more with probability at
-most beta. So a wealth of 1 / beta shows that mu < m, but for a probability of beta. (Waudby-Smith
-and Ramdas, 2024, have the method in general.)
+drawn. The wealth prod_i (1 + w (m - T_i)) is not negative, and where mu >= m each factor has an
+expectation of at most 1 + w (m - mu) <= 1, whatever the factors before it are. By Ville's
+inequality (1939) the wealth is ever 1 / beta or more with probability at most beta. So a wealth of
+1 / beta shows that mu < m, but for a probability of beta, and the test ends with the batch that
+reaches it. (Waudby-Smith and Ramdas, 2024, have the method in general.)
 
 **Q from P.** Under Q, L is a convex function of independent normal numbers, because it is the
 logarithm of a sum of exponentials of linear functions. By Ehrhard's inequality (1983, for convex
@@ -40,11 +41,12 @@ A seed that was chosen by its result proves nothing.
 import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -268,7 +270,7 @@ def divergences(
         return [float(np.sum(terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
 
     key = key_of(pair, None, f"divergences of P from Q, seed {seed}")
-    means = np.sum(in_batches(sampler, key, num_samples, sums), axis=0) / num_samples
+    means = np.sum(list(in_batches(sampler, key, num_samples, sums)), axis=0) / num_samples
     each = failure / len(epsilons)
     return tuple(
         (epsilon, min(upper_mean(float(mean), num_samples, each) + failure, 1.0))
@@ -300,8 +302,9 @@ def _p_from_q_is_small(pair: DominatingPair, certificate: Certificate, bar: Any)
         return log_wealth(values, certificate.largest_divergence, certificate.bet)
 
     key = key_of(pair, certificate, "P from Q")
-    grown = sum(in_batches(sampler, key, certificate.num_samples, wealth, bar))
-    return bool(grown >= -math.log(certificate.failure_probability))
+    grown = itertools.accumulate(in_batches(sampler, key, certificate.num_samples, wealth, bar))
+    needed = -math.log(certificate.failure_probability)
+    return any(log_wealth_so_far >= needed for log_wealth_so_far in grown)
 
 
 def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, bar: Any) -> bool:
@@ -319,7 +322,7 @@ def _q_from_p_is_small(pair: DominatingPair, certificate: Certificate, bar: Any)
 
     key = key_of(pair, certificate, "Q from P")
     found = in_batches(SamplerOfQ(pair), key, certificate.num_untilted, counts, bar)
-    low_count, high_count = np.sum(found, axis=0)
+    low_count, high_count = np.sum(list(found), axis=0)
     tail = lower_tail(
         int(low_count),
         int(high_count),
@@ -386,11 +389,11 @@ def in_batches(
     count: int,
     summary: Callable[[FloatArray], Any],
     bar: Any = None,
-) -> list[Any]:
-    """Draws losses and returns what a function makes of each batch, in their order.
+) -> Iterator[Any]:
+    """Draws losses and yields what a function makes of each batch, in their order.
 
     Every batch has a generator of its own, so that results do not depend on how many are drawn at
-    a time.
+    a time. Whoever stops iterating draws no more.
     """
 
     def one(batch: int) -> Any:
@@ -398,14 +401,15 @@ def in_batches(
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((key, batch))))
         return size, summary(sampler.log_ratios(rng, size))
 
-    found = []
     workers = os.cpu_count() or 1
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(workers, 8)) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(max_workers=min(workers, 8))
+    try:
         for size, value in pool.map(one, range(-(-count // _BATCH))):
-            found.append(value)
             if bar is not None:
                 bar.update(size)
-    return found
+            yield value
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:

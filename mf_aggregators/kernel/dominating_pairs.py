@@ -337,7 +337,8 @@ class DominatingPair:
 def _log_sum(logs: FloatArray) -> FloatArray:
     """The logarithm of the sum of exponentials over the first axis."""
     largest = np.max(logs, axis=0)
-    return np.asarray(largest + np.log(np.sum(np.exp(logs - largest), axis=0)))
+    shares = logs - largest
+    return np.asarray(largest + np.log(np.sum(np.exp(shares, out=shares), axis=0)))
 
 
 def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:

@@ -89,7 +89,7 @@ class ImportanceSampler:
           (m,), independent.
         """
         pair = self._pair
-        outputs = pair.products.times(self._replicas.draw(rng, count))
+        outputs = self._replicas.draw(rng, count)
         noise = rng.standard_normal(outputs.shape)
         noise *= pair.sigma
         outputs += noise
@@ -115,8 +115,8 @@ class _Bins:
 
     def __init__(self, client: BallsInBinsRounds, pair: DominatingPair, order: int) -> None:
         bins = client.separation
-        vectors = pair.products.times(np.eye(bins))
-        gram = vectors.T @ vectors / pair.sigma**2
+        self._vectors = pair.products.times(np.eye(bins))
+        gram = self._vectors.T @ self._vectors / pair.sigma**2
         shape = (bins,) * order
         exponents = np.zeros(shape)
         for k, other in itertools.combinations(range(order), 2):
@@ -129,11 +129,12 @@ class _Bins:
         self.log_mgf = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """Returns how many replicas are in each bin, (bins, count)."""
+        """Returns the sums of the vectors of the replicas' bins, (num_outputs, count)."""
         tuples = _categorical(rng, self._cumulative, count)
-        total = np.zeros((self._shape[0], count))
-        for bins in np.unravel_index(tuples, self._shape):
-            total[bins, np.arange(count)] += 1.0
+        first, *others = np.unravel_index(tuples, self._shape)
+        total = np.take(self._vectors, first, axis=1)
+        for bins in others:
+            total += np.take(self._vectors, bins, axis=1)
         return total
 
 
@@ -142,6 +143,7 @@ class _Chains:
 
     def __init__(self, client: MinSeparationRounds, pair: DominatingPair, order: int) -> None:
         self._order, self._separation = order, client.separation
+        self._products = pair.products
         self._rounds, bands = pair.columns.shape
         gram = distributions.gram_bands(pair.columns) / pair.sigma**2
         # By how long a replica waits: r, with its participation separation - r rounds before.
@@ -203,7 +205,7 @@ class _Chains:
             self.log_mgf = float(np.log(self._start_cumulative[-1]))
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """Returns how many replicas take part in each round, (n, count)."""
+        """Returns the sums of the columns of the replicas' rounds, (n, count)."""
         total = np.zeros((self._rounds, count))
         free_at = self._start_tuples[_categorical(rng, self._start_cumulative, count)].copy()
         now = np.min(free_at, axis=1) - 1
@@ -235,7 +237,7 @@ class _Chains:
                 free_at[rows] = np.where(
                     joins, (now[rows] + self._separation)[:, None], free_at[rows]
                 )
-        return total
+        return self._products.times(total)
 
 
 class _States:

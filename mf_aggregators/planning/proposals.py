@@ -427,6 +427,7 @@ def calibrated(
 
     def keeps_target(sigma: float) -> bool:
         # An estimate only decides which mechanism is certified first: no guarantee rests on it.
+        # A number that is larger than need be keeps the target too: it wastes noise, not privacy.
         return is_rough or (
             scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
         )

@@ -12,6 +12,7 @@ run that broke its plan has only the observed guarantee.
 import dataclasses
 import math
 import types
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,8 @@ _LARGEST_EXPONENT = 700.0
 _ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
 _MOST_ROUNDING = 1024.0
+# What :func:`_largest_rounding` found: a plan asks several times for each factorization.
+_ROUNDINGS: weakref.WeakKeyDictionary[Factorization, float] = weakref.WeakKeyDictionary()
 # The assumption of every guarantee that follows from observed participations, as the end of a
 # sentence.
 ONLY_IF = "only if participation did not depend on released models or on data"
@@ -743,6 +746,8 @@ def _largest_rounding(factorization: Factorization) -> float:
     Raises:
       ValueError: If that is not much less than the noise.
     """
+    if factorization in _ROUNDINGS:
+        return _ROUNDINGS[factorization]
     rows = IntegerRows.of(factorization.noise_recursion())
     # Rows that follow from rows of Z have all earlier roundings, times entries of C.
     factor = (
@@ -759,6 +764,7 @@ def _largest_rounding(factorization: Factorization) -> float:
             f"most {_MOST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
             "banded mechanism, or a matrix that is better conditioned."
         )
+    _ROUNDINGS[factorization] = moved
     return moved
 
 

@@ -223,7 +223,7 @@ class Profile:
             drawn = certificates.in_batches(
                 sampler or SamplerOfQ(self._pair), key, count, lambda losses: losses
             )
-            self._drawn[order, purpose] = np.sort(np.concatenate(drawn))
+            self._drawn[order, purpose] = np.sort(np.concatenate(list(drawn)))
         return self._drawn[order, purpose]
 
 

@@ -335,7 +335,7 @@ class _TuningSamples:
     def _grow(self, count: int) -> None:
         key = _tuning_key(self._seed, self._sampler.order, self._num_outputs)
         self._losses = np.concatenate(
-            certificates.in_batches(self._sampler, key, count, lambda losses: losses)
+            list(certificates.in_batches(self._sampler, key, count, lambda losses: losses))
         )
 
     def is_clear(self, epsilon: float) -> bool:
@@ -521,7 +521,7 @@ class _SamplesOfQ:
         sampler = SamplerOfQ(self._pair)
         count = self._pair.rounds.num_tuning_outputs_of_q
         drawn = certificates.in_batches(sampler, key, count, lambda losses: losses)
-        return np.sort(np.concatenate(drawn))
+        return np.sort(np.concatenate(list(drawn)))
 
     def thresholds(self, epsilon: float) -> tuple[tuple[float, float], int] | None:
         """Thresholds and a number of samples whose test is likely to pass; None if none is."""

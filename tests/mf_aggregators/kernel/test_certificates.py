@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import scipy.stats
 
 from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.certificates import Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
@@ -18,7 +20,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.kernel.importance_sampling import ImportanceSampler
+from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ
 from mf_aggregators.participation import sampling_scheme
 from mf_aggregators.participation.monte_carlo import search
 from tests.mf_aggregators.participation.monte_carlo import participation_patterns
@@ -282,6 +284,35 @@ def test_wealth_is_compared_with_the_failure_probability_of_the_candidate(
         grown = [0.25 * factor * needed, 0.75 * factor * needed]
         monkeypatch.setattr(certificates, "in_batches", lambda *unused, grown=grown: grown)
         assert certificates._p_from_q_is_small(of, candidate, None) == is_proved
+
+
+def test_a_test_draws_no_more_than_its_wealth_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wealth that was ever large enough proves (Ville): no later batch is drawn."""
+    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1))
+    candidate = _candidate_of(of, 2.0, 1e-4, max_samples=2**14)
+    needed, drawn = -math.log(candidate.failure_probability), []
+
+    def batches(*unused: Any) -> Iterator[float]:
+        for grown in (0.6 * needed, 0.5 * needed, -needed):
+            drawn.append(grown)
+            yield grown
+
+    monkeypatch.setattr(certificates, "in_batches", batches)
+    assert certificates._p_from_q_is_small(of, candidate, None)
+    assert len(drawn) == 2
+
+
+def test_nothing_is_drawn_after_the_last_batch_that_is_asked_for() -> None:
+    of, drawn = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.1, 1)), []
+
+    def summary(losses: FloatArray) -> None:
+        drawn.append(losses)
+        time.sleep(1e-3)
+
+    batches = certificates.in_batches(SamplerOfQ(of), 1, 2**20, summary)
+    next(batches)
+    batches.close()
+    assert 1 <= len(drawn) < 2**10
 
 
 def test_losses_that_are_not_numbers_count_against_a_candidate(

@@ -237,6 +237,16 @@ def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factor
     assert guarantee.noise_multiplier <= stddev / truth * (1 + 1e-9)
 
 
+def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = MinSeparationSampling(8, 2, 400, 10, 2)
+    mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=2), scheme, 1.0)
+    again: list[Any] = []
+    monkeypatch.setattr(integer_rows.IntegerRows, "of", again.append)
+    guarantees.columns_of(mechanism.factorization, scheme)
+    assert dataclasses.replace(mechanism, noise_multiplier=2.0) != mechanism
+    assert not again
+
+
 def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     scheme = PoissonSampling(12, 3, 300, 10)
