@@ -404,10 +404,15 @@ def coarser_losses(losses: PrivacyLossDistribution, interval: float) -> PrivacyL
       losses: Pessimistic ones.
       interval: What they are multiples of.
     """
-    lost = float(losses.get_delta_for_epsilon(math.inf))
-    most = _COARSE_POINTS * interval
-    while losses.get_delta_for_epsilon(most) > lost + _TAIL and most < _LARGEST_LOSS:
-        most *= 2.0
+    largest = [_COARSE_POINTS * interval]
+    while largest[-1] < _LARGEST_LOSS:
+        largest.append(2.0 * largest[-1])
+    # One call for all of them takes no longer than for one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        *deltas, lost = losses.get_delta_for_epsilon([*largest, math.inf])
+    # Beyond the largest float, deltas are no numbers.
+    small = (each for each, delta in zip(largest, deltas, strict=True) if not delta > lost + _TAIL)
+    most = next(small, largest[-1])
     steps = steps_to(most, interval, _COARSE_POINTS)
     bounds = [
         np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
