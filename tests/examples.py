@@ -13,12 +13,12 @@ _LONG_TEST = "MF_AGGREGATORS_LONG_TEST"
 _EVERY_CASE = "MF_AGGREGATORS_EVERY_CASE"
 
 
-def examples(number: int, one_in: int = 4) -> int:
+def examples(number: int, one_in: int = 6) -> int:
     """Returns how many examples to draw.
 
     Args:
       number: How many the long test draws.
-      one_in: The short one draws a fourth or another part of them, and at least four.
+      one_in: The short one draws a sixth or another part of them, and at least four.
     """
     return number if _LONG_TEST in os.environ else max(4, number // one_in)
 

@@ -76,7 +76,7 @@ def _printed_power(canaries: int, separation: int) -> int:
 @pytest.mark.parametrize(
     ("canaries", "separation", "runs"),
     [
-        (120, 20, 12),
+        (120, 20, 6),
         (1000, 10, 6),
         pytest.param(120, 12, 40, marks=pytest.mark.long),
         pytest.param(1000, 20, 40, marks=pytest.mark.long),

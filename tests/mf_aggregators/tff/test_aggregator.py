@@ -153,7 +153,7 @@ def test_one_client_never_moves_the_average_too_far() -> None:
     process = make_process(tff.TensorType(np.float64, [3]), clip_norm=0.7)
     state = process.initialize()
     generator = np.random.default_rng(3)
-    for _ in range(examples(200)):
+    for _ in range(examples(200, one_in=12)):
         size = int(generator.integers(2, 9))
         updates = generator.choice([-1.0, 1.0], size=(size, 3))
         updates *= 2.0 ** generator.integers(-45, 5, size=(size, 1)).astype(np.float64)

@@ -88,6 +88,30 @@ def test_what_factories_around_it_send_is_listed_as_well() -> None:
     client_sums.check(process.next)
 
 
+def _call(process: Any, context: Any) -> None:
+    """Has a context call the round of a process, with no clients."""
+    arguments = [("state", None), ("value", [])]
+    context.invoke(process.next, compatibility.structure.Struct(arguments))
+
+
+class _Context:
+    """Counts what is run, and runs nothing."""
+
+    number = 0
+
+    def invoke(self, computation: Any, argument: Any) -> None:
+        self.number += 1
+
+
+def _refused_at_its_first_call(process: Any, said: str) -> None:
+    context = _Context()
+    processes.raise_refusals(context)
+    for _ in range(2):
+        with refuses(said, error=UnnoisedSumError):
+            _call(process, context)
+    assert context.number == 0
+
+
 @pytest.mark.short_cases(1)
 @pytest.mark.parametrize(
     "around",
@@ -105,6 +129,7 @@ def test_a_mean_of_the_mean_is_refused(around: Any) -> None:
     process = _process(around(_aggregator()))
     with refuses("twice"):
         client_sums.check(process.next)
+    _refused_at_its_first_call(process, "twice")
 
 
 def test_a_weighted_mean_of_the_mean_is_refused_and_equal_weights_are_not() -> None:
@@ -155,49 +180,11 @@ def test_a_norm_around_it_that_follows_from_another_sum_is_refused(around: Any) 
     process = _process(around(_aggregator()))
     with refuses("AdaptiveClip", "without noise", error=UnnoisedSumError):
         client_sums.check(process.next)
-
-
-def _call(process: Any, context: Any) -> None:
-    """Has a context call the round of a process, with no clients."""
-    arguments = [("state", None), ("value", [])]
-    context.invoke(process.next, compatibility.structure.Struct(arguments))
-
-
-class _Context:
-    """Counts what is run, and runs nothing."""
-
-    number = 0
-
-    def invoke(self, computation: Any, argument: Any) -> None:
-        self.number += 1
-
-
-@pytest.mark.parametrize(
-    ("around", "said"),
-    [
-        (lambda sums: _AROUND.clipping_factory(_NORM, sums), "AdaptiveClip"),
-        (_AROUND.UnweightedMeanFactory, "twice"),
-        (
-            lambda sums: _with_another_sum(
-                tff.tensorflow.computation(lambda update: update, _UPDATE), sums
-            ),
-            "second sum",
-        ),
-    ],
-    ids=["norm", "mean", "sum"],
-)
-def test_the_first_call_of_a_process_refuses_its_other_sums(around: Any, said: str) -> None:
-    context = _Context()
-    processes.raise_refusals(context)
-    process = _process(around(_aggregator()))
-    for _ in range(2):
-        with refuses(said, error=UnnoisedSumError):
-            _call(process, context)
-    assert context.number == 0
+    _refused_at_its_first_call(process, "AdaptiveClip")
 
 
 def test_a_plain_call_of_a_process_refuses_its_other_sums() -> None:
-    process = _process(_AROUND.UnweightedMeanFactory(_aggregator()))
+    process = _process(tff.aggregators.UnweightedMeanFactory(_aggregator()))
     state = process.initialize()
     with refuses("twice", error=UnnoisedSumError):
         process.next(state, [])
@@ -299,7 +286,7 @@ def test_a_process_without_noise_is_refused() -> None:
         client_sums.check(process.next)
 
 
-def _with_another_sum(measured: Any, sums: Any = None) -> Any:
+def _with_another_sum(measured: Any) -> Any:
     """A process that adds up a function of the updates as well, without noise."""
 
     def measure(updates: Any) -> Any:
@@ -307,7 +294,7 @@ def _with_another_sum(measured: Any, sums: Any = None) -> Any:
             other=compatibility.federated_sum(compatibility.federated_map(measured, updates))
         )
 
-    return tff.aggregators.add_measurements(sums or _aggregator(), client_measurement_fn=measure)
+    return tff.aggregators.add_measurements(_aggregator(), client_measurement_fn=measure)
 
 
 def test_a_second_update_without_noise_is_refused_and_a_number_is_not() -> None:
@@ -319,8 +306,10 @@ def test_a_second_update_without_noise_is_refused_and_a_number_is_not() -> None:
     def in_part(update: Any) -> Any:
         return update["bias"]
 
+    process = _process(_with_another_sum(same))
     with pytest.raises(UnnoisedSumError):
-        client_sums.check(_process(_with_another_sum(same)).next)
+        client_sums.check(process.next)
+    _refused_at_its_first_call(process, "second sum")
     # Less than an update may be a metric, and is listed.
     process = _process(_with_another_sum(in_part))
     client_sums.check(process.next)
