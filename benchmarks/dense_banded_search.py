@@ -10,8 +10,8 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
+from mf_aggregators.kernel.rows import matrix_from_bands
 from mf_aggregators.linear_algebra.banded_matrices import column_sums, spread_columns
-from mf_aggregators.noise import recursions
 
 # Rows that one matrix product or triangular solve treats together.
 _BLOCK = 128
@@ -58,7 +58,7 @@ class DenseBandedSearch:
             norms = spread_columns(np.sqrt(squared_norms), self.num_bands)
             norms[~in_band] = 1.0
             scaled = bands / norms
-            strategy = recursions.matrix_from_bands(scaled)
+            strategy = matrix_from_bands(scaled)
             decoder_t = _solve_transposed(strategy, self.num_bands, self.workload.T)
             error = float(np.sum(np.square(decoder_t)))
             weighted_t = _solve(strategy, self.num_bands, decoder_t)
@@ -85,7 +85,7 @@ class DenseBandedSearch:
 
     def _bound(self, bands: np.ndarray) -> float:
         """The dual of the problem at a matrix: tr((A V A^T)^1/2)^2 / tr(V)."""
-        strategy = recursions.matrix_from_bands(bands)
+        strategy = matrix_from_bands(bands)
         decoder_t = _solve_transposed(strategy, self.num_bands, self.workload.T)
         weighted_t = _solve(strategy, self.num_bands, decoder_t)
         dual = weighted_t @ weighted_t.T

@@ -38,9 +38,9 @@ from benchmarks.dense_banded_search import DenseBandedSearch
 from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
+from mf_aggregators.kernel.rows import matrix_from_bands
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 
@@ -216,7 +216,7 @@ def _multi_epoch(values: flags.FlagValues) -> _Fields:
         return value, gradient[lower]
 
     start = square_root_bands(num_rounds, num_rounds)
-    start = recursions.matrix_from_bands(start)
+    start = matrix_from_bands(start)
     with contextlib.suppress(_Reached):
         scipy.optimize.minimize(
             error,

@@ -49,8 +49,8 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
+from mf_aggregators.kernel.rows import NoiseRecursion, matrix_from_bands
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
-from mf_aggregators.noise import recursions
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.tff import processes
 
@@ -73,7 +73,7 @@ _MECHANISMS: dict[str, Callable[[int], Factorization]] = {
     "banded_342": lambda n: _banded(n, 342),
     "banded_inverse_16": lambda n: banded_inverse(n, min(16, n), coefficients="square_root"),
     "banded_inverse_64": lambda n: banded_inverse(n, min(64, n), coefficients="square_root"),
-    "dense": lambda n: DenseFactorization(recursions.matrix_from_bands(square_root_bands(n, n))),
+    "dense": lambda n: DenseFactorization(matrix_from_bands(square_root_bands(n, n))),
 }
 _DEFAULT = (
     "identity-state",
@@ -199,8 +199,8 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     processes.prepare_environment()
     import tensorflow as tf
 
+    from mf_aggregators.kernel.rows import IndependentNoise
     from mf_aggregators.noise.integer_rows import IntegerRows
-    from mf_aggregators.noise.recursions import IndependentNoise
     from mf_aggregators.tff import tensor_streams
     from mf_aggregators.tff.tensor_rows import RowsInState
 
@@ -330,7 +330,7 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
     return _summary(measured, start_seconds, memory, values)
 
 
-def _recursion(values: flags.FlagValues) -> recursions.NoiseRecursion:
+def _recursion(values: flags.FlagValues) -> NoiseRecursion:
     mechanism = values.measure.rpartition("-")[0]
     return _MECHANISMS[mechanism](values.num_rounds).noise_recursion()
 
@@ -344,7 +344,7 @@ def _options(values: flags.FlagValues) -> Any:
 
 def _timed(
     values: flags.FlagValues,
-    recursion: recursions.NoiseRecursion,
+    recursion: NoiseRecursion,
     advance: Callable[[Any], tuple[float, float, Any]],
     at: Callable[[int], Any],
     state: Any,

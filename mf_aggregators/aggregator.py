@@ -32,12 +32,12 @@ from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import gaussian, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.rows import IndependentNoise, NoiseState, fingerprint
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, total_size
-from mf_aggregators.noise.recursions import IndependentNoise, NoiseState, fingerprint
 from mf_aggregators.noise.rows_in_files import RowsInFiles
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 

@@ -21,10 +21,10 @@ from mf_aggregators.kernel import composition, gaussian, validation
 from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import (
     Participation,

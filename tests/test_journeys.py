@@ -41,7 +41,13 @@ _TOOLS = ("kernel/validation.py", "memory.py", "tff/processes.py", "__init__.py"
 _ROW_DOORS = (
     *_TOOLS,
     # Which storage is cheaper, the schema in the state, and the sum that the row is added to.
-    *("noise/costs.py", "tff/declared_participation.py", "tff/grid.py", "integer_sums.py"),
+    *(
+        "noise/costs.py",
+        "noise/row_norms.py",
+        "tff/declared_participation.py",
+        "tff/grid.py",
+        "integer_sums.py",
+    ),
     # The names of its tensors, and the seed of a test.
     *("noise/nests.py", "noise/rows_of_z.py"),
     # How large rows may be, how many of them are charged for, and what else a checkpoint names.

@@ -24,7 +24,7 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.noise import recursions
+from mf_aggregators.kernel.rows import bands_of_matrix
 from mf_aggregators.workloads import Workload
 
 DECODER_FILE = "b_matrix_tensor_pb"
@@ -111,7 +111,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
         "workload": workloads.fingerprint(workload),
     }
     if num_bands < num_rounds:
-        bands = recursions.bands_of_matrix(strategy, num_bands)
+        bands = bands_of_matrix(strategy, num_bands)
         return BandedFactorization(bands, parameters=parameters), workload
     return DenseFactorization(strategy, parameters=parameters), workload
 

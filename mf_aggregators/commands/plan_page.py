@@ -14,7 +14,7 @@ from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.commands import pages, plan_separations, plan_setting, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
-from mf_aggregators.noise.recursions import IndependentNoise
+from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.planning.plans import quantity_of
 from mf_aggregators.planning.proposals import error_name

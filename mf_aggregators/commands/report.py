@@ -41,9 +41,9 @@ from mf_aggregators.commands import (
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.privacy import guarantees, ledgers, round_times
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger

@@ -79,12 +79,12 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations._patterns import ColumnConstraint
 from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.kernel.rows import bands_of_matrix
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
 )
-from mf_aggregators.noise import recursions
 from mf_aggregators.workloads import Workload
 
 _ROUNDOFF = 2.0**-53
@@ -140,7 +140,7 @@ class BandedWorkload:
         inverse = np.tril(inverse.T)
         condition = np.linalg.norm(scaled, np.inf) * np.linalg.norm(inverse, np.inf)
         blocks = WorkloadBlocks.of_matrix(scaled)
-        return cls(blocks, recursions.bands_of_matrix(inverse, len(inverse)), float(condition))
+        return cls(blocks, bands_of_matrix(inverse, len(inverse)), float(condition))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

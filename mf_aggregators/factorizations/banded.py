@@ -39,6 +39,7 @@ from mf_aggregators.factorizations.convergence import Converged, minimise, warn_
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import BandedNoise, bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
@@ -47,8 +48,6 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     spread_columns,
     square_root_bands,
 )
-from mf_aggregators.noise import recursions
-from mf_aggregators.noise.recursions import BandedNoise
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -125,11 +124,11 @@ class BandedFactorization(Factorization):
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
-        return recursions.matrix_from_bands(self.bands)
+        return matrix_from_bands(self.bands)
 
     def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the leading part of C, in no more memory than that."""
-        return recursions.matrix_from_bands(self.bands[:num_rounds, :num_rounds])
+        return matrix_from_bands(self.bands[:num_rounds, :num_rounds])
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
@@ -315,7 +314,7 @@ def banded(
             show_progress=show_progress,
         )
         return BandedFactorization(
-            recursions.bands_of_matrix(optimum.strategy_matrix(), num_bands),
+            bands_of_matrix(optimum.strategy_matrix(), num_bands),
             participation=participation,
             optimality_gap=optimum.optimality_gap,
             parameters={

@@ -44,8 +44,8 @@ from mf_aggregators.factorizations.toeplitz import (
 )
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.noise.recursions import WindowNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload

@@ -13,7 +13,7 @@ from mf_aggregators import workloads
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,

@@ -10,7 +10,7 @@ from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.noise.recursions import IndependentNoise
+from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.participation import Participation
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload

@@ -41,8 +41,8 @@ from mf_aggregators.factorizations.convergence import (
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import DenseNoise
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
-from mf_aggregators.noise.recursions import DenseNoise
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,

@@ -10,7 +10,7 @@ from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
 from mf_aggregators.kernel import validation
-from mf_aggregators.noise import recursions
+from mf_aggregators.kernel.rows import bands_of_matrix
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.
 _TOLERANCE = 1e-8
@@ -47,7 +47,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     bands = sensitivities.lower_bands(matrix) or rounds
     made: BandedFactorization | DenseFactorization = DenseFactorization(matrix)
     if bands < rounds:
-        made = BandedFactorization(recursions.bands_of_matrix(matrix, bands))
+        made = BandedFactorization(bands_of_matrix(matrix, bands))
     with np.errstate(all="ignore"):
         product = made.strategy_matrix() @ made.noise_recursion().apply(np.eye(rounds))
         difference = float(np.linalg.norm(product - np.eye(rounds)))

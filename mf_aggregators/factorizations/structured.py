@@ -20,8 +20,7 @@ from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.noise import recursions
-from mf_aggregators.noise.recursions import WindowNoise
+from mf_aggregators.kernel.rows import WindowNoise, bands_of_matrix
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 
@@ -217,7 +216,7 @@ def structured(
     decoder = factorization.decoder_matrix(workloads.prefix_sum(num_rounds))
     scale = float(np.sqrt(np.max(np.einsum("ij,ij->j", strategy, strategy))))
     decoder *= scale
-    diagonals = recursions.bands_of_matrix(decoder, num_diagonals)
+    diagonals = bands_of_matrix(decoder, num_diagonals)
     rest = np.tril(decoder, -num_diagonals)
     if rank >= num_rounds - num_diagonals:
         left, right = _exact_factors(rest, num_diagonals, rank)

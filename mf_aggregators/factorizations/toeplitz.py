@@ -26,8 +26,8 @@ from mf_aggregators.factorizations._toeplitz_search import (
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import ToeplitzNoise, WindowNoise
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.noise.recursions import ToeplitzNoise, WindowNoise
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,

@@ -30,7 +30,7 @@ from mf_aggregators.factorizations._binary_tree import (
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
-from mf_aggregators.noise.recursions import StateSpaceNoise
+from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.participation import (
     Participation,
     check,

@@ -21,7 +21,7 @@ import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import TILE
 
 # A state up to this size crosses between TFF's processes in a fraction of a second.

@@ -86,9 +86,9 @@ import scipy.signal
 
 from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState
+from mf_aggregators.noise import row_norms, rows_of_z
 from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.recursions import NoiseRecursion, NoiseState
 from mf_aggregators.noise.rows_of_z import STEP, TILE, NoiseSource
 
 # The dtypes that noise is computed in, in the order of their segments.
@@ -309,7 +309,7 @@ class IntegerRows:
     ) -> "IntegerRows | None":
         """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
         normalised = recursion.normalised
-        row, vectors = normalised.largest_row_norm(), normalised.largest_vector_norms()
+        row, vectors = row_norms.largest(normalised), row_norms.of_state_vectors(normalised)
         # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
         rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
         driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)

@@ -21,9 +21,9 @@ from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.certificates import MECHANISMS, MechanismBudget
+from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,

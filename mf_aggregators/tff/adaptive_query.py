@@ -27,7 +27,7 @@ from mf_aggregators import adaptive_clip
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
 from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.kernel import validation
-from mf_aggregators.noise.recursions import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import compatibility, dp_query, grid, tensor_streams

@@ -15,8 +15,8 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.private_metrics import PrivateMetrics

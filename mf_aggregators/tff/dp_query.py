@@ -13,9 +13,9 @@ import tensorflow as tf
 from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.kernel import gaussian, validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.noise import NOISE_FORMAT, nests, recursions, rows_of_z
+from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, fingerprint
+from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.noise.recursions import IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
@@ -60,7 +60,7 @@ class SampleState(NamedTuple):
 
 def fingerprint_of(described: Any, recursion: NoiseRecursion) -> int:
     """Returns the fingerprint of a process, as the int64 that its states carry."""
-    found = recursions.fingerprint([NOISE_FORMAT, described], recursion)
+    found = fingerprint([NOISE_FORMAT, described], recursion)
     return int.from_bytes(found[:8], "little", signed=True)
 
 

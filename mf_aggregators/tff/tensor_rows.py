@@ -17,9 +17,7 @@ import tensorflow as tf
 
 from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.kernel.discrete_gaussian import TIE_WORDS
-from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
-from mf_aggregators.noise.recursions import (
+from mf_aggregators.kernel.rows import (
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
@@ -27,6 +25,8 @@ from mf_aggregators.noise.recursions import (
     SubstitutionNoise,
     WindowNoise,
 )
+from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise.rows_of_z import (
     DEFAULT_SOURCE,
     FIRST_TIE_BLOCK,

@@ -1,6 +1,6 @@
 """Streams of correlated noise as TensorFlow graphs, over any structure of tensors.
 
-``initial_state`` and ``next_row`` are the same pair as in NumPy's ``noise.recursions``. Rows of Z
+``initial_state`` and ``next_row`` are the same pair as in NumPy's ``kernel.rows``. Rows of Z
 are the same, too: each is a function of (seed, row, coordinate) alone, so that no state is kept for
 them. What else a noising matrix needs of earlier rounds is in the state (``tensor_rows``) or in
 files outside it (``rows_on_disk``); ``noise.costs`` says which is cheaper, and :func:`make` takes
@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory
 from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord

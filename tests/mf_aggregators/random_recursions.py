@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from mf_aggregators.noise.recursions import (
+from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
     IndependentNoise,

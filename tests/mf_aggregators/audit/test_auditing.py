@@ -22,8 +22,8 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import FixedSeedWarning, recursions
-from mf_aggregators.noise.recursions import BandedNoise
+from mf_aggregators.kernel.rows import BandedNoise, bands_of_matrix
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -189,7 +189,7 @@ class _Transposed(mfa.factorizations.BandedFactorization):
 
     def noise_recursion(self) -> BandedNoise:
         turned = self.strategy_matrix().T[::-1, ::-1]
-        return BandedNoise(recursions.bands_of_matrix(turned, 2))
+        return BandedNoise(bands_of_matrix(turned, 2))
 
 
 _REPEATED, _REPLACED = 3, 4

@@ -23,9 +23,9 @@ from mf_aggregators.factorizations._patterns import (
     PatternLayout,
     PatternNorms,
 )
+from mf_aggregators.kernel.rows import bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix, column_sums, divide_columns
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.examples import examples, of_many
@@ -78,7 +78,7 @@ def _feasible(bands: np.ndarray, constraint: ColumnConstraint) -> np.ndarray:
 
 def _error(bands: np.ndarray, workload: np.ndarray) -> float:
     decoder = scipy.linalg.solve_triangular(
-        recursions.matrix_from_bands(bands), workload.T, lower=True, trans="T"
+        matrix_from_bands(bands), workload.T, lower=True, trans="T"
     )
     return float(np.sum(np.square(decoder)))
 
@@ -172,13 +172,13 @@ def test_bands_bound_the_trace_of_the_root_from_below(num_rounds: int, data: st.
     size = data.draw(st.sampled_from([1e-6, 1e-3, 0.03, 0.3, 1.0]))
     dual = point.dual
     noise = np.tril(generator.normal(size=(num_rounds, num_rounds)))
-    noise = recursions.bands_of_matrix(noise, num_bands)
+    noise = bands_of_matrix(noise, num_bands)
     removed = BandedMatrix(
         dual.lower, dual.upper, size * dual.rows * BandedMatrix.symmetric(noise).rows
     )
     half = point.root.transposed().times(removed)
     epsilon = _band_certificate._epsilon(point, removed, half.times(point.root))
-    matrix, strategy = workload.matrix() / workload.largest_entry(), recursions.matrix_from_bands
+    matrix, strategy = workload.matrix() / workload.largest_entry(), matrix_from_bands
     weighted = np.linalg.solve((strategy(bands).T @ strategy(bands)).T, matrix.T).T
     full = weighted.T @ weighted
     dense = removed.dense_rows(0, num_rounds)[:, removed.lower :][:, :num_rounds]
@@ -291,7 +291,7 @@ def _attack_last_rounds(num_rounds: int, data: st.DataObject) -> None:
 
 def _squared_rows(bands: np.ndarray, workload: np.ndarray) -> np.ndarray:
     decoder = scipy.linalg.solve_triangular(
-        recursions.matrix_from_bands(bands), workload.T, lower=True, trans="T"
+        matrix_from_bands(bands), workload.T, lower=True, trans="T"
     )
     return np.asarray(np.sum(np.square(decoder), axis=0))
 
@@ -330,7 +330,7 @@ def test_blocks_before_the_last_add_one_each_to_the_bound_of_a_block(
     blocks = scipy.linalg.block_diag(*[strategy] * num_blocks)
     num_rounds = num_blocks * num_bands
     bound = _band_certificate.lower_bound_by_last_rounds(
-        recursions.bands_of_matrix(blocks, num_bands),
+        bands_of_matrix(blocks, num_bands),
         BandedWorkload.of(Workload("prefix_sum", num_rounds), num_bands),
         EqualNorms(num_bands),
         np.tile(np.maximum(weights, 1e-12), num_blocks),

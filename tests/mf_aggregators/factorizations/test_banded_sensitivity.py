@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import sensitivity
 from mf_aggregators.factorizations.banded import sensitivity_of_bands
-from mf_aggregators.noise import recursions
+from mf_aggregators.kernel.rows import matrix_from_bands
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -47,7 +47,7 @@ def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataOb
     bands = _bands(data, num_rounds)
     participation = _schema(data, num_rounds)
     found = sensitivity_of_bands(bands, participation)
-    dense = sensitivity.compute(recursions.matrix_from_bands(bands), participation)
+    dense = sensitivity.compute(matrix_from_bands(bands), participation)
     assert found == pytest.approx(dense, rel=1e-12)
     assert found.is_exact == dense.is_exact
     assert found.theorem == dense.theorem
@@ -90,5 +90,5 @@ def test_a_hundred_thousand_rounds_need_no_dense_matrix(participation: Participa
     bands = np.where(np.tri(100_000, 32, dtype=bool), 0.9 ** np.arange(32), 0.0)
     found = sensitivity_of_bands(bands, participation)
     # The same in all rounds, so that a matrix for fewer rounds bounds it from below.
-    fewer = sensitivity.compute(recursions.matrix_from_bands(bands[:100]), participation)
+    fewer = sensitivity.compute(matrix_from_bands(bands[:100]), participation)
     assert found >= fewer

@@ -34,7 +34,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions
+from mf_aggregators.kernel.rows import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -520,7 +520,7 @@ def _unoptimised(
     matrix = np.tril(generator.normal(size=(num_rounds, num_rounds))) / num_rounds
     np.fill_diagonal(matrix, generator.uniform(0.5, 2.0, num_rounds))
     of_width = np.tril(matrix) - np.tril(matrix, -width)
-    bands = recursions.bands_of_matrix(of_width, width)
+    bands = bands_of_matrix(of_width, width)
     if kind == "identity":
         return IdentityFactorization(num_rounds), np.eye(num_rounds)
     if kind in ("online", "full"):

@@ -24,7 +24,7 @@ from mf_aggregators.factorizations import (
     from_coefficients,
     from_matrix,
 )
-from mf_aggregators.noise import recursions
+from mf_aggregators.kernel.rows import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -98,7 +98,7 @@ def test_a_matrix_has_the_guarantees_and_the_noise_of_its_numbers(
     own = (
         DenseFactorization(matrix)
         if num_bands == len(matrix)
-        else BandedFactorization(recursions.bands_of_matrix(matrix, num_bands))
+        else BandedFactorization(bands_of_matrix(matrix, num_bands))
     )
     _check(from_matrix(matrix.tolist()), own, matrix)
 
@@ -109,7 +109,7 @@ def test_bands_have_the_guarantees_and_the_noise_of_their_numbers(
     drawn: tuple[np.ndarray, int],
 ) -> None:
     matrix, num_bands = drawn
-    bands = recursions.bands_of_matrix(matrix, num_bands)
+    bands = bands_of_matrix(matrix, num_bands)
     _check(from_bands(bands.tolist()), BandedFactorization(bands), matrix)
 
 
@@ -167,7 +167,7 @@ _NEARLY_SINGULAR = np.tril(np.random.default_rng(3).normal(size=(80, 80)))
         (from_bands, np.zeros((2, 1)), "zero diagonal"),
         (from_bands, [[np.inf]], "finite"),
         (from_bands, np.ones(3), "shape"),
-        (from_bands, recursions.bands_of_matrix(_TINY, 2), "inverse"),
+        (from_bands, bands_of_matrix(_TINY, 2), "inverse"),
         (from_coefficients, [0.0, 1.0], "zero first coefficient"),
         (from_coefficients, [0.0, 0.0], "zero first coefficient"),
         (from_coefficients, [], "vector"),
@@ -190,7 +190,7 @@ def test_other_arrays_are_refused_in_one_line(
     ("make", "given_array", "matrix"),
     [
         (from_matrix, np.tri(6), np.tri(6)),
-        (from_bands, recursions.bands_of_matrix(np.tri(6), 3), np.tri(6) - np.tri(6, k=-3)),
+        (from_bands, bands_of_matrix(np.tri(6), 3), np.tri(6) - np.tri(6, k=-3)),
         (from_coefficients, [2.0, 1.0, 0.0, 0.0], 2.0 * np.eye(4) + np.eye(4, k=-1)),
     ],
 )

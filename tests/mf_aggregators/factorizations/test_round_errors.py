@@ -28,8 +28,8 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations._patterns import EqualNorms
 from mf_aggregators.factorizations.convergence import Converged
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
-from mf_aggregators.noise import recursions
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -308,12 +308,12 @@ def test_the_mean_of_grams_is_feasible_and_its_worst_round_no_worse(
     matrices = generator.normal(size=(count, num_rounds, num_rounds)) * in_band
     matrices += 2.0 * np.eye(num_rounds)
     matrices /= np.linalg.norm(matrices, axis=1, keepdims=True)
-    bands = [recursions.bands_of_matrix(matrix, num_bands) for matrix in matrices]
+    bands = [bands_of_matrix(matrix, num_bands) for matrix in matrices]
 
     grams = [_worst_round_search._gram_bands(each) for each in bands]
     found = _worst_round_search._strategy_bands(np.mean(grams, axis=0))
     assert found is not None
-    mean = recursions.matrix_from_bands(found)
+    mean = matrix_from_bands(found)
 
     np.testing.assert_allclose(
         mean.T @ mean, sum(matrix.T @ matrix for matrix in matrices) / count, atol=1e-12

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import workloads
+from mf_aggregators.kernel.rows import bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
@@ -14,7 +15,6 @@ from mf_aggregators.linear_algebra.banded_matrices import (
     WorkloadBlocks,
     square_root_bands,
 )
-from mf_aggregators.noise import recursions
 from tests.examples import examples
 
 
@@ -81,7 +81,7 @@ def test_all_that_follows_from_bands_is_what_dense_inverses_give(data: st.DataOb
     rates = data.draw(st.sampled_from([None, tuple(generator.uniform(0.2, 2.0, num_rounds))]))
     workload = workloads.Workload("momentum_sgd", num_rounds, momentum, rates)
     bands = _bands(num_rounds, num_bands, generator)
-    strategy, matrix = recursions.matrix_from_bands(bands), workload.matrix()
+    strategy, matrix = matrix_from_bands(bands), workload.matrix()
     decoder = scipy.linalg.solve_triangular(strategy, matrix.T, lower=True, trans="T").T
     weighted = scipy.linalg.solve_triangular(strategy, decoder.T, lower=True).T
     dual = weighted.T @ weighted
@@ -95,10 +95,10 @@ def test_all_that_follows_from_bands_is_what_dense_inverses_give(data: st.DataOb
         rows = np.sum(np.square(decoder), axis=1)
         assert found.squared_error == pytest.approx(np.sum(rows), rel=1e-11)
         np.testing.assert_allclose(found.squared_rows(), rows, rtol=1e-11)
-        expected = recursions.bands_of_matrix(dual, num_bands)
+        expected = bands_of_matrix(dual, num_bands)
         largest = np.max(np.abs(dual))
         np.testing.assert_allclose(found.dual_band(), expected, atol=1e-11 * largest)
-        slope = recursions.bands_of_matrix(-2.0 * strategy @ dual, num_bands)
+        slope = bands_of_matrix(-2.0 * strategy @ dual, num_bands)
         np.testing.assert_allclose(found.slope(), slope, atol=1e-10 * largest)
 
 
@@ -113,14 +113,14 @@ def test_sums_of_sums_of_sums_keep_their_digits(decades: float) -> None:
     for t in range(inverse.shape[1]):
         inverse[t:, t] /= np.sqrt(weights[: 1000 - t])
     rows = BandedCovariances(bands, WorkloadBlocks.of_inverse(inverse, 4, weights)).squared_rows()
-    strategy = recursions.matrix_from_bands(bands)
+    strategy = matrix_from_bands(bands)
     decoder = scipy.linalg.solve_triangular(strategy, workload.matrix().T, lower=True, trans="T")
     np.testing.assert_allclose(rows, weights * np.sum(np.square(decoder), axis=0), rtol=1e-6)
 
 
 def test_the_identity_gives_the_row_norms_of_the_inverse() -> None:
     bands = _bands(90, 7, np.random.default_rng(0))
-    inverse = np.linalg.inv(recursions.matrix_from_bands(bands))
+    inverse = np.linalg.inv(matrix_from_bands(bands))
     rows = BandedCovariances(bands, WorkloadBlocks.identity(90, 7)).squared_rows()
     np.testing.assert_allclose(rows, np.sum(np.square(inverse), axis=1), rtol=1e-12)
 

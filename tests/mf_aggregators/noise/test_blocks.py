@@ -19,15 +19,15 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.recursions import (
+from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
     ToeplitzNoise,
+    matrix_from_bands,
 )
+from mf_aggregators.noise.costs import Blocks
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.small_mechanisms import blt
@@ -60,9 +60,7 @@ def _factorizations() -> list[Factorization]:
         bands = np.where(np.tri(n, num_bands, dtype=bool), coefficients[:num_bands], 0.0)
         return BandedFactorization(bands * scales)
 
-    dense = scales * recursions.matrix_from_bands(
-        np.where(np.tri(n, dtype=bool), coefficients, 0.0)
-    )
+    dense = scales * matrix_from_bands(np.where(np.tri(n, dtype=bool), coefficients, 0.0))
     return [
         identity(n),
         banded_of(1),

@@ -20,10 +20,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import Blocks, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import (
+from mf_aggregators.kernel.rows import (
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
@@ -31,6 +28,9 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
+from mf_aggregators.noise import costs
+from mf_aggregators.noise.costs import Blocks, NoiseStorage
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState

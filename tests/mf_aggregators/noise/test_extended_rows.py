@@ -8,10 +8,10 @@ import pytest
 
 from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
 from mf_aggregators.kernel import discrete_gaussian
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.noise import row_norms, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP, NoiseSource
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators import small_mechanisms
@@ -182,7 +182,7 @@ def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
     # The norm of a row of a tree grows without end.
     first = tree_aggregation(2).noise_recursion()
     longer = tree_aggregation(2**14).noise_recursion()
-    assert longer.normalised.largest_row_norm() > 2.0 * first.normalised.largest_row_norm()
+    assert row_norms.largest(longer.normalised) > 2.0 * row_norms.largest(first.normalised)
     with refuses("2 rounds"):
         IntegerRows.continuing(first, longer)
 
@@ -195,5 +195,5 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
         made.noise_recursion(), made.extended(4 * num_rounds).noise_recursion()
     )
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * rows.normalised.largest_row_norm()
+    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * row_norms.largest(rows.normalised)
     assert largest < 2.0 ** (31 + rows.shift)

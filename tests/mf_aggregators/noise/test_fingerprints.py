@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import recursions
-from mf_aggregators.noise.recursions import BandedNoise
+from mf_aggregators.kernel.rows import BandedNoise, fingerprint
 from tests.mf_aggregators import small_mechanisms
 
 
@@ -24,11 +23,11 @@ def test_a_change_of_any_entry_changes_it(row: int, band: int, change: float) ->
         return
     changed = bands.copy()
     changed[row, band] *= 1.0 + change
-    one, other = (recursions.fingerprint(["a"], BandedNoise(each)) for each in (bands, changed))
+    one, other = (fingerprint(["a"], BandedNoise(each)) for each in (bands, changed))
     assert one != other
     # What processors round differently is no change.
     changed[row, band] = bands[row, band] * (1.0 + 2.0**-51)
-    assert one == recursions.fingerprint(["a"], BandedNoise(changed))
+    assert one == fingerprint(["a"], BandedNoise(changed))
 
 
 @pytest.mark.parametrize(
@@ -38,15 +37,15 @@ def test_a_change_of_any_entry_changes_it(row: int, band: int, change: float) ->
 )
 def test_descriptions_differ(other: object) -> None:
     recursion = mfa.factorizations.identity(4).noise_recursion()
-    one = recursions.fingerprint({"a": 1.0}, recursion)
-    assert one != recursions.fingerprint(other, recursion)
-    assert one == recursions.fingerprint({"a": 1.0 + 2.0**-52}, recursion)
+    one = fingerprint({"a": 1.0}, recursion)
+    assert one != fingerprint(other, recursion)
+    assert one == fingerprint({"a": 1.0 + 2.0**-52}, recursion)
     assert len(one) == 16
 
 
 def test_every_mechanism_and_scale_has_one_of_its_own() -> None:
     found = {
-        recursions.fingerprint([], each.scaled_to_sensitivity_one(sensitivity))
+        fingerprint([], each.scaled_to_sensitivity_one(sensitivity))
         for factorization in small_mechanisms.factorizations(9)
         for each in [factorization.noise_recursion()]
         for sensitivity in (1.0, 1.0 + 1e-6)

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization, tree_aggregation
 from mf_aggregators.kernel import discrete_gaussian
-from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import (
+from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
     IndependentNoise,
@@ -21,6 +19,8 @@ from mf_aggregators.noise.recursions import (
     ToeplitzNoise,
     WindowNoise,
 )
+from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms

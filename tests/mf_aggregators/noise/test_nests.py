@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization, TreeAggregationFactorization
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import nests, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows, RowLayout
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from tests.mf_aggregators import small_mechanisms
 

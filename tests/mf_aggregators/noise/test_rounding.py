@@ -19,9 +19,9 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel.rows import BandedNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import BandedNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum

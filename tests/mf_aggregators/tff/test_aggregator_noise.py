@@ -14,7 +14,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import NOISE_FORMAT, recursions
+from mf_aggregators.kernel.rows import bands_of_matrix
+from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -382,7 +383,7 @@ def test_no_round_is_spent_past_the_last() -> None:
 
 
 def test_scaling_the_matrix_does_not_change_a_run() -> None:
-    bands = recursions.bands_of_matrix(small_matrix().strategy_matrix(), 3)
+    bands = bands_of_matrix(small_matrix().strategy_matrix(), 3)
 
     def row(factorization: mfa.factorizations.Factorization, dtype: tf.DType) -> np.ndarray:
         specs = tf.TensorSpec([5], dtype)

@@ -24,9 +24,9 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.integer_sums import IntegerSums
+from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.recursions import IndependentNoise
 from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query, tensor_streams

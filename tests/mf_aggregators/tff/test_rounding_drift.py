@@ -21,10 +21,10 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions, rows_of_z
+from mf_aggregators.kernel.rows import NoiseRecursion, matrix_from_bands
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState, tile_rows
@@ -55,9 +55,7 @@ def _structured(n: int) -> Factorization:
 
 
 def _dense(n: int) -> Factorization:
-    return DenseFactorization(
-        np.tril(recursions.matrix_from_bands(np.tile(_square_root(n), (n, 1))))
-    )
+    return DenseFactorization(np.tril(matrix_from_bands(np.tile(_square_root(n), (n, 1)))))
 
 
 # Those whose rows do not draw thousands of rows of Z again, and those that do.

@@ -23,10 +23,10 @@ from mf_aggregators.factorizations import (
     Factorization,
     TreeAggregationFactorization,
 )
-from mf_aggregators.noise import recursions, rows_of_z
+from mf_aggregators.kernel.rows import NoiseRecursion, ToeplitzNoise
+from mf_aggregators.noise import rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.recursions import NoiseRecursion
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
@@ -483,8 +483,8 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
     toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
-    assert isinstance(toeplitz_noise, recursions.ToeplitzNoise)
-    other = recursions.ToeplitzNoise(_NUM_ROUNDS, toeplitz_noise.coefficients * [1.0, 1.0, 1.1])
+    assert isinstance(toeplitz_noise, ToeplitzNoise)
+    other = ToeplitzNoise(_NUM_ROUNDS, toeplitz_noise.coefficients * [1.0, 1.0, 1.1])
     of_specs = tensor_streams.segments_of(_SPECS)
     cases = [
         (Blocks.of(recursion), of_specs, NoiseSource.CHACHA20),
@@ -561,7 +561,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 @pytest.mark.long
 def test_every_round_makes_its_share_of_the_next_block() -> None:
     """The row has five tiles, and no round has to wait for a whole block of a large model."""
-    recursion = recursions.ToeplitzNoise(20, np.array([2.0, 1.0]))
+    recursion = ToeplitzNoise(20, np.array([2.0, 1.0]))
     specs = (tf.TensorSpec((4 * rows_of_z.TILE + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.

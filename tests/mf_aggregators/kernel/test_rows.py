@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import recursions
-from mf_aggregators.noise.recursions import (
+from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
     IndependentNoise,
@@ -30,22 +28,11 @@ from mf_aggregators.noise.recursions import (
     StateSpaceNoise,
     ToeplitzNoise,
     WindowNoise,
+    matrix_from_bands,
 )
-from mf_aggregators.noise.recursions import recursion as recursion_module
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 from tests.refusals import refuses
-
-
-@given(random_recursions.recursions(), st.integers(1, 4))
-@settings(deadline=None)
-def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion, columns: int) -> None:
-    """Whatever they are computed from, and however many columns are treated at a time."""
-    with mock.patch.object(recursion_module, "_COLUMNS", columns):
-        found = recursion.row_norms()
-    matrix = recursion.noising_matrix()
-    assert found == pytest.approx(np.linalg.norm(matrix, axis=1), rel=1e-9)
-    assert recursion.largest_row_norm() == pytest.approx(np.max(found))
 
 
 def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
@@ -56,7 +43,7 @@ def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
     if isinstance(recursion, DenseNoise):
         return recursion.inverse @ z
     if isinstance(recursion, BandedNoise):
-        return np.linalg.solve(recursions.matrix_from_bands(recursion.bands), z)
+        return np.linalg.solve(matrix_from_bands(recursion.bands), z)
     if isinstance(recursion, ToeplitzNoise):
         matrix = np.zeros((len(z), len(z)))
         for lag, coefficient in enumerate(recursion.coefficients):
