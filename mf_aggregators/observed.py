@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import Sampler, SamplingScheme, sampler_of
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
@@ -47,6 +48,10 @@ class Observed:
     num_absent: int | None = None
     round_counts: tuple[int, ...] | None = None
     clients_per_round: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients_per_round is not None:
+            validation.positive_number(self.clients_per_round, "clients_per_round")
 
     @property
     def gap(self) -> str | None:

@@ -60,6 +60,7 @@ class BoundedMetric:
     largest: float
 
     def __post_init__(self) -> None:
+        validation.check_types(self, "name")
         for end in ("smallest", "largest"):
             number = validation.finite_number(
                 getattr(self, end), f"{end} in the range of {self.name}"
@@ -105,6 +106,7 @@ class PrivateMetrics:
     noise_increase: float = NOISE_INCREASE
 
     def __post_init__(self) -> None:
+        validation.check_types(self, "metrics")
         names = [metric.name for metric in self.metrics]
         if not names or len(set(names)) < len(names):
             raise ValueError("private metrics must be at least one, each with a name of its own.")
@@ -170,6 +172,7 @@ class ReleasedMetrics:
     metric_stddev: float
 
     def __post_init__(self) -> None:
+        validation.check_types(self, "metrics")
         for name in ("update_noise_multiplier", "metric_stddev"):
             validation.non_negative_number(getattr(self, name), name)
 

@@ -70,6 +70,7 @@ class Claim:
     clients_per_round: float
 
     def __post_init__(self) -> None:
+        validation.check_types(self, "mechanism")
         check(self.mechanism.participation)
         if self.mechanism.num_rounds > _MOST_ROUNDS:
             raise ValueError(

@@ -100,7 +100,11 @@ class Factorization(abc.ABC):
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._set(parameters=dict(self.parameters or {}))
+        self._set(parameters={} if self.parameters is None else self.parameters)
+        validation.check_types(self, "participation", "parameters")
+        if self.optimality_gap is not None:
+            validation.finite_number(self.optimality_gap, "optimality_gap")
+        self._set(parameters=dict(self.parameters))
 
     def _set(self, **values: Any) -> None:
         """Sets fields while the factorization is being made; arrays become read-only."""

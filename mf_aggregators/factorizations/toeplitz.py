@@ -157,11 +157,10 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        normalised = bool(self.equal_column_norms)
+        validation.check_types(self, "equal_column_norms")
         self._set(
             coefficients=checked_coefficients(self.coefficients, self.num_rounds),
-            equal_column_norms=normalised,
-            parameters={**self.parameters, "equal_column_norms": normalised},
+            parameters={**self.parameters, "equal_column_norms": self.equal_column_norms},
         )
         check_range(self._strategy_column(), self._noising_column())
 

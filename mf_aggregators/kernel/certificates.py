@@ -174,7 +174,8 @@ class Certification:
         their calls the same budget; None makes each call a result of its own.
 
     Raises:
-      ValueError: If the seed is no integer of at least 0, or ``max_samples`` none of at least 1.
+      ValueError: If the seed is no integer of at least 0, or ``max_samples`` none of at least 1,
+        or another attribute is of another type.
     """
 
     seed: int = 0
@@ -187,6 +188,7 @@ class Certification:
         object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
         if self.max_samples is not None:
             validation.set_positive_integers(self, "max_samples")
+        validation.check_types(self)
 
 
 @dataclasses.dataclass(frozen=True)

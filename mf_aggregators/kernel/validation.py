@@ -1,9 +1,13 @@
 """Checks of arguments and input, with messages that say what was found and what was expected."""
 
+import dataclasses
 import enum
+import inspect
 import json
 import math
 import operator
+import types
+import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +17,9 @@ from mf_aggregators.kernel.arrays import FloatArray
 
 # Scalars of NumPy that float() converts all the same.
 _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
+
+# Types of entries that NumPy makes numbers of all the same.
+_NO_NUMBERS = (bool, np.bool_, str, bytes)
 
 # The most characters of a value in a message.
 _MOST_SHOWN = 80
@@ -124,6 +131,48 @@ def non_negative_number(value: Any, name: str) -> float:
     return found
 
 
+def epsilon(value: Any) -> float:
+    """Returns the epsilon of a guarantee as a float, or raises ValueError unless it is >= 0."""
+    found = number(value, "epsilon")
+    # Written so that NaN does not pass.
+    if not found >= 0.0:
+        raise ValueError(f"epsilon must not be negative, found {found}.")
+    return found
+
+
+def check_types(frozen: Any, *names: str) -> None:
+    """Raises ValueError unless attributes of a dataclass are of the types that it declares.
+
+    A float is any number except NaN, and a truth value is no number. A type that is declared as a
+    text is not checked.
+
+    Args:
+      frozen: The instance, while it is being made.
+      *names: The attributes; all of them if none is named.
+    """
+    for field in dataclasses.fields(frozen):
+        if not names or field.name in names:
+            value = getattr(frozen, field.name)
+            if not _is_of(value, field.type):
+                kind = inspect.formatannotation(field.type)
+                raise ValueError(f"{field.name} must be of type {kind}, found {shown(value)}.")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, str):
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return any(_is_of(value, part) for part in parts)
+    if origin is tuple and isinstance(value, tuple):
+        kinds = parts[:1] * len(value) if parts[-1] is ... else parts
+        return len(kinds) == len(value) and all(map(_is_of, value, kinds))
+    if kind in (int, float):
+        numbers = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+        return isinstance(value, numbers) and not isinstance(value, bool) and value == value
+    return isinstance(value, origin or kind)
+
+
 def delta(value: Any) -> float:
     """Returns the delta of a guarantee as a float, or raises ValueError unless 0 < delta < 1."""
     found = finite_number(value, "delta")
@@ -136,7 +185,7 @@ def real_array(values: Any, name: str) -> FloatArray:
     """Returns ``values`` as a float64 array of any shape; NaN and infinity are taken.
 
     Args:
-      values: Anything that NumPy can convert; texts of digits are no numbers.
+      values: Anything that NumPy can convert; texts of digits and truth values are no numbers.
       name: What to call it in messages.
 
     Returns:
@@ -148,8 +197,12 @@ def real_array(values: Any, name: str) -> FloatArray:
     try:
         array = np.asarray(values)
         kind = array.dtype.kind
-        has_texts = kind == "O" and any(isinstance(each, (str, bytes)) for each in array.flat)
-        if has_texts or kind in "SUmM":
+        # NumPy makes ones of truth values between numbers.
+        given = np.array(values, object) if isinstance(values, (list, tuple)) else array
+        is_mixed = given.dtype.kind == "O" and any(
+            isinstance(each, _NO_NUMBERS) for each in given.flat
+        )
+        if is_mixed or kind in "bSUmM":
             raise TypeError
         if kind != "c":
             return array.astype(np.float64, copy=False)

@@ -40,15 +40,15 @@ class Sampler(abc.ABC):
       seed: What they are drawn from.
 
     Raises:
-      ValueError: If the seed is negative.
+      ValueError: If the seed is no integer of at least 0, or the scheme is of another type.
     """
 
     scheme: SamplingScheme
     seed: int = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError("the seed of a sampler must not be negative.")
+        validation.check_types(self, "scheme")
+        validation.integer_at_least(self.seed, 0, "the seed of a sampler")
 
     def draw(self, round_index: int) -> IntArray:
         """Draws the batch of a round.

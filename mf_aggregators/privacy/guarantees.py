@@ -315,6 +315,7 @@ class ObservedParticipation:
             if getattr(self, name) is not None:
                 found = validation.integer_at_least(getattr(self, name), least, name)
                 object.__setattr__(self, name, found)
+        validation.check_types(self)
         if self.separation is None and self.max_participations > 1:
             raise ValueError(
                 f"a client took part {self.max_participations} times: give the separation, which "

@@ -79,6 +79,10 @@ class Ledger:
     sampling: SamplingScheme | None = None
 
     def __post_init__(self) -> None:
+        for name in ("client_ids", "rounds_of_clients"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise LedgerError(f"{name} must be a tuple, found {validation.shown(given)}.")
         names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
         if self.sampling is not None:
             if not isinstance(self.sampling, SamplingScheme):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import printed_guarantees
+from mf_aggregators import printed_guarantees, validation
 
 # Where a statement has no word on a point.
 _NOT_STATED = "not stated."
@@ -35,6 +35,9 @@ class Provenance:
       secret_files: Which of the files tell a secret that the guarantee rests on: in the place of
         their SHA-256 stands an HMAC-SHA-256, whose key is the file ``key_file``.
       key_file: That file; empty where there are none.
+
+    Raises:
+      ValueError: If an attribute is of another type.
     """
 
     responsible: str = ""
@@ -46,6 +49,9 @@ class Provenance:
     date: str = ""
     secret_files: tuple[str, ...] = ()
     key_file: str = ""
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping."""
@@ -63,17 +69,15 @@ class Provenance:
           contents: The mapping.
 
         Raises:
-          TypeError: If it is none of these.
+          KeyError: If an attribute is missing.
+          TypeError: If the mapping has another attribute.
+          ValueError: If an attribute is of another type.
         """
         lists = {
             "files": tuple(contents["files"].items()),
             "secret_files": tuple(contents["secret_files"]),
         }
-        found = cls(**{**contents, **lists})
-        texts = (found.responsible, found.model, found.period, found.custody, found.date)
-        if not all(isinstance(each, str) for each in (*texts, found.key_file)):
-            raise TypeError("found no text where there has to be one")
-        return found
+        return cls(**{**contents, **lists})
 
     def to_markdown(self) -> str:
         """Returns the points of a list, indented by three spaces."""
@@ -106,11 +110,19 @@ class OtherRuns:
       names: The other runs, as a reader finds them.
       epsilon: Of all together; infinity if one of them has no guarantee.
       delta: The delta that it is for.
+
+    Raises:
+      ValueError: If an attribute is of another type, or out of its range.
     """
 
     names: tuple[str, ...]
     epsilon: float
     delta: float
+
+    def __post_init__(self) -> None:
+        validation.check_types(self, "names")
+        validation.epsilon(self.epsilon)
+        validation.delta(self.delta)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; an infinite epsilon becomes None."""

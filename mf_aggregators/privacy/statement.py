@@ -47,11 +47,19 @@ class AdaptiveClipping:
       clip: How.
       update_noise_multiplier: z_delta of ``adaptive_clip``, of the updates.
       clipped_count_stddev: sigma_b, of the sum of clipped-count indicators.
+
+    Raises:
+      ValueError: If an attribute is of another type, or out of its range.
     """
 
     clip: AdaptiveClip
     update_noise_multiplier: float
     clipped_count_stddev: float
+
+    def __post_init__(self) -> None:
+        validation.check_types(self, "clip")
+        for name in ("update_noise_multiplier", "clipped_count_stddev"):
+            validation.non_negative_number(getattr(self, name), name)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping, which keeps the shorter names of ``privacy.json``."""
@@ -103,7 +111,7 @@ class RunFacts:
         none.
 
     Raises:
-      ValueError: If a number is out of its range, or ``noise_seed_is_fixed`` is no bool.
+      ValueError: If a number is out of its range, or another attribute is of another type.
     """
 
     mechanism: str
@@ -126,10 +134,7 @@ class RunFacts:
         object.__setattr__(self, "num_alike_names", alike)
         norm = validation.positive_number(self.clip_norm, "clip_norm")
         object.__setattr__(self, "clip_norm", norm)
-        if not isinstance(self.noise_seed_is_fixed, bool):
-            raise ValueError(
-                f"noise_seed_is_fixed must be a bool, found {self.noise_seed_is_fixed!r}."
-            )
+        validation.check_types(self)
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "RunFacts":
@@ -174,11 +179,18 @@ class Represented:
         schema of the guarantee.
       guarantee: The guarantee that a run with so many clients, and with the noise that this
         run scaled down, would have been planned for.
+
+    Raises:
+      ValueError: If an attribute is of another type, or out of its range.
     """
 
     clients_per_round: int
     num_clients: int
     guarantee: Guarantee
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "clients_per_round", "num_clients")
+        validation.check_types(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,10 +220,10 @@ class PrivacyStatement:
         nobody said which there are.
 
     Raises:
-      ValueError: If a run that ended, and is not known to have kept its plan, has no worst-case
-        guarantee, a plan of a run that was extended forbids what the one before it allowed, a
-        client is named for a run whose batches were to be drawn, or a rule that is not there ended
-        the run.
+      ValueError: If an attribute is of another type, a run that ended and is not known to have kept
+        its plan, has no worst-case guarantee, a plan of a run that was extended forbids what the
+        one before it allowed, a client is named for a run whose batches were to be drawn, or a rule
+        that is not there ended the run.
     """
 
     facts: RunFacts
@@ -227,6 +239,7 @@ class PrivacyStatement:
     other_runs: OtherRuns | None = None
 
     def __post_init__(self) -> None:
+        validation.check_types(self)
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if (

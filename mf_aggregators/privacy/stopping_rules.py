@@ -55,6 +55,7 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         validation.positive_number(self.epsilon, "the epsilon to stop at")
+        validation.check_types(self, "plan")
         catalogue.check_own(self.factorization)
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")

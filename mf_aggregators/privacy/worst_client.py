@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, stated_epsilon
 from mf_aggregators.privacy.ledgers import Ledger
@@ -27,12 +28,20 @@ class WorstClient:
       sensitivity: The sensitivity of C for these rounds alone, at unit clipping.
       epsilon: The epsilon of this client, without amplification; infinity without noise. It holds
         only if participation did not depend on released models or on data.
+
+    Raises:
+      ValueError: If an attribute is of another type, or out of its range.
     """
 
     client_id: str
     rounds: tuple[int, ...]
     sensitivity: float
     epsilon: float
+
+    def __post_init__(self) -> None:
+        validation.check_types(self)
+        validation.non_negative_number(self.sensitivity, "sensitivity")
+        validation.epsilon(self.epsilon)
 
     @classmethod
     def of_ledger(
