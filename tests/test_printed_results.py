@@ -1,11 +1,12 @@
 """Numbers of documents that an experiment measured are those of its result file.
 
 Each line of a page with an interval (a number, plus or minus another one) is of a result below
-docs/reproduction/, or is named here as measured by trainings that left no file. Pages that state
-the same result have the same number.
+docs/reproduction/, or of a section that docs/reproduction.md lists as measured without a file.
+Pages that state the same result have the same number.
 """
 
 import json
+import math
 import pathlib
 import re
 from typing import Any
@@ -34,15 +35,6 @@ _SOURCES = [
     ("docs/reproduction.md", r"\| without noise \|", "fashion-mnist shakespeare"),
     ("docs/quick-start.md", r"reproduction.md#training|^aggregation \(", "bandmf-figure-11"),
 ]
-# Trainings that left no result file: pages have their commands, and so many lines of intervals.
-_WITHOUT_A_FILE = {
-    "README.md": 1,
-    "docs/quick-start.md": 5,
-    "docs/stackoverflow.md": 2,
-    "docs/tasks.md": 4,
-    "docs/training-recipe.md": 13,
-    "docs/tutorials/with-flower.md": 2,
-}
 _PAGES = sorted(
     [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")]
 )
@@ -89,27 +81,101 @@ def _is_right(printed: list[tuple[str, str]], match: re.Match[str], names: str) 
     return len(expected) == len(printed) and all(map(_is_rounded, printed, expected))
 
 
-def _wrong_lines(page: str, text: str) -> tuple[list[str], int]:
-    """The lines whose intervals are not those of their result, and how many have no result."""
-    wrong, others = [], 0
+def _wrong_lines(page: str, text: str) -> tuple[list[str], dict[str, int]]:
+    """The lines whose intervals are not those of their result.
+
+    The second value is the number of intervals without a result, by the anchors of sections.
+    """
+    wrong, others, section = [], dict[str, int](), ""
     for line in text.splitlines():
+        if line.startswith("#"):
+            section = re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-")
         printed, source = _INTERVAL.findall(line), _source(page, line)
-        if printed and source is None:
-            others += 1
+        if line.count("±") != len(printed) or re.search(r"\d *%? (\+-|\+/-)", line):
+            wrong.append(line)
+        elif printed and source is None:
+            others[section] = others.get(section, 0) + len(printed)
         elif printed and source is not None and not _is_right(printed, *source):
             wrong.append(line)
     return wrong, others
 
 
+def _text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def _measured_without_a_file() -> dict[str, dict[str, tuple[str, str, int]]]:
+    """The version, the runs and the number of intervals, by page and by anchor of a section."""
+    found: dict[str, dict[str, tuple[str, str, int]]] = {}
+    section = _text("docs/reproduction.md").partition("## Measured without a result file")[2]
+    for page, anchor, version, runs, count in re.findall(
+        r"\| \[[^]]+\]\((\S+)#(\S+)\) \| ([^|]+) \| ([^|]+) \| (\d+) \|", section
+    ):
+        found.setdefault(f"docs/{page}", {})[anchor] = (version, runs, int(count))
+    return found
+
+
 @pytest.mark.parametrize("path", _PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_intervals_are_those_of_result_files(path: pathlib.Path) -> None:
-    page = str(path.relative_to(ROOT))
-    if page == "docs/reproduction/report.md":
-        # It is made from the files, which another test compares it with.
+    page = path.relative_to(ROOT).as_posix()
+    if page in ("README.md", "docs/reproduction/report.md"):
+        # README repeats an interval of another page, and the report is made from the files: other
+        # tests compare them.
         return
-    wrong, others = _wrong_lines(page, path.read_text(encoding="utf-8"))
+    text = _text(page)
+    wrong, others = _wrong_lines(page, text)
     assert wrong == []
-    assert others == _WITHOUT_A_FILE.get(page, 0), "name the result file of these intervals"
+    listed = _measured_without_a_file().get(page, {})
+    assert others == {anchor: count for anchor, (_, _, count) in listed.items()}, (
+        "name the result file of these intervals, or list their section in docs/reproduction.md"
+    )
+    for anchor, (version, runs, _) in listed.items():
+        # A section may rely on what an earlier one of the page says.
+        words = " ".join(_until_the_end_of(text, anchor).split()).lower()
+        assert f"measured by {version} ([no file has the runs](" in words, anchor
+        assert re.search(rf"\b{runs} (further )?(runs|seeds)\b", words), anchor
+
+
+def _until_the_end_of(text: str, anchor: str) -> str:
+    """The text of a page until the section ends that has the anchor."""
+    parts = re.split(r"(?m)^(?=#+ )", text)
+    (index,) = (
+        n
+        for n, part in enumerate(parts)
+        if re.sub(r"[^\w -]", "", part.partition("\n")[0].lower()).strip().replace(" ", "-")
+        == anchor
+    )
+    return "".join(parts[: index + 1])
+
+
+def test_means_ranges_and_intervals_of_three_runs_fit() -> None:
+    """Three runs follow from their mean and their range, and the interval from them."""
+    rows = [
+        [float(number) for number in row]
+        for page in ("docs/quick-start.md", "docs/training-recipe.md")
+        for row in re.findall(
+            r"([\d.]+) ± ([\d.]+) % \| ([\d.]+) to ([\d.]+) %", _text(page).replace("−", "-")
+        )
+    ]
+    assert len(rows) == 13
+    for mean, half, least, most in rows:
+        middle = 3.0 * mean - least - most
+        variance = sum((run - mean) ** 2 for run in (least, middle, most)) / 2.0
+        # The quantile of Student's t for two degrees of freedom.
+        assert abs(4.3027 * math.sqrt(variance / 3.0) - half) < 0.06, (mean, half)
+
+
+def test_differences_between_optimizers_are_those_of_their_means() -> None:
+    table = _text("docs/training-recipe.md").partition("| method | docstrings |")[2]
+    rows = [
+        [cell.strip().partition(" ±")[0].replace("−", "-") for cell in line.split("|")[2:6]]
+        for line in table.partition("\n\n")[0].splitlines()[2:]
+    ]
+    assert len(rows) == 9
+    for row in rows[1:]:
+        for column in (0, 2):
+            difference = float(row[column]) - float(rows[0][column])
+            assert abs(difference - float(row[column + 1])) < 0.0151, row
 
 
 @pytest.mark.parametrize(
@@ -118,18 +184,18 @@ def test_intervals_are_those_of_result_files(path: pathlib.Path) -> None:
         "| BandMF Fig. 1 (b), epsilon 8 | 3 | BandMF (13.21 ± 0.16 %) above DP-SGD |",
         "| BandMF | 13.80 ± 0.34 | 24.88 |",
         "| BLT | 83.01 ± 0.37 | 84.41 ± 0.22 | 85.32 ± 0.12 | 85.87 ± 0.25 |",
+        "| BandMF | 13.80 +- 0.43 | 24.88 |",
+        "| BandMF | 14 ± 1 | 24.88 |",
         "| BLT, named wrongly | 83.01 ± 0.37 | 84.41 ± 0.22 | 85.32 ± 0.12 | 85.78 ± 0.25 |",
     ],
 )
 def test_a_wrong_number_is_found(line: str) -> None:
-    assert _wrong_lines("docs/reproduction.md", line) == ([line], 0)
+    assert _wrong_lines("docs/reproduction.md", line) == ([line], {})
 
 
 def test_the_same_trainings_have_one_number() -> None:
     """README's interval is that of the page that it links to."""
-    readme, page = (
-        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/stackoverflow.md")
-    )
+    readme, page = _text("README.md"), _text("docs/stackoverflow.md")
     (interval,) = _INTERVAL.findall(readme)
     (row,) = re.findall(r"(?m)^\| timers alone \|.*", page)
     assert interval in _INTERVAL.findall(row)
@@ -152,7 +218,7 @@ _MECHANISMS = {
 
 
 def test_errors_of_mechanisms_are_those_of_the_comparison() -> None:
-    text = (ROOT / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    text = _text("docs/mechanisms.md")
     table = text.partition("## How good they are")[2].partition("\n## ")[0]
     known = {(row["row"], row["quantity"]): row["ours"] for row in _result("library-2052")["rows"]}
     rows = {
@@ -170,7 +236,7 @@ def test_errors_of_mechanisms_are_those_of_the_comparison() -> None:
 
 
 def test_the_page_says_which_version_computed_what() -> None:
-    page = " ".join((ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").split())
+    page = " ".join(_text("docs/reproduction.md").split())
     versions: dict[str, list[str]] = {}
     for path in sorted(_RESULTS.glob("*.json")):
         versions.setdefault(_result(path.stem)["versions"]["mf-aggregators"], []).append(path.stem)
