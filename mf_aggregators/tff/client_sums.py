@@ -47,7 +47,7 @@ _SELECTIONS = frozenset({"federated_secure_select", "federated_select"})
 _MAPS = frozenset({"federated_apply", "federated_map", "federated_map_all_equal", "sequence_map"})
 # What a client of dp_query.MatrixFactorizationSumQuery sends.
 _OF_THIS_LIBRARY = ("steps", "num_records", "least_steps")
-# Computations whose other sums are checked, by identity: TFF would hash their whole content.
+# It holds checked computations by identity, because TFF would hash their whole content.
 _CHECKED: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
