@@ -90,7 +90,7 @@ def test_what_factories_around_it_send_is_listed_as_well() -> None:
 
 def _call(process: Any, context: Any) -> None:
     """Has a context call the round of a process, with no clients."""
-    arguments = [("state", None), ("value", [])]
+    arguments: list[Any] = [("state", None), ("value", [])]
     context.invoke(process.next, compatibility.structure.Struct(arguments))
 
 
@@ -191,7 +191,8 @@ def test_a_plain_call_of_a_process_refuses_its_other_sums() -> None:
 
 
 def test_a_process_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    context, checked = _Context(), []
+    context = _Context()
+    checked: list[Any] = []
     processes.raise_refusals(context)
     monkeypatch.setattr(client_sums, "check_others", checked.append)
     made = [_process(_aggregator()) for _ in range(2)]
