@@ -357,7 +357,7 @@ class MatrixFactorization(Strategy):
         rounds = [*self._rounds.get(name, ()), i]
         gaps = np.diff(rounds).tolist()
         smallest, largest = min(gaps, default=None), max(gaps, default=None)
-        return bool(self._schema(i).allows_separations(len(rounds), smallest, largest))
+        return bool(self._schema(i).as_schema().allows_separations(len(rounds), smallest, largest))
 
     def _connected(self, grid: Grid) -> Mapping[str, int]:
         """The nodes that are connected, by the names that their clients say."""

@@ -29,14 +29,13 @@ import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
     check,
 )
-from mf_aggregators.participation.fixed_epoch_order import maximal_starts
-from mf_aggregators.participation.min_separation import largest_pattern_sum
 
 # Rows of X treated at a time by the upper bound: bounds its memory at n x k x this.
 _ROWS_AT_A_TIME = 256
@@ -186,7 +185,7 @@ def from_column_norms(
     """
     squared_norms = np.asarray(squared_column_norms, dtype=np.float64)
     num_rounds = squared_norms.shape[0]
-    if not participation.returns_within(num_rounds):
+    if participation.most_participations(num_rounds) == 1:
         return Sensitivity(
             float(np.sqrt(np.max(squared_norms))),
             is_exact=True,
@@ -204,7 +203,7 @@ def from_column_norms(
         if participation.is_evenly_spaced
         else "banded matrix (BandMF Thm 2, Alg. 5)"
     )
-    squared = participation.largest_sum(squared_norms)
+    squared = participation.as_schema().largest_sum(squared_norms)
     return Sensitivity(float(np.sqrt(squared)), is_exact=True, theorem=theorem)
 
 
@@ -412,7 +411,7 @@ def from_gram_matrix(gram_matrix: Any, participation: Participation) -> Sensitiv
 def _enumerated(gram: FloatArray, separation: int, most: int) -> Sensitivity:
     """BandMF Eq. 5 over the maximal patterns of (k, b)-participation."""
     best, best_pattern = -1.0, gram[:0, :0]
-    for start in maximal_starts(gram.shape[0], separation, most):
+    for start in Schema(most, separation, is_even=True).starts_in(len(gram)):
         stop = start + separation * most
         pattern = gram[start:stop:separation, start:stop:separation]
         total = float(np.sum(np.abs(pattern)))
@@ -453,8 +452,8 @@ def from_row_bounds(
       separation: b.
       most: The most participations k.
     """
-    squared = largest_pattern_sum(row_bounds, separation, most)
-    by_norms = largest_pattern_sum(np.sqrt(squared_norms), separation, most)
+    squared = Schema(most, separation).largest_sum(row_bounds)
+    by_norms = Schema(most, separation).largest_sum(np.sqrt(squared_norms))
     return Sensitivity(
         float(min(np.sqrt(squared), by_norms)),
         is_exact=False,

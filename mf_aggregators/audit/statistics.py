@@ -313,12 +313,12 @@ def choose_contribution(
     gram = clip_norm**2 * model.precision
     num_rounds = gram.shape[0]
     patterns = list(
-        itertools.islice(participation.maximal_patterns(num_rounds), _MOST_PATTERNS + 1)
+        itertools.islice(participation.as_schema().maximal_patterns(num_rounds), _MOST_PATTERNS + 1)
     )
     if len(patterns) > _MOST_PATTERNS:
         separation = participation.separation_in(num_rounds)
         most = participation.most_participations(num_rounds)
-        evenly = FixedEpochOrder(most, separation).maximal_patterns(num_rounds)
+        evenly = FixedEpochOrder(most, separation).as_schema().maximal_patterns(num_rounds)
         patterns = [*evenly, _heaviest_pattern(np.diagonal(gram), separation, most)]
     found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
     squared, signs, rounds = max(found, key=lambda item: item[0])

@@ -538,7 +538,7 @@ class StructuredEntry(Entry):
         schema = request.participation
         if (
             schema is not None
-            and schema.returns_within(request.num_rounds)
+            and schema.most_participations(request.num_rounds) > 1
             and not schema.is_evenly_spaced
         ):
             raise OptionError(

@@ -40,6 +40,7 @@ from mf_aggregators.factorizations.factorization import Factorization, squared_r
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, bands_of_matrix, matrix_from_bands
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
@@ -56,7 +57,6 @@ from mf_aggregators.participation import (
     check,
     check_fits,
 )
-from mf_aggregators.participation.fixed_epoch_order import maximal_starts
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
@@ -145,7 +145,7 @@ class BandedFactorization(Factorization):
         if not self.parameters.get("equal_column_norms", False):
             return super().gap_holds_for(participation)
         return (
-            not check(participation).returns_within(self.num_rounds)
+            check(participation).most_participations(self.num_rounds) == 1
             or participation.separation_in(self.num_rounds) >= self.num_bands
         )
 
@@ -286,7 +286,7 @@ def banded(
         MinSeparation(num_bands) if participation is None else participation, num_rounds
     )
     separation = participation.separation_in(num_rounds)
-    if participation.returns_within(num_rounds) and separation < num_bands:
+    if participation.most_participations(num_rounds) > 1 and separation < num_bands:
         raise ValueError(
             f"num_bands must be at most the separation of the participation schema, "
             f"{separation}, found {num_bands}: with more bands, participations of "
@@ -431,7 +431,7 @@ def _enumerated(above: FloatArray, separation: int, most: int) -> Sensitivity:
         # Pairs of participations so many separations apart, the first of each pair.
         pairs = np.abs(above[:, count * separation])
         sums = sums + 2.0 * sensitivities.pattern_sum_adjoint(pairs, separation, most - count)
-    starts = maximal_starts(num_rounds, separation, most)
+    starts = Schema(most, separation, is_even=True).starts_in(num_rounds)
     start = int(np.argmax(sums[: len(starts)]))
     rounds = np.arange(start, min(num_rounds, start + separation * most), separation)
     return Sensitivity(

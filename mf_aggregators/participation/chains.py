@@ -180,4 +180,4 @@ def allows_larger_gaps(participation: Participation, num_rounds: int) -> bool:
     """Returns whether participations may be further apart than the separation, by any rounds."""
     most = participation.most_participations(num_rounds)
     separation = participation.separation_in(num_rounds)
-    return participation.allows_separations(most, separation, num_rounds - 1)
+    return participation.as_schema().allows_separations(most, separation, num_rounds - 1)

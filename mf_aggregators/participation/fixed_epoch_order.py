@@ -1,13 +1,10 @@
 """Fixed epoch order: a data centre goes through its data in the same order each epoch."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import ClassVar
 
-import numpy as np
-
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.kinds import Participation, own
 
 
@@ -36,36 +33,9 @@ class FixedEpochOrder(Participation):
     def __post_init__(self) -> None:
         validation.set_positive_integers(self, "epochs", "separation")
 
-    @property
-    def limit(self) -> int:
-        """The epochs k."""
-        return self.epochs
-
-    def separation_in(self, num_rounds: int) -> int:
-        """Returns b, whatever n is."""
-        validation.positive_integer(num_rounds, "num_rounds")
-        return self.separation
-
-    def allows_separations(
-        self, participations: int, smallest: int | None, largest: int | None
-    ) -> bool:
-        """Returns whether all participations were b rounds apart, and at most k."""
-        if participations <= 1 or smallest is None:
-            return True
-        return smallest == largest == self.separation and participations <= self.epochs
-
-    def largest_sum(self, weights: FloatArray) -> float:
-        """Returns the largest sum of weights b rounds apart."""
-        num_rounds = len(weights)
-        most = self.most_participations(num_rounds)
-        return max(
-            float(np.sum(weights[start :: self.separation][:most]))
-            for start in maximal_starts(num_rounds, self.separation, most)
-        )
-
-    def _returning_patterns(self, num_rounds: int, most: int) -> Iterator[tuple[int, ...]]:
-        for start in maximal_starts(num_rounds, self.separation, most):
-            yield tuple(range(start, num_rounds, self.separation))[:most]
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.epochs, self.separation, is_even=True)
 
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
@@ -90,18 +60,3 @@ class FixedEpochOrder(Participation):
             f"at most {self.epochs} participations, adjacent ones exactly "
             f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
         )
-
-
-def maximal_starts(num_rounds: int, separation: int, most: int) -> range:
-    """Returns the first rounds of the (k, b)-participation patterns that no other one contains.
-
-    A pattern that starts at round b or later and has no room for all its participations
-    lies within the one that starts b rounds earlier.
-
-    Args:
-      num_rounds: n.
-      separation: b.
-      most: The most participations k.
-    """
-    full = num_rounds - (most - 1) * separation
-    return range(max(full, min(separation, num_rounds)))

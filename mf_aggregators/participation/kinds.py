@@ -12,11 +12,11 @@ Earlier DP-FTRL texts count the rounds strictly between two participations, whic
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar, cast
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.schemas import Schema
 
 # The classes whose guarantees are computed here.
 _OWN: set[type] = set()
@@ -40,42 +40,24 @@ class Participation(abc.ABC):
     is_sampled: ClassVar[bool] = False
     is_evenly_spaced: ClassVar[bool] = False
 
-    @property
     @abc.abstractmethod
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+
+    @property
     def limit(self) -> int | None:
         """The most participations that the schema names; None for as many as fit."""
+        return self.as_schema().most
 
-    @abc.abstractmethod
     def separation_in(self, num_rounds: int) -> int:
         """Returns the least distance b of two participations; n where no client returns.
 
         Args:
           num_rounds: The number of rounds n.
         """
-
-    @abc.abstractmethod
-    def allows_separations(
-        self, participations: int, smallest: int | None, largest: int | None
-    ) -> bool:
-        """Returns whether the schema allows what was observed of clients.
-
-        Args:
-          participations: The most participations of one client.
-          smallest: The smallest distance of adjacent participations; None if nobody returned.
-          largest: The largest one; None if nobody returned, or if it is not known.
-        """
-
-    @abc.abstractmethod
-    def largest_sum(self, weights: FloatArray) -> float:
-        """Returns the largest sum of weights over the rounds of one client.
-
-        Args:
-          weights: (n,) non-negative numbers.
-        """
-
-    @abc.abstractmethod
-    def _returning_patterns(self, num_rounds: int, most: int) -> Iterator[tuple[int, ...]]:
-        """The maximal patterns where a client can take part ``most`` > 1 times."""
+        num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        schema = self.as_schema()
+        return num_rounds if schema == Schema(1, 1) else schema.separation
 
     def most_participations(self, num_rounds: int) -> int:
         """Returns the most rounds of ``num_rounds`` that one client can take part in.
@@ -83,31 +65,7 @@ class Participation(abc.ABC):
         Args:
           num_rounds: The number of rounds n.
         """
-        fitting = math.ceil(num_rounds / self.separation_in(num_rounds))
-        return fitting if self.limit is None else min(fitting, self.limit)
-
-    def returns_within(self, num_rounds: int) -> bool:
-        """Returns whether a client can take part more than once in ``num_rounds`` rounds.
-
-        Args:
-          num_rounds: The rounds n.
-        """
-        return self.most_participations(num_rounds) > 1
-
-    def maximal_patterns(self, num_rounds: int) -> Iterator[tuple[int, ...]]:
-        """Yields the participation patterns to which no round can be added.
-
-        Args:
-          num_rounds: n.
-
-        Yields:
-          Ascending rounds; every pattern of the schema is a subset of one of them.
-        """
-        most = self.most_participations(num_rounds)
-        if most == 1:
-            yield from ((i,) for i in range(num_rounds))
-        else:
-            yield from self._returning_patterns(num_rounds, most)
+        return self.as_schema().most_in(num_rounds)
 
     def allows(self, narrower: "Participation", num_rounds: int) -> bool:
         """Returns whether clients who keep to another schema keep to this one, too.
@@ -120,14 +78,7 @@ class Participation(abc.ABC):
           TypeError: If ``narrower`` is no schema.
           ValueError: If ``num_rounds`` is not a positive integer.
         """
-        most = check(narrower).most_participations(num_rounds)
-        if most == 1:
-            return True
-        smallest = narrower.separation_in(num_rounds)
-        # Where only two participations fit, and these are the first and the last round, a least
-        # separation is an exact one.
-        largest = smallest if narrower.is_evenly_spaced else num_rounds - 1
-        return self.allows_separations(most, smallest, largest)
+        return self.as_schema().allows(check(narrower).as_schema(), num_rounds)
 
     def factorize_flags(self) -> str:
         """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""

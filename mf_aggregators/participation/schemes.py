@@ -13,7 +13,7 @@ tell (``samplers.Sampler.deviation``).
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -32,6 +32,7 @@ from mf_aggregators.kernel.composition import (
 )
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.trade_offs import AllParticipations
 from mf_aggregators.participation.kinds import (
     Participation,
@@ -153,7 +154,7 @@ class SamplingScheme(Participation):
         """Whether two participations of a client may change the same row of C x."""
         schema = self.schema()
         return (
-            schema.returns_within(self.num_rounds)
+            schema.most_participations(self.num_rounds) > 1
             and schema.separation_in(self.num_rounds) < self.num_bands
         )
 
@@ -168,28 +169,9 @@ class SamplingScheme(Participation):
         rounds = self.num_rounds if num_rounds is None else num_rounds
         return self.schema().most_participations(rounds)
 
-    @property
-    def limit(self) -> int | None:
-        """The most participations of one client."""
-        return self.schema().limit
-
-    def separation_in(self, num_rounds: int) -> int:
-        """Returns the least distance of two participations of one client."""
-        return self.schema().separation_in(num_rounds)
-
-    def allows_separations(
-        self, participations: int, smallest: int | None, largest: int | None
-    ) -> bool:
-        """Returns whether draws can give such separations."""
-        return self.schema().allows_separations(participations, smallest, largest)
-
-    def largest_sum(self, weights: FloatArray) -> float:
-        """Returns the largest sum of weights over the rounds of one client."""
-        return self.schema().largest_sum(weights)
-
-    def _returning_patterns(self, num_rounds: int, most: int) -> Iterator[tuple[int, ...]]:
-        del most
-        yield from self.schema().maximal_patterns(num_rounds)
+    def as_schema(self) -> Schema:
+        """Returns the schema that every draw keeps, as numbers for the kernel."""
+        return self.schema().as_schema()
 
     def of_first(self, num_rounds: int) -> "SamplingScheme | None":
         """Returns the scheme of the first rounds alone, for a run that ended early.
@@ -630,7 +612,7 @@ class SamplingScheme(Participation):
         gaps = np.diff(rounds[order])[np.diff(clients[order]) == 0]
         most = int(np.bincount(clients, minlength=1).max())
         smallest, largest = (int(gaps.min()), int(gaps.max())) if len(gaps) else (None, None)
-        if self.schema().allows_separations(most, smallest, largest):
+        if self.schema().as_schema().allows_separations(most, smallest, largest):
             return None
         return f"the rounds of a client are not as the scheme has them: {self.schema()}"
 

@@ -714,7 +714,7 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     """
     if plan.is_sampled:
         return participation.keeps_sampling is True
-    return plan.allows_separations(
+    return plan.as_schema().allows_separations(
         participation.max_participations, participation.separation, participation.largest_separation
     )
 
@@ -734,10 +734,11 @@ def num_outside_schema(plan: Participation, participations: IntArray, separation
     starts = np.cumsum(participations - 1) - (participations - 1)
     ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
     patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
+    schema = plan.as_schema()
     return sum(
         int(number)
         for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
-        if not plan.allows_separations(*pattern)
+        if not schema.allows_separations(*pattern)
     )
 
 

@@ -44,7 +44,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         num_rounds = len(self.workload)
-        maximal = self.participation.maximal_patterns(num_rounds)
+        maximal = self.participation.as_schema().maximal_patterns(num_rounds)
         enumerated = (
             set(brute_force.patterns(self.participation, num_rounds))
             if (num_rounds <= 10)

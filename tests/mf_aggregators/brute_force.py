@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -13,7 +14,7 @@ from mf_aggregators.participation import (
 )
 
 
-def patterns(participation: Participation, num_rounds: int) -> Iterator[tuple[int, ...]]:
+def patterns(participation: Participation | Schema, num_rounds: int) -> Iterator[tuple[int, ...]]:
     """Every non-empty participation pattern of a schema, straight from its definition."""
     for size in range(1, num_rounds + 1):
         for pattern in itertools.combinations(range(num_rounds), size):
@@ -22,8 +23,12 @@ def patterns(participation: Participation, num_rounds: int) -> Iterator[tuple[in
                 yield pattern
 
 
-def allowed(participation: Participation, size: int, gaps: list[int]) -> bool:
+def allowed(participation: Participation | Schema, size: int, gaps: list[int]) -> bool:
     """Whether a schema allows so many participations with these distances."""
+    if isinstance(participation, Schema):
+        fits = participation.most is None or size <= participation.most
+        apart = [gap - participation.separation for gap in gaps]
+        return fits and not any(apart if participation.is_even else [gap < 0 for gap in apart])
     if isinstance(participation, SingleParticipation):
         return size == 1
     if isinstance(participation, FixedEpochOrder):
@@ -33,7 +38,7 @@ def allowed(participation: Participation, size: int, gaps: list[int]) -> bool:
     return (limit is None or size <= limit) and all(gap >= participation.separation for gap in gaps)
 
 
-def scalar_sensitivity(strategy: np.ndarray, participation: Participation) -> float:
+def scalar_sensitivity(strategy: np.ndarray, participation: Participation | Schema) -> float:
     """The largest ||C u|| over patterns and contributions of one dimension: signs suffice.
 
     ||C u|| is convex in u, so its maximum over [-1, 1]^k is at a corner.

@@ -200,7 +200,7 @@ def _allowed(schema: Any) -> set[tuple[int, ...]]:
     """All parts of the largest patterns, of which a ledger may show any that is so far apart."""
     return {
         part
-        for pattern in schema.maximal_patterns(_NUM_ROUNDS)
+        for pattern in schema.as_schema().maximal_patterns(_NUM_ROUNDS)
         for size in range(1, len(pattern) + 1)
         for part in itertools.combinations(pattern, size)
     }

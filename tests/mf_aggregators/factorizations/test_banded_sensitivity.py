@@ -14,7 +14,6 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.participation.min_separation import largest_pattern_sum
 from tests.examples import examples
 
 
@@ -51,26 +50,6 @@ def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataOb
     assert found == pytest.approx(dense, rel=1e-12)
     assert found.is_exact == dense.is_exact
     assert found.theorem == dense.theorem
-
-
-@given(st.integers(1, 30), st.data())
-@settings(max_examples=examples(200), deadline=None)
-def test_the_largest_pattern_sum_is_that_of_all_patterns(
-    num_rounds: int, data: st.DataObject
-) -> None:
-    """Against a recursion over the first participation, with nothing kept."""
-    separation = data.draw(st.integers(1, num_rounds))
-    most = data.draw(st.integers(1, min(4, -(-num_rounds // separation))))
-    values = np.array(data.draw(st.lists(st.integers(0, 9), min_size=num_rounds, max_size=30)))
-    values = values[:num_rounds].astype(float)
-
-    def largest(first: int, left: int) -> float:
-        if not left:
-            return 0.0
-        later = range(first, num_rounds)
-        return max((values[i] + largest(i + separation, left - 1) for i in later), default=0.0)
-
-    assert largest_pattern_sum(values, separation, most) == largest(0, most)
 
 
 @pytest.mark.short_cases(2)

@@ -125,7 +125,11 @@ def test_banded_takes_every_workload(
 ) -> None:
     num_rounds = len(workload)
     schema = data.draw(_schemas(num_rounds))
-    most = schema.separation_in(num_rounds) if schema.returns_within(num_rounds) else num_rounds
+    most = (
+        schema.separation_in(num_rounds)
+        if schema.most_participations(num_rounds) > 1
+        else num_rounds
+    )
     num_bands = data.draw(st.integers(1, most))
     with _allowing_large_gaps():
         made = factorizations.banded(workload, num_bands, equal_column_norms, schema)

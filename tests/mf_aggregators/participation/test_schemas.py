@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mf_aggregators import participation
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
+    BallsInBins,
     FixedEpochOrder,
     MinSeparation,
     Participation,
@@ -24,26 +26,23 @@ _SCHEMAS = st.one_of(
 )
 
 
-@given(_SCHEMAS, st.integers(1, 9))
-def test_most_participations_is_the_size_of_the_largest_pattern(
-    schema: Participation, num_rounds: int
-) -> None:
-    largest = max(len(pattern) for pattern in brute_force.patterns(schema, num_rounds))
-    assert schema.most_participations(num_rounds) == largest
+def test_schemas_are_numbers_for_the_kernel() -> None:
+    assert SingleParticipation().as_schema() == Schema(1, 1)
+    assert FixedEpochOrder(3, 5).as_schema() == Schema(3, 5, is_even=True)
+    assert MinSeparation(5).as_schema() == Schema(None, 5)
+    assert MinSeparation(5, 3).as_schema() == Schema(3, 5)
+    # Of four batches in fixed order, a client is in one.
+    assert BallsInBins(8, 2, 40, 10, 4).as_schema() == Schema(2, 4, is_even=True)
 
 
-@pytest.mark.parametrize("num_rounds", [1, 2, 3, 5, 6])
-def test_a_schema_allows_another_exactly_if_it_has_all_its_patterns(num_rounds: int) -> None:
-    schemas: list[Participation] = [
-        SingleParticipation(),
-        *(FixedEpochOrder(k, b) for k in (1, 2, 3, 7) for b in range(1, 7)),
-        *(MinSeparation(b, k) for k in (None, 1, 2, 3, 7) for b in range(1, 7)),
-    ]
-    patterns = {each: set(brute_force.patterns(each, num_rounds)) for each in schemas}
-    for wider in schemas:
-        for narrower in schemas:
-            found = wider.allows(narrower, num_rounds)
-            assert found == (patterns[wider] >= patterns[narrower]), (wider, narrower)
+@given(_SCHEMAS, st.integers(1, 20))
+def test_numbers_of_rounds_are_those_of_the_numbers(schema: Participation, num_rounds: int) -> None:
+    numbers = schema.as_schema()
+    assert schema.most_participations(num_rounds) == numbers.most_in(num_rounds)
+    assert schema.limit == numbers.most
+    if numbers.most_in(num_rounds) > 1:
+        assert schema.separation_in(num_rounds) == numbers.separation
+    assert SingleParticipation().separation_in(num_rounds) == num_rounds
 
 
 @pytest.mark.parametrize("other", ["single", None, PoissonSampling(4, 1, 10, 2)])

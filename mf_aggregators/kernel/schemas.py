@@ -1,0 +1,186 @@
+"""Participation schemas as numbers: in which sets of rounds one client may take part.
+
+A separation of b means that any two participations i, j of one client satisfy ``|i - j| >= b``
+(BandMF, Def. 1), so that b = 1 allows every round. A pattern is the set of rounds of one client.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """A participation schema. ``Schema(1, 1)`` is single participation.
+
+    Attributes:
+      most: The most participations k of one client; None for as many as fit.
+      separation: The least distance b of two participations of one client, in rounds.
+      is_even: Whether adjacent participations are exactly b rounds apart, (k, b)-participation.
+
+    Raises:
+      TypeError: If ``separation`` or ``most`` is no int, or ``is_even`` is no bool.
+      ValueError: If a number is below 1.
+    """
+
+    most: int | None
+    separation: int
+    is_even: bool = False
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Schema takes no subclasses: guarantees are proved for Schema itself.")
+
+    def __post_init__(self) -> None:
+        for name, value in (("most", self.most), ("separation", self.separation)):
+            if name == "most" and value is None:
+                continue
+            if type(value) is not int:
+                raise TypeError(f"{name} must be an int, found {validation.shown(value)}.")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, found {value}.")
+        if type(self.is_even) is not bool:
+            raise TypeError(f"is_even must be a bool, found {validation.shown(self.is_even)}.")
+
+    def most_in(self, num_rounds: int) -> int:
+        """Returns the most of n rounds that one client can take part in.
+
+        Args:
+          num_rounds: n, at least 1.
+
+        Raises:
+          ValueError: If n is not a positive integer.
+        """
+        num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        fitting = -(-num_rounds // self.separation)
+        return fitting if self.most is None else min(fitting, self.most)
+
+    def separation_in(self, num_rounds: int) -> int:
+        """Returns the least distance b of two participations; n if no client returns in n rounds.
+
+        Args:
+          num_rounds: n, at least 1.
+
+        Raises:
+          ValueError: If n is not a positive integer.
+        """
+        return self.separation if self.most_in(num_rounds) > 1 else num_rounds
+
+    def starts_in(self, num_rounds: int) -> range:
+        """Returns the first rounds of the maximal patterns of (k, b)-participation.
+
+        A pattern that starts at round b or later and has no room for all its participations is
+        a subset of the pattern that starts b rounds earlier.
+
+        Args:
+          num_rounds: n, at least 1.
+        """
+        separation = self.separation_in(num_rounds)
+        full = num_rounds - (self.most_in(num_rounds) - 1) * separation
+        return range(max(full, separation))
+
+    def allows_separations(
+        self, participations: int, smallest: int | None, largest: int | None
+    ) -> bool:
+        """Returns whether the schema allows what was observed of clients.
+
+        Args:
+          participations: The most participations of one client.
+          smallest: The smallest distance of adjacent participations; None if nobody returned.
+          largest: The largest distance; None if nobody returned, or if it is not known.
+        """
+        if participations <= 1 or smallest is None:
+            return True
+        if self.is_even and not smallest == largest == self.separation:
+            return False
+        return smallest >= self.separation and participations <= (self.most or math.inf)
+
+    def allows(self, narrower: "Schema", num_rounds: int) -> bool:
+        """Returns whether every pattern of another schema is one of this schema.
+
+        Args:
+          narrower: The other schema.
+          num_rounds: n; participations in these rounds count.
+
+        Raises:
+          ValueError: If n is not a positive integer.
+        """
+        most = narrower.most_in(num_rounds)
+        # If only the first and the last round fit, a least separation is an exact one.
+        largest = narrower.separation if narrower.is_even else num_rounds - 1
+        return most == 1 or self.allows_separations(most, narrower.separation, largest)
+
+    def largest_sum(self, weights: FloatArray) -> float:
+        """Returns the largest sum of weights over a pattern (BandMF Alg. 3).
+
+        F[i], the largest sums over at most 0, 1, ..., k rounds from round i on, follow from
+        F[i + 1] and F[i + b], so that b of them are kept: O(n k) operations, O(b k) memory. If k
+        limits nothing, one number for each round is enough.
+
+        Args:
+          weights: (n,) non-negative numbers.
+        """
+        num_rounds = len(weights)
+        most, separation = self.most_in(num_rounds), self.separation_in(num_rounds)
+        if self.is_even:
+            sums = (
+                np.sum(weights[start::separation][:most]) for start in self.starts_in(num_rounds)
+            )
+            return float(max(sums))
+        backwards = range(num_rounds - 1, -1, -1)
+        if most == -(-num_rounds // separation):
+            unlimited = [0.0] * (num_rounds + separation)
+            for i, weight in zip(backwards, weights[::-1].tolist(), strict=True):
+                unlimited[i] = max(weight + unlimited[i + separation], unlimited[i + 1])
+            return unlimited[0]
+        kept = np.zeros((separation, most + 1))
+        sums_from, taken = np.zeros(most + 1), np.empty(most)
+        for i, weight in zip(backwards, weights[::-1].tolist(), strict=True):
+            of_round = kept[i % separation]
+            np.add(of_round[:-1], weight, out=taken)
+            np.maximum(taken, sums_from[1:], out=sums_from[1:])
+            of_round[:] = sums_from
+        return float(sums_from[most])
+
+    def maximal_patterns(self, num_rounds: int) -> Iterator[tuple[int, ...]]:
+        """Yields the patterns to which no round can be added, in ascending order of rounds.
+
+        Every pattern of the schema is a subset of one of them.
+
+        Args:
+          num_rounds: n.
+
+        Yields:
+          Ascending rounds.
+        """
+        most, separation = self.most_in(num_rounds), self.separation_in(num_rounds)
+        if self.is_even:
+            for start in self.starts_in(num_rounds):
+                yield tuple(range(start, num_rounds, separation))[:most]
+        else:
+            yield from _spread_patterns((), False, separation, most, num_rounds)
+
+
+def _spread_patterns(
+    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
+) -> Iterator[tuple[int, ...]]:
+    """Yields the maximal patterns of a least separation that begin with ``rounds``.
+
+    ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
+    of k rounds are maximal.
+    """
+    earliest = rounds[-1] + separation if rounds else 0
+    if len(rounds) == most or earliest >= num_rounds:
+        if len(rounds) == most or not has_room:
+            yield rounds
+        return
+    for i in range(earliest, num_rounds):
+        with_room = has_room or i >= earliest + separation
+        fitting = 1 + (num_rounds - 1 - i) // separation
+        if with_room and len(rounds) + fitting < most:
+            break
+        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)
