@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import printed_guarantees, validation
+from mf_aggregators import printed_guarantees
+from mf_aggregators.kernel import validation
 
 # Where a statement has no word on a point.
 _NOT_STATED = "not stated."
