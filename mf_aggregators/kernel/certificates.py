@@ -395,7 +395,7 @@ def in_batches(
     """Draws losses and yields what a function makes of each batch, in their order.
 
     Every batch has a generator of its own, so that results do not depend on how many are drawn at
-    a time. Whoever stops iterating draws no more.
+    a time. A caller that stops iterating draws no more.
     """
 
     def one(batch: int) -> Any:

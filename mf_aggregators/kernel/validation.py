@@ -18,7 +18,7 @@ from mf_aggregators.kernel.arrays import FloatArray
 # Scalars of NumPy that float() converts all the same.
 _NO_NUMBERS_OF_NUMPY = (np.complexfloating, np.datetime64, np.timedelta64)
 
-# Types of entries that NumPy makes numbers of all the same.
+# Types of entries that NumPy converts to numbers without an error.
 _NO_NUMBERS = (bool, np.bool_, str, bytes)
 
 # The most characters of a value in a message.

@@ -56,7 +56,7 @@ _LARGEST_EXPONENT = 700.0
 _ARRAYS_OF_COLUMNS = 6
 # Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
 _MOST_ROUNDING = 1024.0
-# What :func:`_largest_rounding` found: a plan asks several times for each factorization.
+# Results of :func:`_largest_rounding`: a plan asks several times for each factorization.
 _ROUNDINGS: weakref.WeakKeyDictionary[Factorization, float] = weakref.WeakKeyDictionary()
 # The assumption of every guarantee that follows from observed participations, as the end of a
 # sentence.

@@ -40,7 +40,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "epsilon of OtherRuns": (math.inf,),
     "epsilon of WorstClient": (math.inf,),
 }
-# What messages call attributes otherwise.
+# The names of attributes in messages, where they differ.
 _CALLED = {"name of Workload": "workload"}
 
 
