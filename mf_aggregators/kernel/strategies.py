@@ -1,0 +1,299 @@
+"""Strategy matrices C of the rows that are drawn: Y = C^-1 Z, computed from the rows alone.
+
+Every kind of rows gives C as data, with a bound on its errors:
+
+* **Banded, Toeplitz, independent**: C is what the rows are defined by. Column scales take one
+  rounding.
+* **State spaces**: C Y = Z is a state space with the same state vectors, which follow from Y alone:
+  ``Z[i] = (Y[i] - outputs . S) / gains``. Each state vector is a product of decays and one
+  feedback, so that an entry of C is a sum of m products of at most i - j + 2 factors, and floats
+  change it by at most gamma_(i - j + m + 4) times the sum of their magnitudes (gamma_k =
+  k u / (1 - k u), u = 2^-53; Higham, Accuracy and Stability of Numerical Algorithms, Ch. 3).
+* **All others**: C is the inverse of N, the noising matrix, by a triangular solve, or by the
+  reciprocal of a power series if N is Toeplitz. The computed matrix M is believed only because of
+  its *left residual* E = M N - I. With e >= ||E||_2 and e < 1, M = (I + E) C, so that
+
+      C - M = -E C = -E (I + E)^-1 M,      ||column j of (C - M)|| <= e / (1 - e) ||column j of M||.
+
+  The computed product P of M and N has errors of at most gamma_(n + 1) |M| |N|, entry by entry, in
+  whichever order terms are summed (Higham, Sec. 3.5), so that e = ||P - I||_F + gamma_(n + 1)
+  || |M| |N| ||_2. The norm of a non-negative matrix is at most the square root of its largest row
+  sum times its largest column sum; both take products with a vector. A Toeplitz matrix has at most
+  the sum of the magnitudes of its first column as its norm, and products of series are computed
+  with 64 bits.
+
+All of these are proofs, and none is a sample. ``Strategy.error`` bounds the norms of the columns
+of C - M. It adds at most k ``error`` to the sensitivity under a schema of at most k participations:
+for contributions x_j of norm at most one, ||sum_j (C - M)_j x_j^T||_F <= sum_j ||(C - M)_j||.
+
+The leading part of C is the inverse of the leading part of N, because both are lower triangular:
+it is what a run that stopped early has released.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.signal
+from scipy.linalg.blas import dtrmm
+from scipy.linalg.lapack import dtrtri
+
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.rows import (
+    BandedNoise,
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    StateSpaceNoise,
+    ToeplitzNoise,
+    WindowNoise,
+)
+
+# The most rounds of a dense C: three matrices of so many rounds take 1.6 GB.
+MOST_DENSE_ROUNDS = 8192
+# The most products of the residual of a power series: some seconds.
+_MOST_PRODUCTS = 1 << 33
+# The largest errors of C beside its largest column norm. Noise is larger than claimed by 3e-8.
+_LARGEST_ERROR = 1e-8
+# Entries of an inverse that are rounding errors of a zero, beside the largest one.
+_ROUNDING_OF_ZEROS = 1e-13
+# Magnitudes whose squares and products are within floats.
+_LEAST, _LARGEST = 1e-100, 1e100
+_ROUNDOFF = 2.0**-53
+_MOST_ENTRIES_OF_BANDS = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense:
+    """C as an array.
+
+    Attributes:
+      matrix: (n, n) float64, lower triangular.
+      error: At least the norms of the columns of C minus ``matrix``.
+    """
+
+    matrix: FloatArray
+    error: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bands:
+    """C with few bands.
+
+    Attributes:
+      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``, zero where i < t.
+      error: At least the norms of the columns of C minus that matrix.
+    """
+
+    bands: FloatArray
+    error: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coefficients:
+    """C = T D, T lower triangular and Toeplitz, D diagonal.
+
+    Attributes:
+      coefficients: (m,) float64: the first column of T, m at most n; zeros follow.
+      num_rounds: n.
+      error: At least the norms of the columns of C minus that matrix.
+      column_scales: (n,) float64: the diagonal of D; None for ones.
+    """
+
+    coefficients: FloatArray
+    num_rounds: int
+    error: float
+    column_scales: FloatArray | None = None
+
+
+Strategy: TypeAlias = Dense | Bands | Coefficients
+
+
+def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
+    """Returns C of the first rounds, from the rows that are drawn in them.
+
+    Args:
+      rows: The rows, of one of the kernel's own classes.
+      num_rounds: How many of their rounds: all, or those of a run that stopped early.
+
+    Raises:
+      NotProved: If the rows are of another class, if C or its errors are too large for a
+        proof, or if there are too many rounds for one.
+    """
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    if type(rows) not in _OF_KIND:
+        raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
+    if num_rounds > rows.num_rounds:
+        raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
+    with np.errstate(all="ignore"):
+        diagonal = rows.diagonal[:num_rounds]
+        if not np.all(np.isfinite(diagonal) & (diagonal != 0.0)):
+            raise NotProved("the diagonal of C^-1 has a zero, or C has one: there is no inverse.")
+        found, size = _OF_KIND[type(rows)](rows, num_rounds)
+    # Comparisons are written so that NaN does not pass.
+    if not (_LEAST <= size <= _LARGEST and found.error <= _LARGEST_ERROR * size):
+        raise NotProved(
+            f"the strategy matrix of these rows is not known: its columns have norms of {size:g} "
+            f"and errors of {found.error:g}, so that the rows are nearly singular."
+        )
+    return found
+
+
+def _of_independent(rows: IndependentNoise, num_rounds: int) -> tuple[Strategy, float]:
+    return Coefficients(np.ones(1), num_rounds, 0.0), 1.0
+
+
+def _of_banded(rows: BandedNoise, num_rounds: int) -> tuple[Strategy, float]:
+    bands = rows.bands[:num_rounds, :num_rounds]
+    return Bands(bands, 0.0), _largest_column_of_bands(bands)
+
+
+def _of_toeplitz(rows: ToeplitzNoise, num_rounds: int) -> tuple[Strategy, float]:
+    return _scaled(rows.coefficients[:num_rounds], rows.row_scales, num_rounds, 0.0)
+
+
+def _of_state_space(rows: StateSpaceNoise, num_rounds: int) -> tuple[Strategy, float]:
+    phases, vectors = rows.phases[:num_rounds], rows.num_state_vectors
+    outputs = -rows.outputs / rows.gains[:, np.newaxis]
+    keeps_places = np.array_equal(rows.sources[phases[0]], np.arange(vectors))
+    if np.all(phases == phases[0]) and keeps_places:
+        phase = phases[0]
+        weights = outputs[phase] * rows.feedbacks[phase]
+        # Powers are within four units in the last place.
+        powers = rows.decays[phase][:, np.newaxis] ** np.arange(num_rounds - 1)
+        first = 1.0 / rows.gains[phase : phase + 1]
+        coefficients = np.concatenate([first, weights @ powers])
+        sizes = float(np.linalg.norm(np.append(first, np.abs(weights) @ np.abs(powers))))
+        error = _gamma(vectors + 12) * sizes
+        found = Coefficients(coefficients, num_rounds, error)
+        return found, float(np.linalg.norm(coefficients))
+    _check_dense(num_rounds)
+    matrix, states = np.diag(1.0 / rows.gains[phases]), np.zeros((vectors, num_rounds))
+    squares = np.square(np.diagonal(matrix))
+    for i, phase in enumerate(phases):
+        before = states[:, :i]
+        matrix[i, :i] = outputs[phase] @ before
+        squares[:i] += np.square(np.abs(outputs[phase]) @ np.abs(before))
+        states[:, :i] = rows.decays[phase][:, np.newaxis] * before[rows.sources[phase]]
+        states[:, i] = rows.feedbacks[phase]
+    error = _gamma(num_rounds + vectors + 8) * float(np.sqrt(np.max(squares)))
+    return Dense(matrix, error), _largest_column(matrix)
+
+
+def _of_window(rows: WindowNoise, num_rounds: int) -> tuple[Strategy, float]:
+    window, rank = rows.window[:num_rounds, :num_rounds], rows.num_state_vectors
+    scales = np.ones(num_rounds) if rows.row_scales is None else rows.row_scales[:num_rounds]
+    if len(window) == 1 and not rank:
+        series = window[0]
+        if num_rounds * len(series) > _MOST_PRODUCTS:
+            raise NotProved(
+                f"the strategy matrix of {num_rounds} rounds with a window of {len(series)} takes "
+                "too long: use fewer rounds or bands."
+            )
+        coefficients = scipy.signal.lfilter([1.0], series, np.eye(num_rounds, 1)[:, 0])
+        product = np.convolve(coefficients.astype(np.longdouble), series)[:num_rounds]
+        product[0] -= 1.0
+        # Of numbers that may be wider than float64.
+        roundoff = 2.0**53 * float(np.finfo(np.longdouble).eps) / 2.0
+        sizes = float(np.sum(np.abs(coefficients)) * np.sum(np.abs(series)))
+        residual = float(np.sum(np.abs(product))) + roundoff * _gamma(len(series) + 4) * sizes
+        error = _error(residual) * float(np.linalg.norm(coefficients))
+        return _scaled(coefficients, rows.row_scales, num_rounds, error)
+    _check_dense(num_rounds)
+    length = rows.window_length
+    lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
+    # As in the class's definition, where beta has the rows of Z up to i - length + 1.
+    inside = (lags >= 0) & (lags < length)
+    windows = np.broadcast_to(window, (num_rounds, window.shape[1]))
+    of_window = np.take_along_axis(windows, np.where(inside, lags, 0), axis=1) * inside
+    left, right = rows.left[:num_rounds], rows.right[:num_rounds].T
+    leaves = lags >= length - 1
+    noising = scales[:, np.newaxis] * (of_window + (left @ right) * leaves)
+    sizes = np.abs(of_window) + (np.abs(left) @ np.abs(right)) * leaves
+    return _inverted(noising, np.abs(scales)[:, np.newaxis] * sizes, rank + 3)
+
+
+def _of_dense(rows: DenseNoise, num_rounds: int) -> tuple[Strategy, float]:
+    _check_dense(num_rounds)
+    noising = rows.inverse[:num_rounds, :num_rounds]
+    return _inverted(noising, np.abs(noising), 0)
+
+
+_OF_KIND: dict[type, Callable[[Any, int], tuple[Strategy, float]]] = {
+    IndependentNoise: _of_independent,
+    BandedNoise: _of_banded,
+    ToeplitzNoise: _of_toeplitz,
+    StateSpaceNoise: _of_state_space,
+    WindowNoise: _of_window,
+    DenseNoise: _of_dense,
+}
+
+
+def _scaled(
+    coefficients: FloatArray, row_scales: FloatArray | None, num_rounds: int, error: float
+) -> tuple[Strategy, float]:
+    """T D from the coefficients of T, the diagonal of D^-1, and what bounds the errors of T."""
+    size = float(np.linalg.norm(coefficients))
+    if row_scales is None:
+        return Coefficients(coefficients, num_rounds, error), size
+    scales = 1.0 / row_scales[:num_rounds]
+    largest = float(np.max(np.abs(scales)))
+    error = (error + _gamma(4) * size) * largest
+    if num_rounds * len(coefficients) > _MOST_ENTRIES_OF_BANDS:
+        return Coefficients(coefficients, num_rounds, error, scales), size * largest
+    lags = np.arange(len(coefficients))
+    columns = np.arange(num_rounds)[:, np.newaxis] - lags
+    bands = np.where(columns >= 0, coefficients * scales[np.maximum(columns, 0)], 0.0)
+    return Bands(bands, error), _largest_column_of_bands(bands)
+
+
+def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strategy, float]:
+    """C from N, with ``sizes`` >= |N| and N known to within gamma_terms of them."""
+    num_rounds = len(noising)
+    # LAPACK reads the transposed of what is stored by rows.
+    inverse, _ = dtrtri(noising.T, lower=0)
+    product = dtrmm(1.0, noising.T, inverse, lower=0).T
+    product[np.diag_indices(num_rounds)] -= 1.0
+    matrix = np.triu(inverse).T
+    magnitudes = np.abs(matrix)
+    by_rows = float(np.max(magnitudes @ np.sum(sizes, axis=1)))
+    by_columns = float(np.max(np.sum(magnitudes, axis=0) @ sizes))
+    roundings = _gamma(num_rounds + terms + 1) * np.sqrt(by_rows * by_columns)
+    residual = float(np.linalg.norm(product) + roundings)
+    # Zeros of C say how many bands it has, and its inverse's inverse has roundings there.
+    norms = np.linalg.norm(matrix, axis=0)
+    is_rounding = magnitudes <= _ROUNDING_OF_ZEROS * norms
+    dropped = float(np.sqrt(np.max(np.sum(np.square(magnitudes * is_rounding), axis=0))))
+    error = _error(residual) * float(np.max(norms)) + dropped
+    return Dense(np.where(is_rounding, 0.0, matrix), error), float(np.max(norms))
+
+
+def _error(residual: float) -> float:
+    """Returns e / (1 - e), with one percent for the roundings of e itself."""
+    return 1.01 * residual / (1.0 - 1.01 * residual) if residual < 0.5 else np.inf
+
+
+def _gamma(operations: int) -> float:
+    return operations * _ROUNDOFF / (1.0 - operations * _ROUNDOFF)
+
+
+def _largest_column(matrix: FloatArray) -> float:
+    return float(np.max(np.linalg.norm(matrix, axis=0)))
+
+
+def _largest_column_of_bands(bands: FloatArray) -> float:
+    squares = np.zeros(len(bands))
+    for lag in range(bands.shape[1]):
+        squares[: len(bands) - lag] += np.square(bands[lag:, lag])
+    return float(np.sqrt(np.max(squares)))
+
+
+def _check_dense(num_rounds: int) -> None:
+    if num_rounds > MOST_DENSE_ROUNDS:
+        raise NotProved(
+            f"the strategy matrix of {num_rounds} rounds takes too much memory: of these rows at "
+            f"most {MOST_DENSE_ROUNDS} rounds are possible."
+        )

@@ -1,0 +1,248 @@
+"""Strategy matrices from rows, against exact inverses in fractions."""
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.kernel import strategies
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.rows import (
+    BandedNoise,
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    StateSpaceNoise,
+    ToeplitzNoise,
+    WindowNoise,
+)
+from mf_aggregators.kernel.strategies import Bands, Coefficients, Dense, Strategy
+from tests.examples import examples
+from tests.mf_aggregators import random_recursions
+from tests.refusals import refuses
+
+
+def _exact(array: object) -> np.ndarray:
+    """Floats as fractions, with the same shape."""
+    given = np.asarray(array)
+    exact = np.empty(given.shape, object)
+    for index in np.ndindex(given.shape):
+        exact[index] = Fraction(float(given[index]))
+    return exact
+
+
+def _solved(lower: np.ndarray) -> np.ndarray:
+    """The exact inverse of a lower-triangular matrix of fractions."""
+    inverse = _exact(np.zeros(lower.shape))
+    for i, row in enumerate(lower):
+        inverse[i, i] = 1 / row[i]
+        for j in range(i):
+            inverse[i, j] = -inverse[i, i] * sum(row[k] * inverse[k, j] for k in range(j, i))
+    return inverse
+
+
+def _exact_strategy(rows: NoiseRecursion) -> np.ndarray:
+    """C in fractions, from the definitions of the classes."""
+    n = rows.num_rounds
+    result = _exact(np.zeros((n, n)))
+    if isinstance(rows, IndependentNoise):
+        return _exact(np.eye(n))
+    if isinstance(rows, BandedNoise | ToeplitzNoise):
+        scales = getattr(rows, "row_scales", None)
+        of_columns = _exact(np.ones(n) if scales is None else scales)
+        for i in range(n):
+            for t in range(min(i + 1, rows.num_bands)):
+                entry = rows.bands[i, t] if isinstance(rows, BandedNoise) else rows.coefficients[t]
+                result[i, i - t] = Fraction(float(entry)) / of_columns[i - t]
+        return result
+    if isinstance(rows, DenseNoise):
+        return _solved(_exact(rows.inverse))
+    if isinstance(rows, WindowNoise):
+        window = _exact(np.broadcast_to(rows.window, (n, rows.window_length)))
+        left, right = _exact(rows.left), _exact(rows.right)
+        scales = _exact(np.ones(n) if rows.row_scales is None else rows.row_scales)
+        for i in range(n):
+            for j in range(i + 1):
+                entry = window[i, i - j] if i - j < rows.window_length else Fraction(0)
+                if j <= i - rows.window_length + 1:
+                    entry += sum(left[i] * right[j])
+                result[i, j] = scales[i] * entry
+        return _solved(result)
+    assert isinstance(rows, StateSpaceNoise)
+    gains, outputs, decays, feedbacks = map(
+        _exact, (rows.gains, rows.outputs, rows.decays, rows.feedbacks)
+    )
+    identity, state = _exact(np.eye(n)), _exact(np.zeros((rows.num_state_vectors, n)))
+    for i, p in enumerate(rows.phases):
+        result[i] = gains[p] * identity[i] + outputs[p] @ state
+        state = decays[p][:, np.newaxis] * state[rows.sources[p]]
+        state = state + np.multiply.outer(feedbacks[p], result[i])
+    return _solved(result)
+
+
+def dense(found: Strategy) -> np.ndarray:
+    """A strategy matrix as an (n, n) array."""
+    if isinstance(found, Dense):
+        return found.matrix
+    if isinstance(found, Bands):
+        n, b = found.bands.shape
+        matrix = np.zeros((n, n))
+        for i in range(n):
+            for t in range(min(i + 1, b)):
+                matrix[i, i - t] = found.bands[i, t]
+        return matrix
+    n = found.num_rounds
+    matrix = np.zeros((n, n))
+    for t, coefficient in enumerate(found.coefficients):
+        matrix += coefficient * np.eye(n, k=-t)
+    return matrix if found.column_scales is None else matrix * found.column_scales
+
+
+@given(random_recursions.recursions(), st.integers(1, 9), st.booleans())
+@settings(max_examples=examples(200), deadline=None)
+def test_errors_are_within_their_bound(rows: NoiseRecursion, first: int, is_small: bool) -> None:
+    """For all kinds, the leading part included, and no bound is far from its errors."""
+    first = min(first, rows.num_rounds)
+    exact = _exact_strategy(rows)[:first, :first]
+    norms = np.linalg.norm(exact.astype(np.float64), axis=0)
+    most = strategies._MOST_ENTRIES_OF_BANDS
+    try:
+        # As for matrices whose bands would take too much memory.
+        strategies._MOST_ENTRIES_OF_BANDS = 0 if is_small else most
+        found = strategies.strategy(rows, first)
+    finally:
+        strategies._MOST_ENTRIES_OF_BANDS = most
+    matrix = dense(found)
+    errors = np.linalg.norm((exact - _exact(matrix)).astype(np.float64), axis=0)
+    # The errors of an inverse are those of its condition.
+    magnitudes = np.abs(exact.astype(np.float64))
+    noising = np.abs(_solved(exact).astype(np.float64))
+    condition = np.linalg.norm(magnitudes @ noising, 2)
+    assert np.max(errors) <= found.error
+    assert found.error <= 1e-13 * (1.0 + condition**2) * np.max(norms)
+    assert not np.any(np.triu(matrix, 1))
+    assert found.error == 0.0 or not isinstance(rows, IndependentNoise | BandedNoise)
+
+
+def test_kinds_give_their_own_data() -> None:
+    """So that theorems about Toeplitz and banded matrices apply."""
+    none, one = np.ones((5, 0)), np.zeros(5, np.int64)
+    sources = np.arange(2)[np.newaxis]
+    decays = np.array([[0.9, 0.5]])
+    state = StateSpaceNoise(one, np.ones(1), -decays, sources, decays, np.ones((1, 2)))
+    for rows, kind in (
+        (IndependentNoise(5), Coefficients),
+        (BandedNoise(np.tri(5, 2)), Bands),
+        (ToeplitzNoise(5, np.ones(2)), Coefficients),
+        (ToeplitzNoise(5, np.ones(2), np.ones(5)), Bands),
+        (WindowNoise(5, np.array([[1.0, -0.5]]), none, none), Coefficients),
+        (WindowNoise(5, np.tri(5, 2), none, none), Dense),
+        (state, Coefficients),
+        (dataclasses.replace(state, sources=sources[:, ::-1]), Dense),
+        (DenseNoise(np.tri(5)), Dense),
+    ):
+        assert type(strategies.strategy(rows, 5)) is kind
+        # In blocks, so that the leading part has as few bands.
+        assert dense(strategies.strategy(rows, 1)).shape == (1, 1)
+
+
+def test_phases_after_the_run_do_not_count() -> None:
+    rows = StateSpaceNoise(
+        np.array([1, 1, 0]),
+        np.array([1.0, 2.0]),
+        np.ones((2, 1)),
+        np.zeros((2, 1), np.int64),
+        np.full((2, 1), 0.5),
+        np.ones((2, 1)),
+    )
+    found = strategies.strategy(rows, 2)
+    assert isinstance(found, Coefficients)
+    np.testing.assert_allclose(found.coefficients, [0.5, -0.5])
+    assert isinstance(strategies.strategy(rows, 3), Dense)
+
+
+def test_zeros_of_an_inverse_are_zeros() -> None:
+    """The number of bands decides which theorem applies."""
+    generator = np.random.default_rng(3)
+    bands = np.tril(generator.uniform(0.1, 1.0, (60, 4)))
+    bands[:, 0] += 2.0
+    strategy = dense(strategies.strategy(BandedNoise(bands), 60))
+    found = strategies.strategy(DenseNoise(np.linalg.inv(strategy)), 60)
+    np.testing.assert_array_equal(dense(found) != 0.0, strategy != 0.0)
+    assert 0.0 < found.error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_rounds", "words"),
+    [
+        (BandedNoise(np.tri(4, 2)), 5, ["4", "5"]),
+        (DenseNoise(np.tril(np.ones((4, 4)), -1)), 4, ["zero"]),
+        (BandedNoise(np.full((3, 1), 1e-150)), 3, ["singular"]),
+        (BandedNoise(np.full((3, 1), 1e150)), 3, ["singular"]),
+        (ToeplitzNoise(3, np.array([1.0, 1.0]), np.full(3, 1e-200)), 3, ["singular"]),
+        # Of a condition beyond floats.
+        (DenseNoise(np.eye(60) - 2.0 * np.tri(60, k=-1)), 60, ["singular"]),
+        (WindowNoise(60, np.array([[1.0] + [-2.0] * 59]), *np.ones((2, 60, 0))), 60, ["singular"]),
+        (WindowNoise(3, np.array([[0.0, 1.0]]), *np.ones((2, 3, 0))), 3, ["zero"]),
+        (BandedNoise(np.tri(3, 2, -1)), 3, ["zero"]),
+    ],
+)
+def test_what_is_not_proved_is_refused(
+    rows: NoiseRecursion, num_rounds: int, words: list[str]
+) -> None:
+    with refuses(*words):
+        strategies.strategy(rows, num_rounds)
+
+
+def test_no_class_of_others_is_believed() -> None:
+    class Mine(BandedNoise):
+        pass
+
+    with pytest.raises(NotProved, match="Mine"):
+        strategies.strategy(Mine(np.tri(3, 2)), 3)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        WindowNoise(10**5, np.ones((1, 10**5)), *np.ones((2, 10**5, 0))),
+        WindowNoise(8193, np.ones((8193, 1)), *np.ones((2, 8193, 0))),
+        StateSpaceNoise(
+            np.arange(8193) % 2,
+            np.ones(2),
+            *np.ones((1, 2, 1)),
+            np.zeros((2, 1)),
+            *np.ones((2, 2, 1)),
+        ),
+    ],
+)
+def test_too_many_rounds_are_refused(rows: NoiseRecursion) -> None:
+    with refuses(str(rows.num_rounds)):
+        strategies.strategy(rows, rows.num_rounds)
+
+
+def test_long_runs() -> None:
+    """A state space of a million rounds, bands of a hundred thousand, in seconds."""
+    rounds = 10**6
+    decays = np.array([[0.999, 0.9]])
+    rows = StateSpaceNoise(
+        np.zeros(rounds, np.int64),
+        np.full(1, 2.0),
+        np.array([[-0.5, -0.25]]),
+        np.arange(2)[np.newaxis],
+        decays,
+        np.ones((1, 2)),
+    )
+    found = strategies.strategy(rows, rounds)
+    assert isinstance(found, Coefficients)
+    lag = 10_000
+    expected = 0.25 * 0.999 ** (lag - 1) + 0.125 * 0.9 ** (lag - 1)
+    assert found.coefficients[lag] == pytest.approx(expected, rel=1e-12)
+    assert found.error < 1e-13
+    window = WindowNoise(rounds, np.array([[1.0, -0.5, -0.125]]), *np.ones((2, rounds, 0)))
+    assert strategies.strategy(window, rounds).error < 1e-14
+    banded = BandedNoise(np.tri(10**5, 8) / np.arange(1.0, 9.0))
+    assert strategies.strategy(banded, 10**5).error == 0.0
