@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mf_aggregators.participation.monte_carlo.certificates import Certification
+from mf_aggregators.kernel.certificates import Certification
 
 import mf_aggregators as mfa
 from mf_aggregators import factorizations, private_metrics
