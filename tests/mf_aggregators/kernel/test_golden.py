@@ -1,0 +1,120 @@
+"""Guarantees of version 2.0.0 stay what they were (make_golden.py wrote them)."""
+
+import collections
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.mf_aggregators.kernel import make_golden
+
+_GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden_2_0_0.json").read_text())
+_TOLERANCE = 1e-9
+# Why epsilons of a kind of case differ. All are larger, by at most the second number.
+_REASONS = {
+    "poisson": ("tails and losses of a round are rounded up", 1e-6),
+    "truncated_poisson": ("tails and losses of a round are rounded up", 1e-6),
+    "fixed_size": ("tails and losses of a round are rounded up", 1e-6),
+    "composed fixed_size": ("tails and losses of a round are rounded up", 1e-6),
+}
+
+
+def _kind(case: Mapping[str, Any]) -> str:
+    if "composed" in case:
+        schemes = {_kind(each) for each in case["composed"]}
+        return "composed fixed_size" if "fixed_size" in schemes else "composed"
+    for name in ("extended", "ledger"):
+        if name in case:
+            return name
+    scheme = case["in"].partition(" ")[0]
+    return scheme if scheme not in ("single", "fixed", "timer") else "plan"
+
+
+_CASES: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+for _case in _GOLDEN["cases"]:
+    _CASES[_kind(_case)].append(_case)
+_SHORT = ("extended", "ledger", "plan")
+
+
+@pytest.fixture(scope="module")
+def factorizations() -> dict[str, Any]:
+    """The factorizations of the golden file by name."""
+    return {name: make_golden.matrix(each) for name, each in _GOLDEN["matrices"].items()}
+
+
+def _larger(after: Any, before: Any) -> float:
+    """By how much a result is larger, relative to it; infinity for other ones, as None."""
+    if after == before:
+        return 0.0
+    if isinstance(before, float) and isinstance(after, float) and math.isfinite(before):
+        return (after - before) / abs(before) if before else math.inf
+    return math.inf
+
+
+def _is_allowed(case: Mapping[str, Any], found: list[Any]) -> bool:
+    differences = [_larger(*pair) for pair in zip(found, case["found"], strict=True)]
+    if max(map(abs, differences)) <= _TOLERANCE:
+        return True
+    if _kind(case) not in _REASONS:
+        return False
+    most = _REASONS[_kind(case)][1]
+    if "target" in case:
+        # More noise for the same epsilon.
+        sensitivity, is_exact, epsilon, _, noise_multiplier = differences
+        fixed = max(abs(sensitivity), abs(is_exact))
+        return fixed <= _TOLERANCE and abs(epsilon) <= most and 0.0 <= noise_multiplier <= most
+    epsilon = differences.pop(0 if "composed" in case else 2)
+    return 0.0 <= epsilon <= most and all(abs(each) <= _TOLERANCE for each in differences)
+
+
+def _check(cases: Iterable[Mapping[str, Any]], factorizations: Mapping[str, Any]) -> None:
+    wrong = []
+    for case in cases:
+        found = make_golden.computed(case, factorizations)
+        if not _is_allowed(case, found):
+            wrong.append((case, found))
+    assert not wrong, f"{len(wrong)} differ; the first is {wrong[0]}"
+
+
+@pytest.mark.parametrize("kind", _SHORT)
+def test_guarantees_without_draws_are_those_of_2_0_0(
+    kind: str, factorizations: dict[str, Any]
+) -> None:
+    _check(_CASES[kind], factorizations)
+
+
+@pytest.mark.parametrize("kind", sorted({*_CASES} - {*_SHORT}))
+def test_a_guarantee_of_each_way_to_draw_is_that_of_2_0_0(
+    kind: str, factorizations: dict[str, Any]
+) -> None:
+    _check(_CASES[kind][:1], factorizations)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", sorted({*_CASES} - {*_SHORT}))
+def test_guarantees_with_draws_are_those_of_2_0_0(
+    kind: str, factorizations: dict[str, Any]
+) -> None:
+    _check(_CASES[kind][1:], factorizations)
+
+
+@pytest.mark.parametrize("kind", _REASONS)
+def test_reasons_are_used(kind: str, factorizations: dict[str, Any]) -> None:
+    assert any(
+        _larger(make_golden.computed(case, factorizations)[index], case["found"][index])
+        > _TOLERANCE
+        for case in _CASES[kind]
+        for index in (0 if "composed" in case else 2,)
+    )
+
+
+def test_the_file_has_400_guarantees_of_all_kinds() -> None:
+    assert _GOLDEN["version"] == "2.0.0"
+    assert len(_GOLDEN["cases"]) >= 400
+    sampled = {"min_separation", "balls_in_bins", "random_allocation", "shuffling"}
+    assert {*_CASES} == {*_SHORT, *_REASONS, *sampled, "composed"}
+    kinds = {each.get("kind") or each["json"]["mechanism"] for each in _GOLDEN["matrices"].values()}
+    assert len(kinds) == 8
