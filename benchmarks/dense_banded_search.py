@@ -10,8 +10,11 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
-from mf_aggregators.kernel.rows import matrix_from_bands
-from mf_aggregators.linear_algebra.banded_matrices import column_sums, spread_columns
+from mf_aggregators.linear_algebra.banded_matrices import (
+    column_sums,
+    matrix_from_bands,
+    spread_columns,
+)
 
 # Rows that one matrix product or triangular solve treats together.
 _BLOCK = 128

@@ -38,9 +38,8 @@ from benchmarks.dense_banded_search import DenseBandedSearch
 from mf_aggregators import lower_bounds, workloads
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import banded, blt, optimal, toeplitz
-from mf_aggregators.kernel.rows import matrix_from_bands
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
+from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.workloads import Workload
 

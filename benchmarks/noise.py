@@ -49,8 +49,8 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
-from mf_aggregators.kernel.rows import NoiseRecursion, matrix_from_bands
-from mf_aggregators.linear_algebra.banded_matrices import square_root_bands
+from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.tff import processes
 

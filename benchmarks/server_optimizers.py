@@ -32,7 +32,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.kernel import validation
-from mf_aggregators.noise import row_norms
+from mf_aggregators.noise import noising_matrices
 from simulations.training import learning_rate_schedules
 from stackoverflow_nwp import datasets
 
@@ -301,7 +301,7 @@ class Setting:
 
     def row_norms(self) -> np.ndarray:
         """Returns the (n,) L2 norms of the rows of C^-1."""
-        return row_norms.of(self.factorization.noise_recursion())
+        return noising_matrices.row_norms(self.factorization.noise_recursion())
 
 
 def setting(values: flags.FlagValues) -> Setting:

@@ -22,7 +22,7 @@ from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import costs
+from mf_aggregators.noise import costs, noising_matrices
 from mf_aggregators.noise.costs import Blocks, NoiseStorage
 from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
 from mf_aggregators.observed import Observed
@@ -164,7 +164,9 @@ class Mechanism:
         """
         first = self.horizons[0]
         sensitivity = first.factorization.sensitivity(first.schema).value
-        return self.factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        return noising_matrices.scaled_to_sensitivity_one(
+            self.factorization.noise_recursion(), sensitivity
+        )
 
     def check_rounded(
         self, num_parameters: int, largest_cohort: int, storage: NoiseStorage
@@ -714,7 +716,9 @@ def _extended_noise_multiplier(
     sensitivity = first.factorization.sensitivity(first.schema).value
     if num_parameters is not None:
         began_with = first.noise_recursion()
-        whole = factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        whole = noising_matrices.scaled_to_sensitivity_one(
+            factorization.noise_recursion(), sensitivity
+        )
         if storage is NoiseStorage.AUTO:
             # As it was chosen for the first horizon.
             storage = costs.choose(began_with, num_parameters).storage

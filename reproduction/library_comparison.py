@@ -42,7 +42,7 @@ def table(workspace: Workspace, num_rounds: int, separation: int, num_parameters
     found = {}
     for label, factorization in _mechanisms(num_rounds, schema, workspace):
         recursion = factorization.noise_recursion()
-        kept = recursion.bytes_per_parameter
+        kept = costs.bytes_per_parameter(recursion)
         errors = factorization.errors(workload, schema)
         cost = costs.choose(recursion, num_parameters)
         found[label] = (

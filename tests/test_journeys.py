@@ -43,7 +43,7 @@ _ROW_DOORS = (
     # Which storage is cheaper, the schema in the state, and the sum that the row is added to.
     *(
         "noise/costs.py",
-        "noise/row_norms.py",
+        "noise/noising_matrices.py",
         "tff/declared_participation.py",
         "tff/grid.py",
         "integer_sums.py",

@@ -24,7 +24,7 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import bands_of_matrix
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.workloads import Workload
 
 DECODER_FILE = "b_matrix_tensor_pb"

@@ -79,11 +79,11 @@ from mf_aggregators import workloads
 from mf_aggregators.factorizations._patterns import ColumnConstraint
 from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
-from mf_aggregators.kernel.rows import bands_of_matrix
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
+    bands_of_matrix,
 )
 from mf_aggregators.workloads import Workload
 

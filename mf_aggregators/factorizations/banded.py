@@ -39,13 +39,15 @@ from mf_aggregators.factorizations.convergence import Converged, minimise, warn_
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise, bands_of_matrix, matrix_from_bands
+from mf_aggregators.kernel.rows import BandedNoise
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
+    bands_of_matrix,
     column_sums,
+    matrix_from_bands,
     spread_columns,
     square_root_bands,
 )

@@ -14,6 +14,7 @@ from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
 from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
@@ -327,7 +328,7 @@ class Factorization(abc.ABC):
 
     def noising_matrix(self) -> FloatArray:
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
-        return self.noise_recursion().noising_matrix()
+        return noising_matrices.dense(self.noise_recursion())
 
     def encode(self, x: Any) -> FloatArray:
         """Returns C x, the encoded stream.
@@ -364,7 +365,7 @@ class Factorization(abc.ABC):
         z = np.asarray(z)
         if z.shape[:1] != (self.num_rounds,):
             raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
-        return self.noise_recursion().apply(z)
+        return noising_matrices.apply(self.noise_recursion(), z)
 
     def decoder_matrix(self, workload: Any) -> FloatArray:
         """Returns B with A = BC.

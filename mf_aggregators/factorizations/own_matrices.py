@@ -10,7 +10,8 @@ from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.rows import bands_of_matrix
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.noise import noising_matrices
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.
 _TOLERANCE = 1e-8
@@ -49,7 +50,9 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     if bands < rounds:
         made = BandedFactorization(bands_of_matrix(matrix, bands))
     with np.errstate(all="ignore"):
-        product = made.strategy_matrix() @ made.noise_recursion().apply(np.eye(rounds))
+        product = made.strategy_matrix() @ noising_matrices.apply(
+            made.noise_recursion(), np.eye(rounds)
+        )
         difference = float(np.linalg.norm(product - np.eye(rounds)))
     # Written so that NaN does not pass.
     if not difference <= _TOLERANCE:

@@ -20,7 +20,8 @@ from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import WindowNoise, bands_of_matrix
+from mf_aggregators.kernel.rows import WindowNoise
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.workloads import Workload
 

@@ -31,6 +31,7 @@ from mf_aggregators.factorizations.factorization import ExtensionError, Factoriz
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
     check,
@@ -129,7 +130,7 @@ class TreeAggregationFactorization(Factorization):
 
     def encode_streamed(self, x: Any) -> FloatArray:
         """Returns C_s x, for an (n, m) array x; C_s is dense on the way."""
-        streamed = self.noise_recursion().noising_matrix()
+        streamed = noising_matrices.dense(self.noise_recursion())
         return np.asarray(scipy.linalg.solve_triangular(streamed, x, lower=True))
 
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:

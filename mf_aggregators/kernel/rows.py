@@ -15,14 +15,6 @@ arithmetic is that of a *normalised* noising matrix, whose diagonal is one, so t
 
 and rows are multiplied by the diagonal after that.
 
-The rows are linear in Z, so those of rounds s to e - 1 together are
-
-    rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (what drives).
-
-What drives the block are rows of Z or, where rows follow from rows, its own rows, each of which
-enters only later ones. The state vectors at e follow in the same way. These weights, the
-*transition* of a block, are small and the same for all coordinates of the model.
-
 **C with few bands** is the first kind (:class:`SubstitutionNoise`), by forward substitution
 (BandMF Sec. 2, Alg. 9): from C Y = Z,
 ``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
@@ -33,33 +25,16 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
-import scipy.linalg
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 
-# A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
-# hold more rows.
-_ROWS_PER_BLOCK = 64
-# With many bands, what is kept is large, and a block of rows is to add little to it.
-_MANY_EARLIER_ROWS = 128
-_FEWEST_ROWS_PER_BLOCK = 24
-_EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
-# The least and the largest sensitivity of C: their squares are far from where floats lose digits.
-_SENSITIVITIES = (1e-100, 1e100)
-# Tables of a noising matrix up to this size are put into a graph.
-_LARGEST_CONSTANT_IN_BYTES = 8 << 20
 # Digits that count in a fingerprint, and projections of an array in it.
 _FLOAT_DIGITS, _ARRAY_DIGITS = 9, 7
 _PROJECTIONS = 4
-# A block that draws earlier rows of Z again: larger blocks draw fewer.
-_ROWS_PER_REDRAWING_BLOCK = 128
-# No dense matrix of more rounds is put into a graph.
-_MOST_DENSE_ROUNDS = 512
 
 _Dtype: TypeAlias = type[np.float64] | type[np.int64]
 
@@ -72,8 +47,7 @@ class NoiseState:
       round_index: The round that the next row is for, from 0.
       history: What the normalised noising matrix still needs of earlier rounds, (k, ...) float64,
           or int32 where all of it is rows in steps: rows of the noise or of Z in a ring, and after
-          them state vectors. A value, as the rest of the state: ``NoiseRecursion.next_row`` leaves
-          it as it is.
+          them state vectors.
     """
 
     round_index: int
@@ -83,8 +57,7 @@ class NoiseState:
 class NoiseRecursion(abc.ABC):
     """The noising matrix as a stream: how the rows of C^-1 Z follow from one another.
 
-    Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one;
-    ``block_transition`` is the linear map that makes the rows of several rounds at once.
+    Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one.
 
     Constructors copy their arrays and make them read-only, so that a matrix stays the one that was
     checked. They raise ValueError for a number that is not finite, also in entries that do not
@@ -95,64 +68,48 @@ class NoiseRecursion(abc.ABC):
     # alone. All others follow from the rows of the noise before them.
     draws_earlier_rows_of_z: ClassVar[bool] = False
 
-    def _freeze(self, name: str, shape: tuple[int | None, ...], dtype: _Dtype = np.float64) -> None:
-        """Replaces a field of a new noising matrix by a checked, read-only array of its numbers.
+    def _freeze(
+        self,
+        name: str,
+        shape: tuple[int | None, ...],
+        dtype: type[np.float64] | type[np.int64] = np.float64,
+        lags_in: int | None = None,
+    ) -> None:
+        """Replaces a field of a new noising matrix by a checked, read-only copy of its numbers.
 
         Args:
           name: The field.
-          shape: Its shape; None for any length.
+          shape: Its shape; None for any length above zero.
           dtype: float64, or int64 for indices.
+          lags_in: n, if the last axis has lags: entries of those that reach before the first
+            round become zero. Tables with a row for each round have entry [i, t] for lag t.
 
         Raises:
           ValueError: If it has another shape, or a number that is not finite or no index.
         """
         given = getattr(self, name)
         with np.errstate(invalid="ignore"):
-            array = given if _is_read_only(given, dtype) else np.array(given, dtype=dtype)
+            array = np.array(given, dtype=dtype)
         label = f"{name} of {type(self).__name__}"
-        if len(array.shape) != len(shape) or any(
-            wanted not in (None, found) for wanted, found in zip(shape, array.shape, strict=True)
-        ):
-            wanted_shape = ", ".join("any" if length is None else str(length) for length in shape)
-            raise ValueError(f"{label} must have shape ({wanted_shape}), found {array.shape}.")
+        is_of_shape = len(array.shape) == len(shape) and all(
+            found == wanted or (wanted is None and found)
+            for wanted, found in zip(shape, array.shape, strict=True)
+        )
+        if not is_of_shape:
+            wanted = ", ".join("any" if length is None else str(length) for length in shape)
+            raise ValueError(f"{label} must have shape ({wanted}), found {array.shape}.")
         if not np.all(np.isfinite(array)):
             raise ValueError(
                 f"{label} must be finite in all its entries, those that no row needs included."
             )
-        if array.dtype.kind == "i" and not np.array_equal(array, given):
+        if dtype is np.int64 and not np.array_equal(array, given):
             raise ValueError(f"{label} must be integers.")
+        if lags_in is not None and len(array) == lags_in and array.ndim == 2:
+            array[: array.shape[1]] = np.tril(array[: array.shape[1]])
+        elif lags_in is not None:
+            array[..., lags_in:] = 0.0
         array.setflags(write=False)
         object.__setattr__(self, name, array)
-
-    def _clear_lags_before_first_round(self, name: str) -> None:
-        """Sets entries of a frozen table to zero whose lags reach before the first round.
-
-        Args:
-          name: The field: (n, b), with entry [i, t] for round i and lag t; or (1, b) or (b,) for
-            all rounds.
-        """
-        array = getattr(self, name)
-        has_row_per_round = array.ndim == 2 and len(array) > 1
-        if has_row_per_round:
-            first = array[: array.shape[1]]
-            beyond = first[np.arange(len(first))[:, np.newaxis] < np.arange(array.shape[1])]
-        else:
-            beyond = array[..., self.num_rounds :]
-        if not np.any(beyond):
-            return
-        cleared = array.copy()
-        if has_row_per_round:
-            cleared[: array.shape[1]] = np.tril(first)
-        else:
-            cleared[..., self.num_rounds :] = 0.0
-        cleared.setflags(write=False)
-        object.__setattr__(self, name, cleared)
-
-    def _freeze_num_rounds(self) -> None:
-        """Replaces the field ``num_rounds`` of a new noising matrix by a checked int."""
-        object.__setattr__(
-            self, "num_rounds", validation.positive_integer(self.num_rounds, "num_rounds")
-        )
 
     if TYPE_CHECKING:
         # Some subclasses have it as a field, which a property at run time would hide.
@@ -184,31 +141,6 @@ class NoiseRecursion(abc.ABC):
         """The rows of Z that the most expensive round draws, earlier rows included."""
         return 1
 
-    @property
-    def mean_rows_of_z_per_round(self) -> float:
-        """The rows of Z that a row of the noise draws if rows are made one by one, on average."""
-        most, rounds = self.rows_of_z_per_round, self.num_rounds
-        return most - most * (most - 1) / (2 * rounds) if most <= rounds else (rounds + 1) / 2
-
-    @property
-    def bytes_per_parameter(self) -> int:
-        """The bytes of state that each model parameter needs between rounds.
-
-        Rows are integers of four bytes, and state vectors are float64.
-        """
-        return 4 * self.num_earlier_rows + 8 * self.num_state_vectors
-
-    @property
-    def rows_per_block(self) -> int:
-        """The most rows that are worth making at once."""
-        return _ROWS_PER_BLOCK
-
-    @property
-    def fits_in_graph(self) -> bool:
-        """Whether the noising matrix's tables are small enough to be constants of a graph."""
-        tables = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
-        return sum(table.nbytes for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
-
     def first_row_of_z(self, first_round: int) -> int:
         """Returns the first row of Z that the noise of a round needs, both counted from 0."""
         return max(0, first_round - self.rows_of_z_per_round + 1)
@@ -217,15 +149,6 @@ class NoiseRecursion(abc.ABC):
     @abc.abstractmethod
     def diagonal(self) -> FloatArray:
         """(n,) float64: the diagonal of C^-1, without a zero."""
-
-    @property
-    def is_toeplitz(self) -> bool:
-        """Whether the normalised noising matrix is known to be the same in all rounds."""
-        return False
-
-    @abc.abstractmethod
-    def divided_by(self, divisor: float) -> "NoiseRecursion":
-        """Returns the noising matrix of C / divisor."""
 
     @functools.cached_property
     def normalised(self) -> "NoiseRecursion":
@@ -266,59 +189,13 @@ class NoiseRecursion(abc.ABC):
           row: Row i of the noise, (...).
         """
 
-    @abc.abstractmethod
-    def block_transition(self, start: int, end: int) -> FloatArray:
-        """Returns the transition of rounds ``start`` to ``end - 1`` of a normalised matrix.
-
-        Args:
-          start: The first round.
-          end: The round after the last.
-
-        Returns:
-          (end - start + m, earlier rows + m + driving rows) float64 for m state vectors. First what
-          the rows are beside the row of Z of their round, and then the state vectors at ``end``:
-          from the last ``num_earlier_rows`` rows before ``start`` (oldest first; fewer in the
-          first rounds), the state vectors at ``start``, and what drives them. That is the rows of
-          Z from ``first_row_of_z(start)`` on if ``draws_earlier_rows_of_z``, and else the
-          block's own rows. No row has a weight for itself or for a later one.
-        """
-
-    def block_signature(self, start: int, end: int) -> object:
-        """Returns what is equal for blocks that are known to have equal transitions."""
-        return "rounds", start, end
-
-    def noising_matrix(self) -> FloatArray:
-        """Returns C^-1 as a dense (n, n) float64 array."""
-        return np.tril(self.apply(np.eye(self.num_rounds)))
-
-    def scaled_to_sensitivity_one(self, sensitivity: float) -> "NoiseRecursion":
-        """Returns the noising matrix of C / sensitivity: every scaling of C gives the same run.
-
-        Args:
-          sensitivity: The sensitivity of C, from 1e-100 to 1e100.
-
-        Raises:
-          ValueError: If the sensitivity is another number: it was computed from squares, which
-            floats do not hold.
-        """
-        least, largest = _SENSITIVITIES
-        if not least <= sensitivity <= largest:
-            raise ValueError(
-                f"a strategy matrix of sensitivity {sensitivity:g} cannot be scaled to sensitivity "
-                f"1: use one between {least:g} and {largest:g}."
-            )
-        # As in ``normalised``.
-        with np.errstate(all="ignore"):
-            return self.divided_by(sensitivity)
-
     def initial_state(self, shape: tuple[int, ...]) -> NoiseState:
         """Returns the state before the first round, for rows of the given shape."""
-        return NoiseState(0, np.zeros((self._length_of_history, *shape)))
+        return NoiseState(0, np.zeros((self.rows_of_history, *shape)))
 
     @property
-    def _length_of_history(self) -> int:
-        """The rows and vectors of a history."""
-        # NumPy's stream is given its rows of Z and cannot draw them again.
+    def rows_of_history(self) -> int:
+        """The rows and vectors of a history in NumPy, which cannot draw rows of Z again."""
         redrawn = self.rows_of_z_per_round if self.draws_earlier_rows_of_z else 0
         return self.floats_per_parameter + redrawn
 
@@ -335,70 +212,17 @@ class NoiseRecursion(abc.ABC):
           ValueError: If it lacks rows that have been, or has more than this matrix keeps.
         """
         ring = len(state.history) - self.num_state_vectors
-        missing = self._length_of_history - len(state.history)
+        missing = self.rows_of_history - len(state.history)
         if missing == 0:
             return state.history.copy()
         if missing < 0 or not self.draws_earlier_rows_of_z or state.round_index > ring:
             raise ValueError(
                 f"the noise of earlier rounds has {len(state.history)} rows in round "
-                f"{state.round_index + 1}, and this matrix keeps {self._length_of_history}: the "
+                f"{state.round_index + 1}, and this matrix keeps {self.rows_of_history}: the "
                 "state is of another one."
             )
         kept: Any = state.history
         return np.asarray(np.insert(kept, [ring] * missing, 0, axis=0))
-
-    def next_row(self, state: NoiseState, row_of_z: FloatArray) -> tuple[FloatArray, NoiseState]:
-        """Returns the noise row of the state's round and the state after it.
-
-        The given state does not change and can be used again: the same row of Z gives the same
-        noise and the same next state. That costs a copy of the history each round, which
-        :meth:`stream` saves where rows are taken one after another.
-
-        Args:
-          state: What :meth:`initial_state` or an earlier call returned, here or of a matrix that
-            this one extends.
-          row_of_z: The round's row of Z, of the state's row shape.
-
-        Returns:
-          Row ``state.round_index`` of C^-1 Z, and the next state.
-
-        Raises:
-          ValueError: If the mechanism has no more rounds, or the state is of another matrix.
-        """
-        own = dataclasses.replace(state, history=self.copied_history(state))
-        return self.next_row_in_place(own, row_of_z)
-
-    def stream(
-        self, rows_of_z: Iterable[FloatArray], shape: tuple[int, ...]
-    ) -> Iterator[FloatArray]:
-        """Yields the noise rows of all rows of Z in order, without a copy of the history.
-
-        Args:
-          rows_of_z: The rows of Z; each is asked for when its noise row is.
-          shape: The shape of a row.
-
-        Yields:
-          Row i of C^-1 Z, float64, for i = 0, 1, ....
-
-        Raises:
-          ValueError: If there are more rows of Z than the mechanism has rounds.
-        """
-        # Nobody else ever sees this state, so its history can be updated in place.
-        state = self.initial_state(shape)
-        for row_of_z in rows_of_z:
-            row, state = self.next_row_in_place(state, row_of_z)
-            yield row
-
-    def apply(self, z: FloatArray) -> FloatArray:
-        """Returns C^-1 Z for a whole Z of shape (n, ...), row by row, in real arithmetic.
-
-        It is computed in float64 and has the dtype of Z, or float32 for integers.
-        """
-        z = np.asarray(z)
-        rows = np.empty(z.shape, np.result_type(z.dtype, np.float32))
-        for i, row in enumerate(self.stream(z, z.shape[1:])):
-            rows[i] = row
-        return rows
 
     def check_has_round(self, round_index: int) -> None:
         """Raises ValueError if the mechanism has no round of this index, from 0."""
@@ -408,33 +232,6 @@ class NoiseRecursion(abc.ABC):
                 f"{round_index + 1} was asked for: a factorization for more rounds is needed."
             )
 
-    def next_row_in_place(
-        self, state: NoiseState, row_of_z: FloatArray
-    ) -> tuple[FloatArray, NoiseState]:
-        """Returns what :meth:`next_row` does; the history passes to the next state.
-
-        Args:
-          state: As there; of no use afterwards.
-          row_of_z: As there.
-        """
-        i = state.round_index
-        self.check_has_round(i)
-        z = np.array(row_of_z, np.float64)
-        row = z + self.normalised.earlier(i, state.history)
-        history = self.normalised.following(i, state.history, z, row)
-        return np.asarray(self.diagonal[i] * row), NoiseState(i + 1, history)
-
-
-def _is_read_only(given: object, dtype: _Dtype) -> bool:
-    """Whether an array is of a type and nobody can write into it, so that it needs no copy."""
-    if type(given) is not np.ndarray or given.dtype != dtype:
-        return False
-    while type(given) is np.ndarray:
-        if given.flags.writeable:
-            return False
-        given = given.base
-    return given is None
-
 
 class SubstitutionNoise(NoiseRecursion):
     """Row i follows from row i of Z and the b - 1 rows before it, kept in a ring."""
@@ -443,11 +240,6 @@ class SubstitutionNoise(NoiseRecursion):
     @abc.abstractmethod
     def table(self) -> FloatArray:
         """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
-
-    def _check_bands(self) -> None:
-        """Raises ValueError for a new matrix without a round or without a diagonal."""
-        if not self.num_rounds or not self.num_bands:
-            raise ValueError(f"{type(self).__name__} must have at least a round and a band.")
 
     @property
     def num_bands(self) -> int:
@@ -463,14 +255,6 @@ class SubstitutionNoise(NoiseRecursion):
     def num_earlier_rows(self) -> int:
         """The rows before a row that it follows from, b - 1."""
         return self.num_bands - 1
-
-    @property
-    def rows_per_block(self) -> int:
-        """The most rows that are worth making at once."""
-        earlier = self.num_earlier_rows
-        if earlier < _MANY_EARLIER_ROWS:
-            return super().rows_per_block
-        return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
 
     def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
@@ -490,16 +274,6 @@ class SubstitutionNoise(NoiseRecursion):
             history[i % self.num_earlier_rows] = row
         return history
 
-    def block_transition(self, start: int, end: int) -> FloatArray:
-        """The entries of C off its diagonal, for the rows before the block and its own."""
-        size, num_earlier = end - start, min(self.num_earlier_rows, start)
-        matrix = np.zeros((size, num_earlier + size))
-        for row in range(size):
-            last = num_earlier + row
-            lags = min(self.num_bands, last + 1)
-            matrix[row, last - lags + 1 : last] = -self.weights(start + row)[1:lags][::-1]
-        return matrix
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BandedNoise(SubstitutionNoise):
@@ -512,9 +286,7 @@ class BandedNoise(SubstitutionNoise):
     bands: FloatArray
 
     def __post_init__(self) -> None:
-        self._freeze("bands", (None, None))
-        self._check_bands()
-        self._clear_lags_before_first_round("bands")
+        self._freeze("bands", (None, None), lags_in=len(self.bands))
 
     @property
     def num_rounds(self) -> int:
@@ -531,20 +303,9 @@ class BandedNoise(SubstitutionNoise):
         """One over the diagonal of C, (n,) float64."""
         return 1.0 / self.bands[:, 0]
 
-    def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the noising matrix of C / divisor."""
-        return BandedNoise(self.bands / divisor)
-
     def _with_unit_diagonal(self) -> NoiseRecursion:
         columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)
         return BandedNoise(self.bands / self.bands[np.maximum(columns, 0), 0])
-
-    def noising_matrix(self) -> FloatArray:
-        """Returns C^-1 as a dense (n, n) float64 array."""
-        dense = matrix_from_bands(self.bands)
-        identity = np.eye(self.num_rounds)
-        inverse = scipy.linalg.solve_triangular(dense, identity, lower=True, check_finite=False)
-        return np.asarray(inverse)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -566,12 +327,10 @@ class ToeplitzNoise(SubstitutionNoise):
     row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self._freeze_num_rounds()
-        self._freeze("coefficients", (None,))
-        self._check_bands()
+        validation.set_positive_integers(self, "num_rounds")
+        self._freeze("coefficients", (None,), lags_in=self.num_rounds)
         if self.row_scales is not None:
             self._freeze("row_scales", (self.num_rounds,))
-        self._clear_lags_before_first_round("coefficients")
 
     @property
     def table(self) -> FloatArray:
@@ -584,21 +343,8 @@ class ToeplitzNoise(SubstitutionNoise):
         scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
         return np.asarray(scales / self.coefficients[0])
 
-    @property
-    def is_toeplitz(self) -> bool:
-        """Always: the rows over the diagonal are those of T^-1 Z, but for a factor."""
-        return True
-
-    def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the noising matrix of C / divisor."""
-        return dataclasses.replace(self, coefficients=self.coefficients / divisor)
-
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return ToeplitzNoise(self.num_rounds, self.coefficients / self.coefficients[0])
-
-    def block_signature(self, start: int, end: int) -> object:
-        """Blocks of one size with as many earlier rows have the same transition."""
-        return end - start, min(self.num_earlier_rows, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -612,21 +358,12 @@ class IndependentNoise(NoiseRecursion):
     num_rounds: int
 
     def __post_init__(self) -> None:
-        self._freeze_num_rounds()
+        validation.set_positive_integers(self, "num_rounds")
 
     @property
     def diagonal(self) -> FloatArray:
         """Ones, (n,) float64."""
         return np.ones(self.num_rounds)
-
-    @property
-    def is_toeplitz(self) -> bool:
-        """Always."""
-        return True
-
-    def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the noising matrix of the identity over ``divisor``, which has one band."""
-        return ToeplitzNoise(self.num_rounds, np.array([1.0 / divisor]))
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return self
@@ -640,18 +377,6 @@ class IndependentNoise(NoiseRecursion):
     ) -> RealArray:
         """Returns the history, which is empty."""
         return history
-
-    def block_transition(self, start: int, end: int) -> FloatArray:
-        """Returns zeros."""
-        return np.zeros((end - start, end - start))
-
-    def block_signature(self, start: int, end: int) -> object:
-        """Blocks of one size have the same transition."""
-        return end - start
-
-    def noising_matrix(self) -> FloatArray:
-        """Returns the identity, (n, n) float64."""
-        return np.eye(self.num_rounds)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -668,11 +393,9 @@ class DenseNoise(NoiseRecursion):
 
     def __post_init__(self) -> None:
         self._freeze("inverse", (len(self.inverse), len(self.inverse)))
-        # A row at a time: a comparison of whole copies costs twice the memory.
-        if any(np.any(row[i + 1 :]) for i, row in enumerate(self.inverse)):
-            lower = np.tril(self.inverse)
-            lower.setflags(write=False)
-            object.__setattr__(self, "inverse", lower)
+        lower = np.tril(self.inverse)
+        lower.setflags(write=False)
+        object.__setattr__(self, "inverse", lower)
 
     @property
     def num_rounds(self) -> int:
@@ -685,23 +408,9 @@ class DenseNoise(NoiseRecursion):
         return self.num_rounds
 
     @property
-    def rows_per_block(self) -> int:
-        """The most rows that are worth making at once."""
-        return _ROWS_PER_REDRAWING_BLOCK
-
-    @property
-    def fits_in_graph(self) -> bool:
-        """Whether the matrix is small enough to be a constant of a graph."""
-        return self.num_rounds <= _MOST_DENSE_ROUNDS
-
-    @property
     def diagonal(self) -> FloatArray:
         """The diagonal of the matrix, (n,) float64."""
         return np.diagonal(self.inverse)
-
-    def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the noising matrix of C / divisor."""
-        return DenseNoise(self.inverse * divisor)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         return DenseNoise(self.inverse / self.diagonal[:, np.newaxis])
@@ -716,14 +425,6 @@ class DenseNoise(NoiseRecursion):
         """Keeps the row of Z."""
         history[i] = row_of_z
         return history
-
-    def block_transition(self, start: int, end: int) -> FloatArray:
-        """Returns rows of the matrix, without its diagonal."""
-        return np.tril(self.inverse[start:end, :end], start - 1)
-
-    def noising_matrix(self) -> FloatArray:
-        """Returns C^-1, (n, n) float64."""
-        return self.inverse
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -752,16 +453,13 @@ class WindowNoise(NoiseRecursion):
     row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self._freeze_num_rounds()
+        validation.set_positive_integers(self, "num_rounds")
         rounds, rank = self.num_rounds, np.shape(self.left)[-1]
-        self._freeze("window", (1 if len(self.window) == 1 else rounds, None))
+        self._freeze("window", (1 if len(self.window) == 1 else rounds, None), lags_in=rounds)
         self._freeze("left", (rounds, rank))
         self._freeze("right", (rounds, rank))
         if self.row_scales is not None:
             self._freeze("row_scales", (rounds,))
-        if not self.window_length:
-            raise ValueError("window of WindowNoise must have a column for its own round.")
-        self._clear_lags_before_first_round("window")
 
     @property
     def window_length(self) -> int:
@@ -779,16 +477,6 @@ class WindowNoise(NoiseRecursion):
         return self.window_length
 
     @property
-    def mean_rows_of_z_per_round(self) -> float:
-        """The rows of Z that a row draws on average: with accumulators, one that leaves too."""
-        return super().mean_rows_of_z_per_round + int(self.num_state_vectors > 0)
-
-    @property
-    def rows_per_block(self) -> int:
-        """The most rows that are worth making at once."""
-        return _ROWS_PER_REDRAWING_BLOCK
-
-    @property
     def diagonal(self) -> FloatArray:
         """The first of the window's numbers of each round, scaled, (n,) float64."""
         entries = np.broadcast_to(self.window[:, 0], self.num_rounds)
@@ -797,17 +485,8 @@ class WindowNoise(NoiseRecursion):
             entries = entries + np.sum(self.left * self.right, axis=1)
         return entries if self.row_scales is None else entries * self.row_scales
 
-    @property
-    def is_toeplitz(self) -> bool:
-        """Whether all rounds have the same window, and there is nothing else."""
-        return len(self.window) == 1 and not self.num_state_vectors
-
-    def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the noising matrix of C / divisor."""
-        return dataclasses.replace(self, window=self.window * divisor, left=self.left * divisor)
-
     def _with_unit_diagonal(self) -> NoiseRecursion:
-        if self.is_toeplitz:
+        if len(self.window) == 1 and not self.num_state_vectors:
             window, left = self.window / self.window[0, 0], self.left
         else:
             scales: float | FloatArray = 1.0 if self.row_scales is None else self.row_scales
@@ -842,32 +521,6 @@ class WindowNoise(NoiseRecursion):
             history[length:] += np.multiply.outer(self.right[oldest], history[oldest % length])
         return history
 
-    def block_transition(self, start: int, end: int) -> FloatArray:
-        """The window's diagonals, and accumulators of what leaves the window within the block."""
-        length, first_row_of_z = self.window_length, self.first_row_of_z(start)
-        rows_of_z = np.arange(first_row_of_z, end)
-        lags = np.arange(start, end)[:, np.newaxis] - rows_of_z
-        windows = self.window[start:end] if len(self.window) > 1 else self.window
-        windows = np.broadcast_to(windows, (end - start, length))
-        inside = (lags >= 0) & (lags < length)
-        of_z = np.where(inside, np.take_along_axis(windows, np.clip(lags, 0, length - 1), 1), 0.0)
-        left, right = self.left[start:end], self.right[first_row_of_z:end]
-        # The accumulators at the start hold rows up to start - length.
-        added = (rows_of_z > start - length) & (lags >= length - 1)
-        of_z = of_z + np.where(added, left @ right.T, 0.0)
-        # A row's own row of Z has no weight here, even where it leaves the window at once.
-        weights = np.concatenate([left, np.where(lags > 0, of_z, 0.0)], axis=1)
-        leaves = (rows_of_z > start - length) & (rows_of_z <= end - length)
-        kept = np.eye(self.num_state_vectors)
-        following = np.concatenate([kept, np.where(leaves, right.T, 0.0)], axis=1)
-        return np.concatenate([weights, following])
-
-    def block_signature(self, start: int, end: int) -> object:
-        """With one window for all rounds and nothing else, blocks of one size are the same."""
-        if not self.is_toeplitz:
-            return super().block_signature(start, end)
-        return end - start, start - self.first_row_of_z(start)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StateSpaceNoise(NoiseRecursion):
@@ -900,8 +553,6 @@ class StateSpaceNoise(NoiseRecursion):
         for name in ("outputs", "decays", "feedbacks"):
             self._freeze(name, (phases, vectors))
         self._freeze("sources", (phases, vectors), np.int64)
-        if not len(self.phases):
-            raise ValueError("phases of StateSpaceNoise must have at least a round.")
         # NumPy counts negative indices from the end, and a graph does not.
         for name, end in (("phases", phases), ("sources", vectors)):
             indices = getattr(self, name)
@@ -922,15 +573,6 @@ class StateSpaceNoise(NoiseRecursion):
     def diagonal(self) -> FloatArray:
         """The gain of each round, (n,) float64."""
         return np.asarray(self.gains[self.phases])
-
-    @property
-    def is_toeplitz(self) -> bool:
-        """Whether all rounds have the same weights."""
-        return bool(np.all(self.phases == self.phases[0]))
-
-    def divided_by(self, divisor: float) -> NoiseRecursion:
-        """Returns the noising matrix of C / divisor."""
-        return dataclasses.replace(self, gains=self.gains * divisor)
 
     def _with_unit_diagonal(self) -> NoiseRecursion:
         column = self.gains[:, np.newaxis]
@@ -955,49 +597,6 @@ class StateSpaceNoise(NoiseRecursion):
         if np.any(self.feedbacks[phase]):
             following += np.multiply.outer(self.feedbacks[phase], row)
         return np.asarray(following)
-
-    def block_transition(self, start: int, end: int) -> FloatArray:
-        """The recurrence applied to one unit vector for each state vector and each row."""
-        vectors, size = self.num_state_vectors, end - start
-        rows, state = np.zeros((size, vectors + size)), np.eye(vectors, vectors + size)
-        for row, phase in enumerate(self.phases[start:end]):
-            rows[row] = self.outputs[phase] @ state
-            state = state[self.sources[phase]] * self.decays[phase][:, np.newaxis]
-            state[:, vectors + row] += self.feedbacks[phase]
-        return np.concatenate([rows, state])
-
-    def block_signature(self, start: int, end: int) -> object:
-        """Blocks with the same phases have the same transition."""
-        return self.phases[start:end].tobytes()
-
-    def following_by_phase(self) -> FloatArray:
-        """Returns how the state vectors follow from one round to the next, for each phase.
-
-        Returns:
-          (P, m, m + 1) float64: the next state vectors from the state vectors and the row.
-        """
-        phases, vectors = len(self.gains), self.num_state_vectors
-        kept = np.eye(vectors)[self.sources] * self.decays[:, :, np.newaxis]
-        return np.concatenate([kept, self.feedbacks.reshape(phases, vectors, 1)], axis=2)
-
-
-def matrix_from_bands(bands: FloatArray) -> FloatArray:
-    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
-    num_rounds, num_bands = bands.shape
-    dense = np.zeros((num_rounds, num_rounds))
-    for t in range(num_bands):
-        rows = np.arange(t, num_rounds)
-        dense[rows, rows - t] = bands[t:, t]
-    return dense
-
-
-def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
-    """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
-    num_rounds = matrix.shape[0]
-    bands = np.zeros((num_rounds, num_bands))
-    for t in range(num_bands):
-        bands[t:, t] = np.diagonal(matrix, -t)
-    return bands
 
 
 def fingerprint(described: Any, recursion: NoiseRecursion) -> bytes:

@@ -178,6 +178,25 @@ def square_root_bands(num_rounds: int, num_bands: int) -> FloatArray:
     return np.where(np.tri(num_rounds, num_bands, dtype=bool), coefficients, 0.0)
 
 
+def matrix_from_bands(bands: FloatArray) -> FloatArray:
+    """Returns the dense lower-triangular C with ``C[i, i - t] = bands[i, t]``."""
+    num_rounds, num_bands = bands.shape
+    dense = np.zeros((num_rounds, num_rounds))
+    for t in range(num_bands):
+        rows = np.arange(t, num_rounds)
+        dense[rows, rows - t] = bands[t:, t]
+    return dense
+
+
+def bands_of_matrix(matrix: FloatArray, num_bands: int) -> FloatArray:
+    """Returns (n, b) ``bands[i, t] = matrix[i, i - t]``, zero where i < t."""
+    num_rounds = matrix.shape[0]
+    bands = np.zeros((num_rounds, num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = np.diagonal(matrix, -t)
+    return bands
+
+
 def column_sums(bands: FloatArray) -> FloatArray:
     """Returns the (n,) sums over the rows of a matrix, for each column.
 

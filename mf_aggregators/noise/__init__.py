@@ -17,5 +17,5 @@ __all__ = [
     "costs",
     "integer_rows",
     "noise_directory",
-    "row_norms",
+    "noising_matrices",
 ]

@@ -21,9 +21,20 @@ import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, WindowNoise
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.noise.rows_of_z import TILE
 
+# A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
+# hold more rows. A block that draws earlier rows of Z again: larger blocks draw fewer.
+_ROWS_PER_BLOCK, _ROWS_PER_REDRAWING_BLOCK = 64, 128
+# With many bands, what is kept is large, and a block of rows is to add little to it.
+_MANY_EARLIER_ROWS = 128
+_FEWEST_ROWS_PER_BLOCK = 24
+_EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
+# Tables of a noising matrix up to this size are put into a graph, and no larger dense matrix.
+_LARGEST_CONSTANT_IN_BYTES = 8 << 20
+_MOST_DENSE_ROUNDS = 512
 # A state up to this size crosses between TFF's processes in a fraction of a second.
 CHEAP_STATE_IN_BYTES = 20_000_000
 # A larger one is refused: above 2^31 bytes TFF's worker fails without an error, and long
@@ -76,7 +87,7 @@ class Blocks:
           A function of the arguments alone, so that a run that is resumed elsewhere makes the
           same rows.
         """
-        largest = recursion.rows_per_block
+        largest = rows_per_block(recursion)
         starts = [0]
         for end in (*horizons, recursion.num_rounds):
             begin = starts[-1]
@@ -116,8 +127,8 @@ class Blocks:
         return self.recursion.first_row_of_z(int(self.starts[block]))
 
     def transition(self, block: int) -> FloatArray:
-        """Returns the transition of a block, see ``NoiseRecursion.block_transition``."""
-        return self.recursion.normalised.block_transition(*self.rounds(block))
+        """Returns the transition of a block, see ``noising_matrices.transition``."""
+        return noising_matrices.transition(self.recursion.normalised, *self.rounds(block))
 
     def distinct_transitions(self) -> FloatArray:
         """Returns, for each block, the first block that is known to have the same transition.
@@ -129,12 +140,62 @@ class Blocks:
         """
         first_of: dict[object, int] = {}
         signatures = (
-            self.recursion.normalised.block_signature(*self.rounds(block))
+            noising_matrices.signature(self.recursion.normalised, *self.rounds(block))
             for block in range(self.num_blocks)
         )
         return np.array(
             [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]
         )
+
+
+def rows_per_block(recursion: NoiseRecursion) -> int:
+    """Returns the most rows that are worth making at once.
+
+    Args:
+      recursion: The noising matrix.
+    """
+    if recursion.draws_earlier_rows_of_z:
+        return _ROWS_PER_REDRAWING_BLOCK
+    earlier = recursion.num_earlier_rows
+    if earlier < _MANY_EARLIER_ROWS:
+        return _ROWS_PER_BLOCK
+    return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
+
+
+def mean_rows_of_z_per_round(recursion: NoiseRecursion) -> float:
+    """Returns the rows of Z that a row of the noise draws on average, if made one by one.
+
+    Args:
+      recursion: The noising matrix.
+    """
+    most, rounds = recursion.rows_of_z_per_round, recursion.num_rounds
+    drawn = most - most * (most - 1) / (2 * rounds) if most <= rounds else (rounds + 1) / 2
+    # With accumulators, one that leaves the window too.
+    has_accumulators = isinstance(recursion, WindowNoise) and recursion.num_state_vectors > 0
+    return drawn + int(has_accumulators)
+
+
+def bytes_per_parameter(recursion: NoiseRecursion) -> int:
+    """Returns the bytes of state that each model parameter needs between rounds.
+
+    Rows are integers of four bytes, and state vectors are float64.
+
+    Args:
+      recursion: The noising matrix.
+    """
+    return 4 * recursion.num_earlier_rows + 8 * recursion.num_state_vectors
+
+
+def fits_in_graph(recursion: NoiseRecursion) -> bool:
+    """Returns whether the noising matrix's tables are small enough to be constants of a graph.
+
+    Args:
+      recursion: The noising matrix.
+    """
+    if isinstance(recursion, DenseNoise):
+        return recursion.num_rounds <= _MOST_DENSE_ROUNDS
+    tables = [value for value in vars(recursion).values() if isinstance(value, np.ndarray)]
+    return sum(table.nbytes for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
 
 
 class NoiseStorage(enum.Enum):
@@ -182,8 +243,8 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     row = num_parameters * _BYTES_OF_ROW
     kept = recursion.floats_per_parameter
     if storage is NoiseStorage.STATE:
-        drawn = recursion.mean_rows_of_z_per_round
-        state = recursion.bytes_per_parameter * _filled_up(num_parameters)
+        drawn = mean_rows_of_z_per_round(recursion)
+        state = bytes_per_parameter(recursion) * _filled_up(num_parameters)
         seconds = drawn * num_parameters * _SECONDS_PER_NORMAL
         seconds += (kept + drawn) * num_parameters * _SECONDS_PER_PRODUCT
         is_cheap = state <= CHEAP_STATE_IN_BYTES
@@ -217,7 +278,7 @@ def choose(
     """
     of_state = cost(recursion, num_parameters, NoiseStorage.STATE)
     of_disk = cost(recursion, num_parameters, NoiseStorage.DISK)
-    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not recursion.fits_in_graph:
+    if of_state.state_bytes > CHEAP_STATE_IN_BYTES or not fits_in_graph(recursion):
         return of_disk
     if disk_limit is not None and of_disk.disk_bytes > disk_limit:
         return of_state

@@ -87,7 +87,7 @@ import scipy.signal
 from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState
-from mf_aggregators.noise import row_norms, rows_of_z
+from mf_aggregators.noise import noising_matrices, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.rows_of_z import STEP, TILE, NoiseSource
 
@@ -309,7 +309,8 @@ class IntegerRows:
     ) -> "IntegerRows | None":
         """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
         normalised = recursion.normalised
-        row, vectors = row_norms.largest(normalised), row_norms.of_state_vectors(normalised)
+        row = noising_matrices.largest_row_norm(normalised)
+        vectors = noising_matrices.state_vector_norms(normalised)
         # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
         rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
         driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
@@ -509,7 +510,7 @@ def _errors(
 
     Args:
       rows: The integer rows.
-      matrix: From ``block_transition``.
+      matrix: From ``noising_matrices.transition``.
       start: The block's first round.
       errors: (m,) those of the state vectors at its start, in steps of Z.
 
@@ -544,10 +545,10 @@ def _transitions(
     if blocks is None:
         rounds = range(normalised.num_rounds)
         # If all rounds have the same and nothing adds up, the last has all that others have.
-        if normalised.is_toeplitz and not normalised.num_state_vectors:
+        if noising_matrices.is_toeplitz(normalised) and not normalised.num_state_vectors:
             rounds = rounds[-1:]
         for i in rounds:
-            yield i, normalised.block_transition(i, i + 1)
+            yield i, noising_matrices.transition(normalised, i, i + 1)
         return
     transitions: dict[int, FloatArray] = {}
     for block, first in enumerate(blocks.distinct_transitions()):
@@ -567,9 +568,9 @@ def largest_row_sum(normalised: NoiseRecursion) -> float:
 
 def _strategy_norm(normalised: NoiseRecursion) -> float:
     """A bound on the operator norm of C1, the inverse of a normalised noising matrix."""
-    if normalised.is_toeplitz:
+    if noising_matrices.is_toeplitz(normalised):
         impulse = np.eye(normalised.num_rounds, 1)[:, 0]
-        column = scipy.signal.lfilter([1.0], normalised.apply(impulse), impulse)
+        column = scipy.signal.lfilter([1.0], noising_matrices.apply(normalised, impulse), impulse)
         return float(np.sum(np.abs(column)))
     matrix = _normalised_strategy(normalised)
     return math.sqrt(float(np.linalg.norm(matrix, 1) * np.linalg.norm(matrix, np.inf)))
@@ -579,7 +580,7 @@ def _normalised_strategy(normalised: NoiseRecursion) -> FloatArray:
     """C1 of a normalised noising matrix as a dense (n, n) array."""
     return np.asarray(
         scipy.linalg.solve_triangular(
-            normalised.noising_matrix(),
+            noising_matrices.dense(normalised),
             np.eye(normalised.num_rounds),
             lower=True,
             check_finite=False,

@@ -104,7 +104,7 @@ class RowsInFiles:
     def _advance(
         self, segment: Segment, tile: int, block: int, earlier: IntArray, vectors: FloatArray
     ) -> tuple[IntArray, FloatArray]:
-        """The rows of a block and the state vectors after it; see ``block_transition``."""
+        """The rows of a block and the state vectors after it: see ``Blocks.transition``."""
         recursion, rows = self.rows.normalised, self.rows
         start, end = self.blocks.rounds(block)
         transition = self.blocks.transition(block)

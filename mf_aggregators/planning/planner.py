@@ -477,7 +477,7 @@ def _candidate(
         is_estimate=is_estimate,
         errors=errors,
         lower_bound=bound_of(schema) if scheme is None else None,
-        kept_bytes=setting.model_size * recursion.bytes_per_parameter,
+        kept_bytes=setting.model_size * costs.bytes_per_parameter(recursion),
         cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
         clients_per_round=setting.clients_per_round,
         error=setting.error,

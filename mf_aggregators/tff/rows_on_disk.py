@@ -304,7 +304,7 @@ class _StreamFiles:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
-        See ``NoiseRecursion.block_transition``: product by product, in float64.
+        See ``noising_matrices.transition``: product by product, in float64.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         transition = self._read_transition(block, size)
@@ -508,7 +508,7 @@ class _StreamFiles:
         )
 
     def _read_transition(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """A block's transition, as ``NoiseRecursion.block_transition`` gives it."""
+        """A block's transition, as ``noising_matrices.transition`` gives it."""
         contents = noise_files.read_contents(self._transition_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(noise_files.checksum(contents), self._checksums[block]),

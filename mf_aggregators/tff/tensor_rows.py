@@ -25,7 +25,7 @@ from mf_aggregators.kernel.rows import (
     SubstitutionNoise,
     WindowNoise,
 )
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise import noising_matrices, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise.rows_of_z import (
     DEFAULT_SOURCE,
@@ -520,7 +520,7 @@ def _recurred(
     phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
     outputs = tf.gather(tf.constant(recursion.outputs), phase) * rows.row_to_z
     row = integer_row(rows, draw(i), tf.linalg.matvec(history, outputs, transpose_a=True))
-    weights = tf.gather(tf.constant(recursion.following_by_phase()), phase)
+    weights = tf.gather(tf.constant(noising_matrices.following_by_phase(recursion)), phase)
     inputs = tf.concat([history, tf.cast(row, tf.float64)[tf.newaxis]], axis=0)
     return row, weights @ inputs
 

@@ -1,6 +1,6 @@
 """Streams of correlated noise as TensorFlow graphs, over any structure of tensors.
 
-``initial_state`` and ``next_row`` are the same pair as in NumPy's ``kernel.rows``. Rows of Z
+``initial_state`` and ``next_row`` are those of ``noise.integer_rows`` in NumPy. Rows of Z
 are the same, too: each is a function of (seed, row, coordinate) alone, so that no state is kept for
 them. What else a noising matrix needs of earlier rounds is in the state (``tensor_rows``) or in
 files outside it (``rows_on_disk``); ``noise.costs`` says which is cheaper, and :func:`make` takes
@@ -340,7 +340,7 @@ def _cost(
             "passed between TFF's processes: use noise_storage='disk', fewer bands or a smaller "
             "model."
         )
-    if storage is NoiseStorage.STATE and not recursion.fits_in_graph:
+    if storage is NoiseStorage.STATE and not costs.fits_in_graph(recursion):
         raise ValueError(
             "this factorization's matrix is too large to be put into a graph: use "
             "noise_storage='disk'."

@@ -26,7 +26,7 @@ import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, Mechanism
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import validation
-from mf_aggregators.noise import row_norms
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import compatibility
@@ -291,5 +291,5 @@ def expected_noise_norm(
     stddev /= validation.positive_number(clients_per_round, "clients_per_round")
     dimension = validation.integer_at_least(num_parameters, 0, "num_parameters")
     sensitivity = factorization.sensitivity(participation).value
-    norms = row_norms.of(factorization.noise_recursion())
+    norms = noising_matrices.row_norms(factorization.noise_recursion())
     return stddev * math.sqrt(dimension) * sensitivity * norms

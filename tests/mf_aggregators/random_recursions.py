@@ -8,6 +8,7 @@ from mf_aggregators.kernel.rows import (
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
+    NoiseState,
     StateSpaceNoise,
     ToeplitzNoise,
     WindowNoise,
@@ -83,6 +84,17 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
         decays=decays,
         feedbacks=feedbacks * draw(st.sampled_from([0.0, 1.0])),
     )
+
+
+def next_row(
+    recursion: NoiseRecursion, state: NoiseState, row_of_z: np.ndarray
+) -> tuple[np.ndarray, NoiseState]:
+    """Returns the noise row of a state's round, in real arithmetic, and the state after it."""
+    i, history = state.round_index, recursion.copied_history(state)
+    recursion.check_has_round(i)
+    row = row_of_z + recursion.normalised.earlier(i, history)
+    history = recursion.normalised.following(i, history, row_of_z, row)
+    return np.asarray(recursion.diagonal[i] * row), NoiseState(i + 1, history)
 
 
 def _away_from_zero(generator: np.random.Generator, count: int) -> np.ndarray:

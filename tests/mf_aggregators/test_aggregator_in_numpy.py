@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning, rows_of_z
+from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning, noising_matrices, rows_of_z
 from tests import flipped_bits
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
@@ -768,7 +768,7 @@ def test_rows_of_an_extended_run_are_those_of_its_whole_matrix(
         planned.append(release)
     # Of Z, all of it, and the dense matrix.
     z = [rows_of_z.integers(DEFAULT_SOURCE, start.seed, i, 0, 70) for i in range(whole.num_rounds)]
-    matrix = whole.noise_recursion().noising_matrix()
+    matrix = noising_matrices.dense(whole.noise_recursion())
     expected = 1.5 * (matrix @ np.array(z, np.float64)) * rows_of_z.STEP
     np.testing.assert_allclose(np.array(planned) * 2.0, expected, rtol=1e-5, atol=1e-5)
     state, released = _aggregator(horizons[0], **options).initialize(), []

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.participation import MinSeparation
@@ -173,7 +174,7 @@ def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.P
     schema = MinSeparation(2)
     sensitivity = whole.of_plan(_BEFORE).sensitivity(schema).value
     first, longer = (
-        made.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        noising_matrices.scaled_to_sensitivity_one(made.noise_recursion(), sensitivity)
         for made in (whole.of_plan(_BEFORE), whole)
     )
     is_on_disk = _config(path)["flags"]["noise_storage"] == "disk"

@@ -22,7 +22,8 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.rows import BandedNoise, bands_of_matrix
+from mf_aggregators.kernel.rows import BandedNoise
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
     MinSeparation,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from mf_aggregators import accounting, private_metrics, workloads
 from mf_aggregators.audit import statistics
 from mf_aggregators.factorizations import banded
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import adaptive_query
@@ -34,7 +35,7 @@ def _runs(kind: type) -> Any:
     """Runs a query many times at once: from (m, 2) updates and metrics by round, (m, n, 3)."""
     sensitivity = _FACTORIZATION.sensitivity(_SCHEMA).value
     query = kind(
-        _FACTORIZATION.noise_recursion().scaled_to_sensitivity_one(sensitivity),
+        noising_matrices.scaled_to_sensitivity_one(_FACTORIZATION.noise_recursion(), sensitivity),
         tf.TensorSpec([], tf.float64),
         clip=private_metrics.constant_clip(1.0),
         noise_multiplier=_MULTIPLIER,

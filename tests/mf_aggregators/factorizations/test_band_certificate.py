@@ -23,9 +23,14 @@ from mf_aggregators.factorizations._patterns import (
     PatternLayout,
     PatternNorms,
 )
-from mf_aggregators.kernel.rows import bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra import power_series
-from mf_aggregators.linear_algebra.banded_matrices import BandedMatrix, column_sums, divide_columns
+from mf_aggregators.linear_algebra.banded_matrices import (
+    BandedMatrix,
+    bands_of_matrix,
+    column_sums,
+    divide_columns,
+    matrix_from_bands,
+)
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.workloads import Workload
 from tests.examples import examples, of_many

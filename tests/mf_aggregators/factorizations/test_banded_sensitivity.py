@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import sensitivity
 from mf_aggregators.factorizations.banded import sensitivity_of_bands
-from mf_aggregators.kernel.rows import matrix_from_bands
+from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -34,7 +34,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.rows import bands_of_matrix
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -43,7 +43,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
-from tests.mf_aggregators import brute_force, small_mechanisms
+from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
 from tests.refusals import refuses
 
@@ -305,9 +305,9 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
     assert recursion.num_rounds == factorization.num_rounds == _NUM_ROUNDS
     state = recursion.initial_state((2,))
     for _ in range(_NUM_ROUNDS):
-        _, state = recursion.next_row(state, np.ones(2))
+        _, state = random_recursions.next_row(recursion, state, np.ones(2))
     with refuses("rounds"):
-        recursion.next_row(state, np.ones(2))
+        random_recursions.next_row(recursion, state, np.ones(2))
     for function in (factorization.noise_rows, factorization.encode):
         with refuses("rows"):
             function(np.ones((_NUM_ROUNDS + 1, 2)))

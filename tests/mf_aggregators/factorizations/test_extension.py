@@ -27,6 +27,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -74,14 +75,14 @@ _EVERY = pytest.mark.parametrize(
 @pytest.mark.parametrize("ends", [(12,), (23,), (13, 40)])
 def test_rows_of_noise_stay_bit_for_bit(factorization: Factorization, ends: tuple[int]) -> None:
     z = np.random.default_rng(0).normal(size=(ends[-1], 40))
-    before = factorization.noise_recursion().apply(z[:_ROUNDS])
+    before = noising_matrices.apply(factorization.noise_recursion(), z[:_ROUNDS])
     whole = factorization
     for end in ends:
         whole = whole.extended(end)
     assert whole.num_rounds == ends[-1]
     assert whole.plans == (_ROUNDS, *ends[:-1])
     recursion = whole.noise_recursion()
-    rows = recursion.apply(z)
+    rows = noising_matrices.apply(recursion, z)
     np.testing.assert_array_equal(rows[:_ROUNDS], before)
     # Those of the whole are rows of one matrix, which the encoder inverts.
     np.testing.assert_allclose(whole.noising_matrix()[:, : ends[-1]], _square(whole), atol=1e-12)
@@ -101,7 +102,9 @@ def _square(factorization: Factorization) -> np.ndarray:
 def test_the_leading_part_of_the_matrix_stays(factorization: Factorization) -> None:
     whole = factorization.extended(20)
     if factorization.mechanism == "tree":
-        before, after = (each.noise_recursion().noising_matrix() for each in (factorization, whole))
+        before, after = (
+            noising_matrices.dense(each.noise_recursion()) for each in (factorization, whole)
+        )
     else:
         before, after = factorization.strategy_matrix(), whole.strategy_matrix()
     np.testing.assert_allclose(after[:_ROUNDS, :_ROUNDS], before, rtol=1e-12, atol=1e-300)
@@ -122,11 +125,12 @@ def test_what_was_extended_is_found_again(
         np.testing.assert_array_equal(first.arrays()[name], array)
     z = np.random.default_rng(1).normal(size=(20, 7))
     np.testing.assert_array_equal(
-        first.noise_recursion().apply(z[:_ROUNDS]),
-        factorization.noise_recursion().apply(z[:_ROUNDS]),
+        noising_matrices.apply(first.noise_recursion(), z[:_ROUNDS]),
+        noising_matrices.apply(factorization.noise_recursion(), z[:_ROUNDS]),
     )
     np.testing.assert_array_equal(
-        second.noise_recursion().apply(z[:13]), whole.noise_recursion().apply(z)[:13]
+        noising_matrices.apply(second.noise_recursion(), z[:13]),
+        noising_matrices.apply(whole.noise_recursion(), z)[:13],
     )
     with refuses("12"):
         whole.of_plan(12)

@@ -24,7 +24,8 @@ from mf_aggregators.factorizations import (
     from_coefficients,
     from_matrix,
 )
-from mf_aggregators.kernel.rows import bands_of_matrix
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -72,7 +73,9 @@ def _check(made: Factorization, own: Factorization, matrix: np.ndarray) -> None:
     for each in (made, loaded):
         np.testing.assert_array_equal(each.strategy_matrix(), matrix)
         rows = np.linalg.solve(matrix, z)
-        np.testing.assert_allclose(each.noise_recursion().apply(z), rows, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            noising_matrices.apply(each.noise_recursion(), z), rows, rtol=1e-9, atol=1e-9
+        )
         decoder = workload @ np.linalg.inv(matrix)
         for schema in _schemas(rounds):
             found, generic = each.sensitivity(schema), sensitivity.compute(matrix, schema)

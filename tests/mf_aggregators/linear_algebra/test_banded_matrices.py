@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import workloads
-from mf_aggregators.kernel.rows import bands_of_matrix, matrix_from_bands
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,
     WorkloadBlocks,
+    bands_of_matrix,
+    matrix_from_bands,
     square_root_bands,
 )
 from tests.examples import examples

@@ -195,7 +195,9 @@ def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_ro
             costs.cost(recursion, num_parameters, storage)
             for storage in (NoiseStorage.STATE, NoiseStorage.DISK)
         )
-        state_fits = recursion.fits_in_graph and (state.state_bytes <= costs.CHEAP_STATE_IN_BYTES)
+        state_fits = costs.fits_in_graph(recursion) and (
+            state.state_bytes <= costs.CHEAP_STATE_IN_BYTES
+        )
         # The cheaper of the two, by its time.
         fitting = [state, disk] if state_fits else [disk]
         assert choice.seconds_per_round == min(each.seconds_per_round for each in fitting)
@@ -226,16 +228,16 @@ def _whole_window(num_rounds: int) -> WindowNoise:
 
 
 def test_large_tables_do_not_fit_in_a_graph() -> None:
-    assert not _dense(2052).fits_in_graph
-    assert _dense(256).fits_in_graph
-    assert IndependentNoise(10**9).fits_in_graph
+    assert not costs.fits_in_graph(_dense(2052))
+    assert costs.fits_in_graph(_dense(256))
+    assert costs.fits_in_graph(IndependentNoise(10**9))
     none = np.empty((3000, 0))
-    assert WindowNoise(3000, np.ones((1, 3000)), none, none).fits_in_graph
-    assert not WindowNoise(3000, np.ones((3000, 3000)), none, none).fits_in_graph
+    assert costs.fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
+    assert not costs.fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))
     for n, fits in ((1000, True), (10_000_000, False)):
         rounds, table = np.zeros(n, np.int64), np.zeros((1, 2))
         recursion = StateSpaceNoise(rounds, np.ones(1), table, table.astype(np.int64), table, table)
-        assert recursion.fits_in_graph == fits
+        assert costs.fits_in_graph(recursion) == fits
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -9,12 +9,12 @@ import pytest
 from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
 from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.noise import row_norms, rows_of_z
+from mf_aggregators.noise import noising_matrices, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.rows_of_z import STEP, NoiseSource
 from mf_aggregators.participation import MinSeparation
-from tests.mf_aggregators import small_mechanisms
+from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
 
 _ROUNDS, _WHOLE = 9, 30
@@ -47,7 +47,7 @@ def _recursions(factorization: Factorization) -> tuple[NoiseRecursion, NoiseRecu
     sensitivity = factorization.sensitivity(MinSeparation(4)).value
     whole = factorization.extended(_WHOLE)
     first, second = (
-        each.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        noising_matrices.scaled_to_sensitivity_one(each.noise_recursion(), sensitivity)
         for each in (factorization, whole)
     )
     return first, second
@@ -62,7 +62,11 @@ def _rows(
     state, made = (before or rows).initial_state(shape), []
     for i in range(num_rounds):
         z: Any = rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, size)
-        row, state = (before if i < change else rows).next_row(state, z)
+        now = before if before is not None and i < change else rows
+        if isinstance(now, NoiseRecursion):
+            row, state = random_recursions.next_row(now, state, z)
+        else:
+            row, state = now.next_row(state, z)
         made.append(row)
     return np.array(made)
 
@@ -82,7 +86,7 @@ def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) 
     rows = IntegerRows.continuing(first, whole)
     made = _rows(rows, 50) * rows.steps[:, np.newaxis]
     z = np.array([rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, 50) for i in range(_WHOLE)])
-    np.testing.assert_allclose(made, whole.apply(z * STEP), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(made, noising_matrices.apply(whole, z * STEP), rtol=0, atol=1e-6)
 
 
 @_EVERY
@@ -105,13 +109,13 @@ def test_a_state_of_a_matrix_that_is_not_extended_is_refused() -> None:
     for recursion, other, rounds in ((short, long, 1), (few, long, 1), (long, few, 3)):
         state = other.initial_state((2,))
         for _ in range(rounds):
-            _, state = other.next_row(state, np.ones(2))
+            _, state = random_recursions.next_row(other, state, np.ones(2))
         with refuses("another"):
-            recursion.next_row(state, np.ones(2))
+            random_recursions.next_row(recursion, state, np.ones(2))
     # A ring that was gone round lacks its first rows.
     state = dataclasses.replace(short.initial_state((2,)), round_index=5)
     with refuses("another"):
-        long.next_row(state, np.ones(2))
+        random_recursions.next_row(long, state, np.ones(2))
 
 
 @_EVERY
@@ -182,7 +186,9 @@ def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
     # The norm of a row of a tree grows without end.
     first = tree_aggregation(2).noise_recursion()
     longer = tree_aggregation(2**14).noise_recursion()
-    assert row_norms.largest(longer.normalised) > 2.0 * row_norms.largest(first.normalised)
+    assert noising_matrices.largest_row_norm(
+        longer.normalised
+    ) > 2.0 * noising_matrices.largest_row_norm(first.normalised)
     with refuses("2 rounds"):
         IntegerRows.continuing(first, longer)
 
@@ -195,5 +201,9 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
         made.noise_recursion(), made.extended(4 * num_rounds).noise_recursion()
     )
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * discrete_gaussian.STANDARD_DEVIATION * row_norms.largest(rows.normalised)
+    largest = (
+        17.0
+        * discrete_gaussian.STANDARD_DEVIATION
+        * noising_matrices.largest_row_norm(rows.normalised)
+    )
     assert largest < 2.0 ** (31 + rows.shift)

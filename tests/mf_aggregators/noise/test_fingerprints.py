@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.kernel.rows import BandedNoise, fingerprint
+from mf_aggregators.noise import noising_matrices
 from tests.mf_aggregators import small_mechanisms
 
 
@@ -45,7 +46,7 @@ def test_descriptions_differ(other: object) -> None:
 
 def test_every_mechanism_and_scale_has_one_of_its_own() -> None:
     found = {
-        fingerprint([], each.scaled_to_sensitivity_one(sensitivity))
+        fingerprint([], noising_matrices.scaled_to_sensitivity_one(each, sensitivity))
         for factorization in small_mechanisms.factorizations(9)
         for each in [factorization.noise_recursion()]
         for sensitivity in (1.0, 1.0 + 1e-6)

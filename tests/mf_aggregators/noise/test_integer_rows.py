@@ -19,7 +19,7 @@ from mf_aggregators.kernel.rows import (
     ToeplitzNoise,
     WindowNoise,
 )
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise import noising_matrices, rows_of_z
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rows_of_z import NoiseSource
 from tests.examples import examples
@@ -138,7 +138,7 @@ def test_rows_are_those_of_real_arithmetic_but_for_their_rounding(
     recursion = factorization.noise_recursion()
     rows = IntegerRows.of(recursion)
     z = _z(64, 50)
-    exact = recursion.apply(z * rows_of_z.STEP)
+    exact = noising_matrices.apply(recursion, z * rows_of_z.STEP)
     found = _all_rows(rows, z) * rows.steps[:, np.newaxis]
     assert np.max(np.abs(found - exact)) < 4.0 * np.max(np.abs(rows.steps))
     assert np.max(np.abs(rows.steps)) < 1e-6
@@ -151,7 +151,7 @@ def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviatio
 ) -> None:
     """With the Z of that norm that makes each row the largest."""
     rows = IntegerRows.of(recursion)
-    matrix = rows.normalised.noising_matrix()
+    matrix = noising_matrices.dense(rows.normalised)
     norms = np.linalg.norm(matrix, axis=1)
     # Column i is the worst for row i; Z is a normal number's worth along the row.
     worst = 20.0 * discrete_gaussian.STANDARD_DEVIATION * matrix.T / norms
@@ -168,7 +168,7 @@ def test_roundings_count_among_what_32_bits_hold() -> None:
     inverse = np.eye(400)
     inverse[-1, :-1] = 1e3
     rows = IntegerRows.of(DenseNoise(inverse))
-    last = np.abs(rows.normalised.noising_matrix()[-1])
+    last = np.abs(noising_matrices.dense(rows.normalised)[-1])
     of_z = 20.0 * discrete_gaussian.STANDARD_DEVIATION * float(np.linalg.norm(last))
     # Half a step of a row and half of Z, in each round and with the sign of its weight.
     of_roundings = (2.0 ** (rows.shift - 1) + 0.5) * float(np.sum(last))

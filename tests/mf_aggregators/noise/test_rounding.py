@@ -20,6 +20,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel.rows import BandedNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.noise.rows_of_z import STEP
@@ -68,7 +69,7 @@ def _single(recursion: NoiseRecursion) -> Blocks:
 
 def _encoded(rows: IntegerRows, dx: np.ndarray) -> np.ndarray:
     """2^c C1 dx."""
-    return 2.0**rows.shift * np.linalg.solve(rows.normalised.noising_matrix(), dx)
+    return 2.0**rows.shift * np.linalg.solve(noising_matrices.dense(rows.normalised), dx)
 
 
 @st.composite
@@ -129,7 +130,7 @@ def test_noise_is_enlarged_by_what_roundings_take(factorization: Factorization) 
     """||dZ|| of the worst participation is within what the noise multiplier says."""
     rows = IntegerRows.of(factorization.noise_recursion())
     rounding = Rounding.of(rows, Blocks.of(rows.recursion))
-    norms = np.linalg.norm(np.linalg.inv(rows.recursion.noising_matrix()), axis=0)
+    norms = np.linalg.norm(np.linalg.inv(noising_matrices.dense(rows.recursion)), axis=0)
     clip_norm, num_parameters, asked = 0.3, 2_000_000, 0.2 * float(np.max(norms))
     stddev = rounding.enlarged(
         asked, clip_norm=clip_norm, num_parameters=num_parameters, largest_cohort=1000
@@ -229,7 +230,7 @@ def test_the_table_of_the_documents(name: str) -> None:
     factorization = _PRINTED[name](2052)
     sensitivity = factorization.sensitivity(_OF_DOCUMENTS).value
     rows_of_noise = IntegerRows.of(
-        factorization.noise_recursion().scaled_to_sensitivity_one(sensitivity)
+        noising_matrices.scaled_to_sensitivity_one(factorization.noise_recursion(), sensitivity)
     )
     rounding = Rounding.of(rows_of_noise, Blocks.of(rows_of_noise.recursion))
     for noise_multiplier, printed in zip((0.3, 1.0, 8.0), rows[name], strict=True):
@@ -265,10 +266,10 @@ def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
 def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of blocks of rows, the largest error counts, and NaN in any of them."""
     rows = IntegerRows.of(BandedNoise(np.tri(3, 2)))
-    weights = rows.normalised.block_transition
+    transition = noising_matrices.transition
 
-    def broken(_: NoiseRecursion, start: int, end: int) -> np.ndarray:
-        return weights(start, end) * (math.nan if start == 1 else 1.0)
+    def broken(normalised: NoiseRecursion, start: int, end: int) -> np.ndarray:
+        return transition(normalised, start, end) * (math.nan if start == 1 else 1.0)
 
-    monkeypatch.setattr(BandedNoise, "block_transition", broken)
+    monkeypatch.setattr(noising_matrices, "transition", broken)
     assert math.isnan(Rounding.of(rows).float_error)

@@ -11,6 +11,7 @@ from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.kernel import certificates
 from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -63,7 +64,7 @@ def test_no_entry_of_the_square_matrix_is_negative(decoder: str) -> None:
         assert np.min(square) >= -1e-13
         assert np.all(np.triu(square, 1) == 0.0)
         np.testing.assert_allclose(
-            square @ tree.noise_recursion().noising_matrix(), np.eye(num_rounds), atol=1e-12
+            square @ noising_matrices.dense(tree.noise_recursion()), np.eye(num_rounds), atol=1e-12
         )
 
 

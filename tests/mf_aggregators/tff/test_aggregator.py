@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning, noising_matrices
 from mf_aggregators.tff import declared_participation, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
@@ -70,7 +70,9 @@ def test_a_constant_clip_norm_is_the_query_of_before_bit_for_bit() -> None:
         specs = [tf.TensorSpec([3], tf.float32)]
         sensitivity = small_matrix().sensitivity(PARTICIPATION).value
         by_hand = MatrixFactorizationSumQuery(
-            small_matrix().noise_recursion().scaled_to_sensitivity_one(sensitivity),
+            noising_matrices.scaled_to_sensitivity_one(
+                small_matrix().noise_recursion(), sensitivity
+            ),
             specs,
             l2_norm_clip=0.7,
             noise_stddev=1.3 * 0.7,

@@ -14,8 +14,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.kernel.rows import bands_of_matrix
-from mf_aggregators.noise import NOISE_FORMAT
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.noise import NOISE_FORMAT, noising_matrices
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -118,7 +118,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
         rows.append(output.result)
         state = output.state
     stddev = multiplier * clip_norm * factorization.sensitivity(PARTICIPATION)
-    streamed = factorization.noise_recursion().noising_matrix()
+    streamed = noising_matrices.dense(factorization.noise_recursion())
     whitened = np.linalg.solve(streamed, np.array(rows, np.float64)) * cohort / stddev
     check_standard_normal(whitened.T)
 

@@ -21,8 +21,9 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.rows import NoiseRecursion, matrix_from_bands
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
+from mf_aggregators.noise import noising_matrices, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rows_of_z import NoiseSource
@@ -114,7 +115,9 @@ def _z(num_rounds: int) -> np.ndarray:
 @functools.cache
 def _exact(name: str, num_rounds: int) -> np.ndarray:
     recursion = _recursion(name, num_rounds)
-    return recursion.apply(_z(num_rounds)[: recursion.num_rounds] * rows_of_z.STEP)
+    return noising_matrices.apply(
+        recursion, _z(num_rounds)[: recursion.num_rounds] * rows_of_z.STEP
+    )
 
 
 def _check(integers: np.ndarray, name: str, num_rounds: int) -> None:

@@ -24,7 +24,7 @@ from mf_aggregators.factorizations import (
     TreeAggregationFactorization,
 )
 from mf_aggregators.kernel.rows import NoiseRecursion, ToeplitzNoise
-from mf_aggregators.noise import rows_of_z
+from mf_aggregators.noise import noising_matrices, rows_of_z
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows
 from mf_aggregators.noise.rows_of_z import NoiseSource
@@ -288,7 +288,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     recursion: NoiseRecursion, is_on_disk: bool, sensitivity: float
 ) -> None:
     """NumPy's rows are held against the definitions in their own test."""
-    scaled = recursion.scaled_to_sensitivity_one(sensitivity)
+    scaled = noising_matrices.scaled_to_sensitivity_one(recursion, sensitivity)
     stream = _Stream(
         scaled,
         (tf.TensorSpec((5,), tf.float64),),
@@ -296,10 +296,10 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     )
     rows, _ = stream.all_rows(stream.start())
     z = _z(_SEED, recursion.num_rounds, 0, 5) * rows_of_z.STEP
-    expected = scaled.apply(z)
+    expected = noising_matrices.apply(scaled, z)
     found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
     # What roundings of half a step add up to, passed on by the matrix.
-    apart = np.sum(np.abs(scaled.normalised.noising_matrix()), axis=1) + 1.0
+    apart = np.sum(np.abs(noising_matrices.dense(scaled.normalised)), axis=1) + 1.0
     tolerance = apart * np.abs(stream.rows.steps)
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
