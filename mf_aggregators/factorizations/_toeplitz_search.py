@@ -9,7 +9,7 @@ and for momentum beta with constant learning rates the running sum with
 * the maximal squared error, that of the last round, is sens(C)^2 sum_t b_t^2,
 
 and with non-increasing coefficients, or no more bands than the separation, sens(C) is
-the norm of the columns 0, b, 2 b, ... summed (``sensitivity.from_toeplitz_coefficients``),
+the norm of the columns 0, b, 2 b, ... summed (``kernel.sensitivity.toeplitz_bound``),
 respectively of their norms.
 
 **The search.** Where b coefficients are at most the separation, columns of one client are
@@ -29,7 +29,6 @@ import scipy.signal
 
 from mf_aggregators import memory, workloads
 from mf_aggregators import participation as participations
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import (
@@ -39,6 +38,7 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     warn_unless_stationary,
 )
+from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series

@@ -1,7 +1,7 @@
 r"""Banded factorizations, with equal column norms (BandMF Problem 2) and without (App. B).
 
-**Sensitivity.** The statements are those of :mod:`mf_aggregators.sensitivity`, and so are the
-values; X = C^T C is banded here, and no sum over a pattern needs what is zero.
+**Sensitivity.** The statements are those of :mod:`mf_aggregators.kernel.sensitivity`, and so are
+the values; X = C^T C is banded here, and no sum over a pattern needs what is zero.
 
 **Extension.** Rows of C that were used do not change. What is free is every entry in a later row:
 whole columns from the first new round on, and the lower ends of the last b - 1 columns, which ended
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, workloads
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import (
@@ -40,10 +39,9 @@ from mf_aggregators.factorizations.factorization import Factorization, squared_r
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
-    BandedMatrix,
     WorkloadBlocks,
     bands_of_matrix,
     column_sums,
@@ -55,11 +53,9 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
-    SingleParticipation,
     check,
     check_fits,
 )
-from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
 # The least bytes that a search keeps for each entry of C, in bands, blocks and steps: for the mean
@@ -68,12 +64,6 @@ _BYTES_PER_ENTRY, _BYTES_PER_ENTRY_FOR_MAXIMUM = 8 * 30, 8 * 70
 # With fewer rounds than this for each band, and at most this many in all, the inverse of the dense
 # matrix is quicker than blocks.
 _ROUNDS_PER_BAND, _MOST_ROUNDS_OF_AN_INVERSE = 4, 8192
-# Rows of X that are treated at a time.
-_ROWS_AT_A_TIME = 4096
-# With more participations in the worst pattern, the value counts as exact only if no entry of
-# C^T C between them is negative.
-_MOST_PARTICIPATIONS_WITH_SIGNS = 2048
-_ROUNDING_OF_GRAM = 1e-14
 # By which share the squared norm of a column that ended with the plan may grow.
 _SHARES_OF_GROWTH = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _MOST_EVALUATIONS_OF_EXTENSION = 200
@@ -138,9 +128,7 @@ class BandedFactorization(Factorization):
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
-        return sensitivity_of_bands(
-            self.bands[:rounds, : min(self.num_bands, rounds)], participation
-        )
+        return of_bands(self.bands[:rounds, :rounds], check(participation).as_schema())
 
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether the gap holds: with equal norms, under any schema that separates."""
@@ -371,138 +359,6 @@ def banded(
     return dataclasses.replace(factorization, optimality_gap=gap if np.isfinite(gap) else None)
 
 
-def sensitivity_of_bands(bands: FloatArray, participation: Participation) -> Sensitivity:
-    """Computes the sensitivity of a banded strategy matrix under a participation schema.
-
-    Args:
-      bands: (n, b) finite floats with ``bands[i, t] = C[i, i - t]``, zero where i < t.
-      participation: The schema.
-
-    Returns:
-      The sensitivity, exact or an upper bound.
-
-    Raises:
-      TypeError: If ``participation`` is not a participation schema.
-    """
-    check(participation)
-    largest = float(np.max(np.abs(bands)))
-    if largest == 0.0:
-        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
-    used = int(np.flatnonzero(np.any(bands, axis=0))[-1]) + 1
-    # Squares of very large or small entries would over- or underflow.
-    return _of_unit_scale(bands[:, :used] / largest, participation).times(largest)
-
-
-def _of_unit_scale(bands: FloatArray, participation: Participation) -> Sensitivity:
-    num_rounds, num_bands = bands.shape
-    strategy = BandedMatrix.lower_triangular(bands)
-    squared_norms = np.sum(np.square(strategy.transposed().rows), axis=1)
-    most = participation.most_participations(num_rounds)
-    if most == 1:
-        return sensitivities.from_column_norms(squared_norms, SingleParticipation(), None)
-    separation = participation.separation_in(num_rounds)
-    if num_bands <= separation:
-        return sensitivities.from_column_norms(squared_norms, participation, num_bands)
-    gram = strategy.transposed().times(strategy)
-    # above[i, t] = X[i, i + t].
-    above = gram.rows[:, gram.lower :]
-    above[:, 0] = squared_norms
-    if participation.is_evenly_spaced:
-        return _enumerated(above, separation, most)
-    if int(np.flatnonzero(np.any(above, axis=0))[-1]) < separation:
-        return sensitivities.from_column_norms(squared_norms, participation, separation)
-    below = np.abs(gram.rows[:, gram.lower :: -1])
-    above = np.abs(above)
-    row_bounds = np.empty(num_rounds)
-    for start in range(0, num_rounds, _ROWS_AT_A_TIME):
-        rows = slice(start, start + _ROWS_AT_A_TIME)
-        row_bounds[rows] = above[rows, 0] + _largest_sums_of_both_sides(
-            np.ascontiguousarray(above[rows].T),
-            np.ascontiguousarray(below[rows].T),
-            separation,
-            most,
-        )
-    return sensitivities.from_row_bounds(row_bounds, squared_norms, separation, most)
-
-
-def _enumerated(above: FloatArray, separation: int, most: int) -> Sensitivity:
-    """BandMF Eq. 5: sums over all patterns at once, diagonal by diagonal of X."""
-    num_rounds, num_bands = above.shape
-    sums = sensitivities.pattern_sum_adjoint(above[:, 0], separation, most)
-    for count in range(1, min(most, -(-num_bands // separation))):
-        # Pairs of participations so many separations apart, the first of each pair.
-        pairs = np.abs(above[:, count * separation])
-        sums = sums + 2.0 * sensitivities.pattern_sum_adjoint(pairs, separation, most - count)
-    starts = Schema(most, separation, is_even=True).starts_in(num_rounds)
-    start = int(np.argmax(sums[: len(starts)]))
-    rounds = np.arange(start, min(num_rounds, start + separation * most), separation)
-    return Sensitivity(
-        float(np.sqrt(sums[start])),
-        is_exact=_is_reached(above[rounds], separation),
-        theorem="enumeration of patterns (BandMF Eq. 5)",
-    )
-
-
-def _is_reached(above: FloatArray, separation: int) -> bool:
-    """Whether the sum over a pattern is reached, X being given by its rows of the pattern."""
-    lags = above[:, ::separation]
-    if np.all(lags >= -_ROUNDING_OF_GRAM * np.max(lags[:, 0])):
-        return True
-    count = len(lags)
-    if count > _MOST_PARTICIPATIONS_WITH_SIGNS:
-        return False
-    pattern = np.zeros((count, count))
-    for lag in range(min(count, lags.shape[1])):
-        first = np.arange(count - lag)
-        pattern[first, first + lag] = pattern[first + lag, first] = lags[: count - lag, lag]
-    return sensitivities.is_reached(pattern)
-
-
-def _largest_sums_of_both_sides(
-    above: FloatArray, below: FloatArray, separation: int, most: int
-) -> FloatArray:
-    """For each row of |X|, its largest sum over the other rounds of a pattern that holds it.
-
-    Args:
-      above: (b, rows): entry t after the diagonal.
-      below: (b, rows): entry t before it.
-      separation: At most b - 1.
-      most: k.
-    """
-    fitting = (len(above) - 1) // separation
-    if most - 1 >= 2 * fitting:
-        unlimited = [_largest_sums(side, separation, None)[-1] for side in (above, below)]
-        return unlimited[0] + unlimited[1]
-    levels = min(most - 1, fitting)
-    after, before = (_largest_sums(side, separation, levels) for side in (above, below))
-    # m participations after the row leave most - 1 - m before it.
-    return np.asarray(
-        np.max([after[m] + before[min(most - 1 - m, levels)] for m in range(levels + 1)], axis=0)
-    )
-
-
-def _largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
-    """The largest sums over at most 0, 1, ..., ``levels`` entries of each row, b or more apart.
-
-    The first is at least b from the diagonal as well. Without levels, one sum without a limit.
-    """
-    width, rows = side.shape
-    if levels is None:
-        sums = np.zeros((width + separation, rows))
-        for t in range(width - 1, separation - 1, -1):
-            np.maximum(side[t] + sums[t + separation], sums[t + 1], out=sums[t])
-        return [sums[separation]]
-    found = [np.zeros(rows)]
-    fewer = np.zeros((width + separation, rows))
-    for _ in range(levels):
-        sums = np.zeros_like(fewer)
-        for t in range(width - 1, separation - 1, -1):
-            np.maximum(side[t] + fewer[t + separation], sums[t + 1], out=sums[t])
-        found.append(sums[separation])
-        fewer = sums
-    return found
-
-
 def _extended_bands(
     bands: FloatArray, workload: Workload, participation: Participation
 ) -> FloatArray:
@@ -523,7 +379,7 @@ def _extended_bands(
     def squared_error(free: FloatArray, share: float) -> float:
         made = rows.of(free, share)
         error = BandedCovariances(made, prepared.blocks).squared_error
-        return error * sensitivity_of_bands(made, participation).value ** 2
+        return error * of_bands(made, participation.as_schema()).value ** 2
 
     def log_error(free: FloatArray, share: float) -> tuple[float, FloatArray]:
         with np.errstate(all="ignore"):

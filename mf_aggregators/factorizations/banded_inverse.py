@@ -16,7 +16,6 @@ import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import _banded_decoder_rows
 from mf_aggregators.factorizations._banded_decoder_rows import (
@@ -42,6 +41,7 @@ from mf_aggregators.factorizations.toeplitz import (
     check_range,
     checked_coefficients,
 )
+from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
@@ -320,9 +320,8 @@ class _Search:
     def _squared_error(self, coefficients: FloatArray, rows: Rows) -> float:
         """The squared error of the coefficients of C^-1, whatever they are."""
         column = power_series.reciprocal(coefficients, self.num_rounds)
-        bound = sensitivities.from_toeplitz_coefficients(
-            column, self.num_rounds, self.participation
-        )
+        schema = self.participation.as_schema()
+        bound = sensitivities.toeplitz_bound(column, self.num_rounds, schema)
         return bound.value**2 * rows.squared(coefficients)
 
 
@@ -415,7 +414,7 @@ class _ErrorWithin:
     """The squared error where clients return, over all C^-1 whose sensitivity is exact.
 
     C must not be negative, and must not increase from lag b on
-    (``sensitivity.from_toeplitz_coefficients``): n - 1 linear constraints h_t >= 0 on c(x), which
+    (``kernel.sensitivity.toeplitz_bound``): n - 1 linear constraints h_t >= 0 on c(x), which
     is 1 / x(x) for the coefficients x of C^-1. Newton's method minimises the logarithm of the
     error less mu sum_t log h_t for falling mu. Derivatives are exact: a change of x by x^j changes
     c by -x^j c^2, and changes by x^j and x^k have the second derivative 2 x^(j + k) c^3. So the

@@ -14,6 +14,7 @@ from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
 from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.linear_algebra.banded_matrices import lower_bands
 from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
@@ -256,7 +257,7 @@ class Factorization(abc.ABC):
 
         Structured mechanisms may return the larger number of bands that they were made with.
         """
-        return sensitivities.lower_bands(self.strategy_matrix())
+        return lower_bands(self.strategy_matrix())
 
     def streamed_bands(self) -> int | None:
         """Returns the bands of the square C whose inverse makes the rows of noise; None for none.

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory, workloads
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import IndependentNoise
-from mf_aggregators.participation import Participation
-from mf_aggregators.sensitivity import Sensitivity
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_coefficients
+from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
 
 # A lower estimate, for its errors and its sensitivity as well.
@@ -57,7 +56,7 @@ class IdentityFactorization(Factorization):
         return x.copy()
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        return sensitivities.from_toeplitz_coefficients([1.0], rounds, participation)
+        return of_coefficients([1.0], rounds, check(participation).as_schema())
 
     def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of the workload: see the base class."""

@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import memory
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
 from mf_aggregators.kernel import validation
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 from mf_aggregators.noise import noising_matrices
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.
@@ -45,7 +44,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     matrix = validation.lower_triangular(C, "the strategy matrix")
     rounds = len(matrix)
     memory.check_rounds(rounds, _BYTES_PER_ENTRY * rounds, "the check of a dense matrix")
-    bands = sensitivities.lower_bands(matrix) or rounds
+    bands = lower_bands(matrix) or rounds
     made: BandedFactorization | DenseFactorization = DenseFactorization(matrix)
     if bands < rounds:
         made = BandedFactorization(bands_of_matrix(matrix, bands))

@@ -9,7 +9,6 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import workloads
 from mf_aggregators.factorizations import _decoder_rows, _toeplitz_search
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
@@ -24,9 +23,11 @@ from mf_aggregators.factorizations._toeplitz_search import (
     plain_squared_rows,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
+from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import ToeplitzNoise, WindowNoise
+from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
     Participation,
@@ -34,12 +35,8 @@ from mf_aggregators.participation import (
     check,
     check_fits,
 )
-from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
-# Rounds squared times participations: up to here a sensitivity that Toeplitz structure
-# only bounds is also computed from the dense matrix, and the better of the two is taken.
-_LARGEST_DENSE_BOUND = 30_000_000
 # Above this many bands the noise draws earlier rows of Z again, as for a dense matrix,
 # instead of keeping as many rows of the noise.
 _MOST_BANDS_KEPT_SHARE = 0.5
@@ -101,13 +98,8 @@ class ToeplitzStructure(Factorization):
         return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
 
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        coefficients = self._strategy_column()[:rounds]
-        bound = sensitivities.from_toeplitz_coefficients(coefficients, rounds, participation)
-        work = rounds**2 * participation.most_participations(rounds)
-        if bound.is_exact or work > _LARGEST_DENSE_BOUND:
-            return bound
-        dense = sensitivities.compute(_dense(coefficients), participation)
-        return dense if dense <= bound else bound
+        schema = check(participation).as_schema()
+        return sensitivities.of_coefficients(self._strategy_column()[:rounds], rounds, schema)
 
     def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of B; without any (n, n) matrix for a ``Workload``.
@@ -213,30 +205,23 @@ class ToeplitzFactorization(ToeplitzStructure):
     def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
         if not self.equal_column_norms:
             return super()._sensitivity_of_first(rounds, participation)
-        most = check(participation).most_participations(rounds)
-        if rounds == self.num_rounds and (
-            most == 1 or self.num_bands <= participation.separation_in(rounds)
-        ):
-            return Sensitivity(
-                float(np.sqrt(most)),
-                is_exact=True,
-                theorem="columns of norm one, orthogonal in every pattern (BandMF Thm 2)",
-            )
+        schema = check(participation).as_schema()
+        most, separation = schema.most_in(rounds), schema.separation_in(rounds)
         norms = self._column_norms()[:rounds]
         first = power_series.padded(self.coefficients, rounds)
-        if most == 1:
+        if self.num_bands <= separation:
             squared = power_series.truncated_column_norms(first, rounds) / np.square(norms)
-            return sensitivities.from_column_norms(squared, SingleParticipation(), None)
+            return Sensitivity(
+                float(np.sqrt(schema.largest_sum(squared))),
+                is_exact=True,
+                theorem="column norms, orthogonal in every pattern (BandMF Thm 2)",
+            )
         if rounds**2 * most <= _LARGEST_DENSE_SENSITIVITY:
             dense = scipy.linalg.toeplitz(first, np.zeros(rounds)) / norms
-            return sensitivities.compute(dense, participation)
+            return sensitivities.of_matrix(dense, schema)
         # No column is divided by less than |c_0|, and by none more than norm one remains.
-        plain = sensitivities.from_toeplitz_coefficients(
-            np.abs(first[: self.num_bands]), rounds, participation
-        )
+        plain = sensitivities.toeplitz_bound(np.abs(first[: self.num_bands]), rounds, schema)
         by_norms = float(most)
-        if self.num_bands <= participation.separation_in(rounds):
-            by_norms = float(np.sqrt(most))
         return Sensitivity(
             min(by_norms, plain.value / abs(float(first[0]))),
             is_exact=False,
@@ -349,7 +334,7 @@ def toeplitz(
     begins at the optimum for constant ones, and is never worse.
     Where more bands than the separation are asked for, coefficients are kept non-negative
     and, from that lag on, non-increasing: then the sensitivity is known exactly
-    (``sensitivity.from_toeplitz_coefficients``).
+    (``kernel.sensitivity.toeplitz_bound``).
 
     Args:
       num_rounds: n, for the prefix sum of n rounds; or the workload itself, as ``workload``.

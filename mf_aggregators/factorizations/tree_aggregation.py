@@ -24,19 +24,17 @@ from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations._binary_tree import (
     Tree,
     binary_tree,
-    equally_spaced_sums,
-    sensitivity_of_least_separation,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
 from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
     check,
 )
-from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
@@ -166,26 +164,7 @@ class TreeAggregationFactorization(Factorization):
         """
         # What the first rounds release follows from C_T x + Z with x zero in later rounds:
         # C_T without the columns of those.
-        most = check(participation).most_participations(rounds)
-        tree = self._tree
-        if most == 1:
-            # The first round is in the largest complete tree, below all of its levels.
-            return Sensitivity(
-                float(np.sqrt(self.num_rounds.bit_length())),
-                is_exact=True,
-                theorem="largest column norm (Denisov et al. Thm 4.1)",
-            )
-        separation = participation.separation_in(rounds)
-        equally_spaced = int(np.max(equally_spaced_sums(tree, rounds, separation, most)))
-        if participation.is_evenly_spaced:
-            return Sensitivity(
-                float(np.sqrt(equally_spaced)),
-                is_exact=True,
-                theorem="enumeration of patterns (BandMF Eq. 5)",
-            )
-        return sensitivity_of_least_separation(
-            self.num_rounds, rounds, separation, most, equally_spaced
-        )
+        return of_tree(self.num_rounds, rounds, check(participation).as_schema())
 
     def _extended(
         self,

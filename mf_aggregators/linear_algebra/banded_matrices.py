@@ -587,3 +587,17 @@ def _inverse(lower: FloatArray) -> FloatArray:
     # LAPACK reads the transposed of what is stored by rows.
     inverse, _ = dtrtri(lower.T, lower=0)
     return np.asarray(np.ascontiguousarray(np.triu(inverse).T))
+
+
+def lower_bands(matrix: FloatArray) -> int | None:
+    """Returns the least b with C[i, j] = 0 for i - j >= b; None unless C is lower triangular.
+
+    Args:
+      matrix: C, two-dimensional.
+    """
+    rows, columns = matrix.shape
+    is_there = matrix != 0.0
+    if rows != columns or any(np.any(row[i + 1 :]) for i, row in enumerate(is_there)):
+        return None
+    first = np.where(np.any(is_there, axis=1), np.argmax(is_there, axis=1), np.arange(rows))
+    return int(np.max(np.arange(rows) - first)) + 1

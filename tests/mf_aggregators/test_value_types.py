@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mf_aggregators.kernel.certificates import Certification
 
 import mf_aggregators as mfa
 from mf_aggregators import factorizations, private_metrics
+from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -1,7 +1,6 @@
 """Tree aggregation against the papers' values, dense linear algebra and enumeration."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import workloads
-from mf_aggregators.factorizations import _binary_tree
 from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
@@ -35,30 +33,6 @@ def _largest_sum(strategy: np.ndarray, participation: Participation) -> int:
         int(np.sum(np.square(np.sum(strategy[:, pattern], axis=1))))
         for pattern in brute_force.patterns(participation, strategy.shape[1])
     )
-
-
-def _largest_sum_from_left(strategy: np.ndarray, separation: int, most: int) -> int:
-    """The same for a least separation, round after round: for more rounds than enumeration."""
-    num_rounds = strategy.shape[1]
-    nodes = [tuple(np.flatnonzero(strategy[:, i])) for i in range(num_rounds)]
-
-    @functools.cache
-    def largest(start: int, left: int, counts: frozenset[tuple[int, int]]) -> int:
-        if start >= num_rounds or not left:
-            return 0
-        best = largest(start + 1, left, counts)
-        known = dict(counts)
-        gain = sum(2 * known.get(node, 0) + 1 for node in nodes[start])
-        for node in nodes[start]:
-            known[node] = known.get(node, 0) + 1
-        # Counts of nodes that no later round is in do not matter any more.
-        following = start + separation
-        open_counts = frozenset(
-            (node, count) for node, count in known.items() if np.any(strategy[node, following:])
-        )
-        return max(best, gain + largest(following, left - 1, open_counts))
-
-    return largest(0, most, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -176,57 +150,6 @@ def test_the_sensitivity_is_that_of_the_worst_pattern(num_rounds: int, data: st.
         assert found == pytest.approx(truth, rel=1e-12)
     if rounds == num_rounds:
         assert factorization.sensitivity(participation) == found
-
-
-@given(st.integers(13, 45), st.integers(2, 9), st.integers(2, 8), st.integers(0, 12))
-@settings(max_examples=examples(40), deadline=None)
-def test_the_search_finds_patterns_of_uneven_spacing(
-    num_rounds: int, separation: int, most: int, unreleased: int
-) -> None:
-    rounds = num_rounds - unreleased
-    factorization = tree_aggregation(num_rounds)
-    strategy = factorization.strategy_matrix()[:, :rounds]
-    found = factorization.sensitivity_of_first(rounds, MinSeparation(separation, most))
-    assert found.is_exact
-    truth = _largest_sum_from_left(strategy, separation, most)
-    assert found == pytest.approx(np.sqrt(truth), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("num_rounds", "separation", "squared"),
-    # Between the best pattern of exact spacing, 141 and 1008, and the bound that forgets
-    # some separations, 149 and 1016.
-    [(1000, 100, 143), (2052, 100, 1012)],
-)
-def test_the_search_settles_what_its_bounds_leave_open(
-    num_rounds: int, separation: int, squared: int
-) -> None:
-    found = tree_aggregation(num_rounds).sensitivity(MinSeparation(separation))
-    assert found.is_exact
-    assert found == pytest.approx(np.sqrt(squared), rel=1e-12)
-
-
-@given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 60))
-@settings(max_examples=examples(60), deadline=None)
-def test_a_search_that_gives_up_is_an_upper_bound(
-    num_rounds: int, separation: int, most: int, steps: int
-) -> None:
-    factorization = tree_aggregation(num_rounds)
-    participation = MinSeparation(separation, most)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_binary_tree, "_MOST_STEPS", steps)
-        found = factorization.sensitivity(participation)
-    truth = np.sqrt(_largest_sum(factorization.strategy_matrix(), participation))
-    assert found >= truth * (1 - 1e-12)
-    if found.is_exact:
-        assert found == pytest.approx(truth, rel=1e-12)
-
-
-def test_giving_up_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_binary_tree, "_MOST_STEPS", 1000)
-    found = tree_aggregation(1000).sensitivity(MinSeparation(100))
-    assert not found.is_exact
-    assert found**2 == pytest.approx(149)
 
 
 def test_a_long_stream_is_small_and_quickly_described() -> None:

@@ -1,0 +1,540 @@
+"""L2 sensitivity of a strategy matrix C under a participation schema.
+
+The sensitivity is the largest change, in Frobenius norm, of C x when one client's
+contributions, of L2 norm at most one each, are replaced by zero in every round of
+one pattern of the schema (zero-out adjacency; BandMF Eq. 2). It is for contributions of any
+dimension.
+
+With X = C^T C and a pattern pi, the sum of |X[i, j]| over i, j in pi bounds the
+square of that change (BandMF Prop. E.1) and is reached where contributions of equal
+direction and suitable signs make every term non-negative. The entries of C decide which of these
+theorems applies:
+
+* one participation: the largest column norm, always exact;
+* (k, b)-participation: every pattern is enumerated (BandMF Eq. 5);
+* least separation b with X[i, j] = 0 for |i - j| >= b: columns of one pattern are orthogonal, so a
+  dynamic program over squared column norms is exact (BandMF Thm 2, Alg. 5);
+* Toeplitz matrices of non-negative coefficients that do not increase from lag b on: the
+  pattern 0, b, 2 b, ... is the worst (Kalinin and Lampert, Thm 2); any other Toeplitz matrix
+  is bounded by one of these;
+* X of a binary tree: a search over counts in its nodes (:mod:`mf_aggregators.kernel.trees`);
+* least separation b otherwise: an upper bound (BandMF Thm 3, Alg. 4).
+
+Squares are carried throughout and one square root is taken at the very end.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from mf_aggregators.kernel import trees, validation
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.schemas import Schema
+
+# Entries of X, relative to its diagonal, that may be rounding errors of a product.
+_ROUNDING_OF_GRAM = 1e-14
+# Deviations from a non-increasing sequence, relative to its largest entry, that count as
+# rounding of computed coefficients. The value is that of the non-increasing sequence.
+_ROUNDING_OF_COEFFICIENTS = 1e-13
+# The largest deviation of X from C_T^T C_T of a tree, which is added to the sensitivity.
+_ROUNDING_OF_TREE = 1e-11
+_COLUMNS_AT_A_TIME = 256
+_ENTRIES_AT_A_TIME = 2**20
+# If a pattern has more participations, its sum counts as reached only if no entry is negative.
+_MOST_WITH_SIGNS = 4096
+# Rounds squared times participations: up to here a sensitivity that Toeplitz structure
+# only bounds is also computed from the dense matrix.
+_LARGEST_DENSE_BOUND = 30_000_000
+_COLUMN_NORM = "largest column norm (Denisov et al. Thm 4.1)"
+_BANDED = "banded matrix (BandMF Thm 2, Alg. 5)"
+_ENUMERATION = "enumeration of patterns (BandMF Eq. 5)"
+_TOEPLITZ = "non-increasing Toeplitz coefficients (Kalinin and Lampert, Thm 2)"
+
+
+class Sensitivity(float):
+    """A sensitivity: a float that knows whether it is exact or an upper bound.
+
+    Attributes:
+      value: The sensitivity, a plain float.
+      is_exact: True if the value is reached by some neighbouring pair of inputs,
+        False if it is an upper bound.
+      theorem: The statement that gives the value.
+    """
+
+    is_exact: bool
+    theorem: str
+
+    def __new__(cls, value: float, *, is_exact: bool, theorem: str) -> "Sensitivity":
+        """Creates a sensitivity of ``value``."""
+        self = super().__new__(cls, value)
+        self.is_exact = is_exact
+        self.theorem = theorem
+        return self
+
+    @property
+    def value(self) -> float:
+        """The sensitivity as a plain float."""
+        return float(self)
+
+    def times(self, factor: float) -> "Sensitivity":
+        """Returns the sensitivity of a matrix that is ``factor`` > 0 times as large.
+
+        Args:
+          factor: Above zero.
+        """
+        return Sensitivity(float(self) * factor, is_exact=self.is_exact, theorem=self.theorem)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
+        return (float(self),), {"is_exact": self.is_exact, "theorem": self.theorem}
+
+    def __repr__(self) -> str:
+        return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"
+
+
+def of_matrix(strategy: Any, schema: Schema) -> Sensitivity:
+    """Computes the sensitivity of a dense strategy matrix.
+
+    Args:
+      strategy: C, (m, n) for n rounds; m = n for square factorizations, larger for trees.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound.
+
+    Raises:
+      ValueError: If C is not a finite two-dimensional array with a column for each round.
+    """
+    strategy = _array(strategy, "the strategy matrix", 2)
+    largest = _largest(strategy, "the strategy matrix")
+    if largest == 0.0:
+        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
+    # Squares of very large or small entries would over- or underflow.
+    strategy = strategy / largest
+    norms = np.einsum("ij,ij->j", strategy, strategy)
+    num_rounds = len(norms)
+    if schema.most_in(num_rounds) == 1:
+        return _root(np.max(norms), _COLUMN_NORM).times(largest)
+    separation = schema.separation_in(num_rounds)
+    below, above = _diagonals(num_rounds, num_rounds)
+    for first in range(0, num_rounds, _COLUMNS_AT_A_TIME):
+        columns = strategy[:, first : first + _COLUMNS_AT_A_TIME]
+        rows = np.flatnonzero(np.any(columns, axis=1))
+        through = max(first + columns.shape[1] - separation, 0)
+        if len(rows) and through:
+            nonzero = slice(rows[0], rows[-1] + 1)
+            gram = columns[nonzero].T @ strategy[nonzero, :through]
+            for i, row in enumerate(gram, first):
+                # X[i, 0], ..., X[i, i - b]: closer pairs are in no pattern.
+                below[separation : i + 1, i] = row[: max(i - separation + 1, 0)][::-1]
+    if not schema.is_even:
+        found = _of_tree(norms, below, schema, largest)
+        if found is not None:
+            return found
+    return _of_gram(norms, below, above, schema).times(largest)
+
+
+def of_bands(bands: Any, schema: Schema) -> Sensitivity:
+    """Computes the sensitivity of a lower-triangular banded strategy matrix, from its bands.
+
+    Args:
+      bands: (n, b) with ``bands[i, t] = C[i, i - t]``; entries with i < t do not count.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound, in O(n b^2) operations.
+
+    Raises:
+      ValueError: If the bands are not a finite array of 1 to n columns.
+    """
+    bands = _array(bands, "bands", 2)
+    num_rounds, num_bands = bands.shape
+    if num_bands > num_rounds:
+        raise ValueError(f"bands must have at most {num_rounds} columns, found {num_bands}.")
+    largest = _largest(bands, "bands")
+    # Entries of C by columns: columns[t, j] = C[j + t, j].
+    columns = np.zeros((num_bands, num_rounds))
+    for t in range(num_bands):
+        columns[t, : num_rounds - t] = bands[t:, t]
+    used = np.flatnonzero(np.any(columns, axis=1))
+    if not len(used):
+        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
+    columns = columns[: used[-1] + 1] / largest
+    num_bands = len(columns)
+    norms = np.einsum("tj,tj->j", columns, columns)
+    if schema.most_in(num_rounds) == 1:
+        return _root(np.max(norms), _COLUMN_NORM).times(largest)
+    separation = schema.separation_in(num_rounds)
+    if 4 * num_bands > num_rounds and num_bands > separation:
+        # Products of dense matrices are quicker.
+        dense = np.zeros((num_rounds, num_rounds))
+        for t, diagonal in enumerate(columns):
+            np.fill_diagonal(dense[t:], diagonal[: num_rounds - t])
+        return of_matrix(dense, schema).times(largest)
+    below, above = _diagonals(num_rounds, num_bands)
+    for t in range(separation, num_bands, separation if schema.is_even else 1):
+        pairs = columns[: num_bands - t, t:], columns[t:, : num_rounds - t]
+        below[t, t:] = np.einsum("sj,sj->j", *pairs)
+    return _of_gram(norms, below, above, schema).times(largest)
+
+
+def of_coefficients(coefficients: Any, num_rounds: int, schema: Schema) -> Sensitivity:
+    """Computes the sensitivity of a lower-triangular Toeplitz matrix.
+
+    Args:
+      coefficients: (m,) the first column, m <= n; zeros follow.
+      num_rounds: n.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound: the smaller of :func:`toeplitz_bound` and, if n is
+      not too large, that of the dense matrix.
+
+    Raises:
+      ValueError: If the coefficients are not a finite vector of 1 to n entries.
+    """
+    found = toeplitz_bound(coefficients, num_rounds, schema)
+    if found.is_exact or num_rounds**2 * schema.most_in(num_rounds) > _LARGEST_DENSE_BOUND:
+        return found
+    column = np.zeros(num_rounds)
+    column[: len(coefficients)] = coefficients
+    return min(of_matrix(scipy.linalg.toeplitz(column, np.zeros(num_rounds)), schema), found)
+
+
+def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
+    """Computes the sensitivity of the strategy matrix C_T of a binary tree.
+
+    Args:
+      num_leaves: The leaves n of the tree.
+      num_rounds: Rounds that count, from the first on.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact unless the search would take too long.
+    """
+    most = schema.most_in(num_rounds)
+    if most == 1:
+        return _root(num_leaves.bit_length(), _COLUMN_NORM)
+    if schema.is_even:
+        found = trees.largest_even_sum(num_leaves, num_rounds, schema.separation, most)
+        return _root(found, _ENUMERATION)
+    found, is_exact = trees.largest_sum(num_leaves, num_rounds, schema.separation, most)
+    if is_exact:
+        return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
+    theorem = "upper bound: participations apart within nodes of the tree only"
+    return _root(found, theorem, is_exact=False)
+
+
+def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensitivity:
+    """Computes or bounds the sensitivity of a lower-triangular Toeplitz matrix, in O(n).
+
+    For non-negative coefficients c that do not increase from lag b on, the worst pattern
+    starts at round 0 and takes part every b rounds. With participations p_1 < p_2 < ...,
+    p_j is at least (j - 1) b and p_j - p_i at least (j - i) b, and
+    ``X[p_i, p_j] = sum_t c_t c_(t + p_j - p_i)`` over t < n - p_j only grows if p_j and
+    p_j - p_i become smaller: the second factor is at a lag of b or more for i < j, and for
+    i = j the sum has more terms.
+
+    Where c does not decrease, the second factor is at most e_(t + (j - i) b), with
+    e_t = max |c_s| over s >= t, which gives an upper bound. Columns of a matrix of at most
+    b bands are orthogonal within a pattern, and their norms decide, whatever c is.
+
+    Args:
+      coefficients: (m,) the first column, m <= n; zeros follow.
+      num_rounds: n.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact or an upper bound.
+
+    Raises:
+      ValueError: If the coefficients are not a finite vector of 1 to n entries.
+    """
+    most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
+    series = _array(coefficients, "coefficients", 1)
+    if len(series) > num_rounds:
+        raise ValueError(
+            f"coefficients must be a vector of 1 to {num_rounds} entries, found {len(series)}."
+        )
+    largest = _largest(series, "the coefficients")
+    if largest == 0.0:
+        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
+    column = np.zeros(num_rounds)
+    column[: len(series)] = series / largest
+    sizes = np.abs(column)
+    # Columns end at the last round: their norms fall.
+    norms = np.cumsum(np.square(sizes))[::-1][::separation][:most]
+    if most == 1 or not np.any(column[separation:]):
+        return _root(np.sum(norms), _COLUMN_NORM if most == 1 else _BANDED).times(largest)
+    envelope = sizes.copy()
+    envelope[separation:] = np.maximum.accumulate(sizes[separation:][::-1])[::-1]
+    has_one_sign = max(np.min(column), -np.max(column)) >= -_ROUNDING_OF_COEFFICIENTS
+    if has_one_sign and np.all(envelope - sizes <= _ROUNDING_OF_COEFFICIENTS):
+        total = np.square(pattern_sum(envelope, separation, most))
+        return _root(np.sum(total), _TOEPLITZ).times(largest)
+    # Twice the sum over i < j of sum_s |c|_(s - (j - 1) b) e_(s - (i - 1) b), and the norms. With
+    # s = r b + o, the inner sum is one over rows a < a' of tables of b columns.
+    products = _pairs_within_windows(_table(sizes, separation), _table(envelope, separation), most)
+    squared = np.sum(norms) + 2.0 * np.sum(products.ravel()[:num_rounds])
+    # All terms are non-negative, so that rounding is relative to the sum itself.
+    rounding = 8.0 * (np.log2(num_rounds + 1.0) + most) * np.finfo(np.float64).eps
+    theorem = f"upper bound by {_TOEPLITZ}"
+    return _root(squared * (1.0 + rounding), theorem, is_exact=False).times(largest)
+
+
+def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
+    """Returns the sum of a Toeplitz matrix's columns 0, b, 2 b, ..., k of them.
+
+    Args:
+      column: (n,) the first column.
+      separation: b.
+      most: k, with (k - 1) b < n.
+
+    Returns:
+      (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
+    """
+    return _window_sums(_table(column, separation), most).ravel()[: len(column)]
+
+
+def pattern_sum_adjoint(values: FloatArray, separation: int, most: int) -> FloatArray:
+    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k.
+
+    Args:
+      values: (n,) floats.
+      separation: The separation b.
+      most: The number k of participations.
+    """
+    sums = _window_sums(_table(values, separation)[::-1], most)[::-1]
+    return sums.ravel()[: len(values)]
+
+
+def _array(values: Any, name: str, dimensions: int) -> FloatArray:
+    array = validation.real_array(values, name)
+    if array.ndim != dimensions or array.size == 0:
+        kind = {1: "a vector", 2: "two-dimensional"}[dimensions]
+        raise ValueError(f"{name} must be {kind}, found an array of shape {array.shape}.")
+    return array
+
+
+def _largest(array: FloatArray, name: str) -> float:
+    """The largest magnitude of entries, of a finite array."""
+    largest = max(float(np.max(array)), -float(np.min(array)))
+    if not np.isfinite(largest):
+        raise ValueError(f"{name} must be finite, found NaN or infinite entries.")
+    return largest
+
+
+def _root(squared: float, theorem: str, is_exact: bool = True) -> Sensitivity:
+    return Sensitivity(float(np.sqrt(squared)), is_exact=is_exact, theorem=theorem)
+
+
+def _diagonals(num_rounds: int, width: int) -> tuple[FloatArray, FloatArray]:
+    """Two views of one array of zeros: (w, n) ``below[t, i]`` is ``above[t, i - t]``.
+
+    With below[t, i] = X[i, i - t] for i >= t, and zero for i < t, it is above[t, i] = X[i, i + t],
+    and zero for i + t >= n.
+    """
+    values = np.zeros(width * (num_rounds + 1))
+    below = values[: width * num_rounds].reshape(width, num_rounds)
+    return below, values.reshape(width, num_rounds + 1)[:, :num_rounds]
+
+
+def _of_gram(
+    norms: FloatArray, below: FloatArray, above: FloatArray, schema: Schema
+) -> Sensitivity:
+    """The sensitivity from squared column norms and diagonals b, b + 1, ... of X."""
+    num_rounds = len(norms)
+    separation = schema.separation
+    if schema.is_even:
+        return _enumerated(norms, above, schema)
+    if not np.any(below[separation:]):
+        return _root(schema.largest_sum(norms), _BANDED)
+    # BandMF Thm 3. The sum over a pattern pi of |X[i, j]| is the sum over i in pi of the sum of
+    # row i over pi. Alg. 4 bounds that by its maximum over all patterns; here the maximum is over
+    # the patterns that contain i, which is no larger and is a bound for the same reason.
+    rows_at_a_time = max(1, _ENTRIES_AT_A_TIME // len(below))
+    row_bounds = norms.copy()
+    for first in range(0, num_rounds, rows_at_a_time):
+        rows = slice(first, first + rows_at_a_time)
+        after, before = np.abs(above[: num_rounds - first, rows]), np.abs(below[: rows.stop, rows])
+        row_bounds[rows] += _largest_of_both_sides(after, before, schema, num_rounds)
+    # The square of the largest sum of column norms is a bound by the triangle inequality.
+    squared = min(schema.largest_sum(row_bounds), schema.largest_sum(np.sqrt(norms)) ** 2)
+    return _root(squared, "upper bound for any matrix (BandMF Thm 3)", is_exact=False)
+
+
+def _enumerated(norms: FloatArray, above: FloatArray, schema: Schema) -> Sensitivity:
+    """BandMF Eq. 5: sums over all patterns at once, diagonal by diagonal of X."""
+    most, separation = schema.most_in(len(norms)), schema.separation
+    lags = above[::separation][:most]
+    sums = pattern_sum_adjoint(norms, separation, most)
+    for count in range(1, len(lags)):
+        # Pairs of participations so many separations apart, the first of each pair.
+        sums = sums + 2.0 * pattern_sum_adjoint(np.abs(lags[count]), separation, most - count)
+    start = int(np.argmax(sums[: len(schema.starts_in(len(norms)))]))
+    rounds = np.arange(start, len(norms), separation)[:most]
+    is_exact = _is_reached(lags[1:, rounds], float(np.max(norms[rounds])))
+    return _root(sums[start], _ENUMERATION, is_exact)
+
+
+def _is_reached(lags: FloatArray, largest: float) -> bool:
+    """Returns whether sum |X[i, j]| over a pattern is reached.
+
+    It is if signs s exist with s_i s_j X[i, j] >= 0 for all i, j: then contributions s_i u, with
+    one unit vector u, change C x by exactly the bound. Signs are spread along the non-zero entries
+    from each connected group's first round. Entries of the size of rounding errors have no sign.
+
+    Args:
+      lags: ``lags[c - 1, i]`` is X for participations i and i + c of the pattern.
+      largest: The largest diagonal entry.
+    """
+    signs_of = np.where(np.abs(lags) <= _ROUNDING_OF_GRAM * largest, 0.0, np.sign(lags))
+    if np.all(signs_of >= 0.0):
+        return True
+    count = lags.shape[1]
+    if count > _MOST_WITH_SIGNS:
+        return False
+    pattern = np.zeros((count, count))
+    for lag, values in enumerate(signs_of, 1):
+        np.fill_diagonal(pattern[:, lag:], values[: count - lag])
+    pattern += pattern.T
+    signs = np.zeros(count)
+    for first in range(count):
+        waiting = [first] if signs[first] == 0.0 else []
+        signs[waiting] = 1.0
+        while waiting:
+            i = waiting.pop()
+            fresh = np.flatnonzero((pattern[i] != 0.0) & (signs == 0.0))
+            signs[fresh] = signs[i] * pattern[i, fresh]
+            waiting.extend(fresh.tolist())
+    return bool(np.all(signs[:, np.newaxis] * pattern * signs >= 0.0))
+
+
+def _largest_of_both_sides(
+    after: FloatArray, before: FloatArray, schema: Schema, num_rounds: int
+) -> FloatArray:
+    """For each row of |X|, its largest sum over the other rounds of a pattern that holds it.
+
+    Args:
+      after: (w, rows): entry t after the diagonal.
+      before: (w', rows): entry t before it.
+      schema: The schema, of least separation b.
+      num_rounds: n.
+    """
+    others, separation = schema.most_in(num_rounds) - 1, schema.separation
+    fitting = [(len(side) - 1) // separation for side in (after, before)]
+    if others >= min(sum(fitting), (num_rounds - 1) // separation):
+        unlimited = [_largest_sums(side, separation, None)[-1] for side in (after, before)]
+        return unlimited[0] + unlimited[1]
+    levels = min(others, max(fitting))
+    later, earlier = (_largest_sums(side, separation, levels) for side in (after, before))
+    # m participations after the row leave k - 1 - m before it.
+    return np.asarray(
+        np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
+    )
+
+
+def _largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
+    """The largest sums over at most 0, 1, ..., ``levels`` entries of each row, b or more apart.
+
+    The first is at least b from the diagonal as well. Without levels, one sum without a limit.
+    """
+    width, rows = side.shape
+    found = [np.zeros(rows)]
+    fewer = np.zeros((width + separation + 1, rows))
+    for _ in range(1 if levels is None else levels):
+        sums = np.zeros_like(fewer)
+        rest = sums if levels is None else fewer
+        for t in range(width - 1, separation - 1, -1):
+            np.maximum(side[t] + rest[t + separation], sums[t + 1], out=sums[t])
+        found.append(sums[separation])
+        fewer = sums
+    return found
+
+
+def _of_tree(
+    norms: FloatArray, below: FloatArray, schema: Schema, largest: float
+) -> Sensitivity | None:
+    """The sensitivity if X is C_T^T C_T of a binary tree, up to rounding; None otherwise.
+
+    With h_i nodes over round i, rounds i > j share h_i less the bits of i xor j, or none.
+
+    Args:
+      norms: The diagonal of X over ``largest`` squared.
+      below: Its diagonals.
+      schema: The schema, of least separation.
+      largest: The largest entry of C.
+    """
+    num_rounds, num_leaves = len(norms), 0
+    if not 0.5 <= largest <= 64.0:
+        return None
+    while num_leaves < num_rounds:
+        height = round(float(norms[num_leaves]) * largest**2)
+        if not 1 <= height <= 64:
+            return None
+        num_leaves += 1 << (height - 1)
+    rounds, heights = np.arange(num_rounds), trees.heights(num_leaves, num_rounds)
+    deviation = float(np.max(np.abs(norms * largest**2 - heights)))
+    for t in range(schema.separation, num_rounds):
+        if deviation > _ROUNDING_OF_TREE:
+            break
+        bits = np.frexp(rounds[t:] ^ rounds[: num_rounds - t])[1]
+        shared = np.maximum(heights[t:] - bits, 0)
+        deviation = max(deviation, float(np.max(np.abs(below[t, t:] * largest**2 - shared))))
+    if deviation > _ROUNDING_OF_TREE:
+        return None
+    found = of_tree(num_leaves, num_rounds, schema)
+    squared = found.value**2 + deviation * schema.most_in(num_rounds) ** 2
+    return _root(squared, found.theorem, found.is_exact)
+
+
+def _table(column: FloatArray, separation: int) -> FloatArray:
+    """The (ceil(n / b), b) table whose rows are a vector's entries, zeros at its end."""
+    table = np.zeros((-(-len(column) // separation), separation))
+    table.ravel()[: len(column)] = column
+    return table
+
+
+def _in_blocks(table: FloatArray, rows: int) -> FloatArray:
+    """The (blocks, rows, b) view of a table filled up with zeros."""
+    blocks = -(-len(table) // rows)
+    filled = np.zeros((blocks * rows, table.shape[1]))
+    filled[: len(table)] = table
+    return filled.reshape(blocks, rows, -1)
+
+
+def _running(blocks: FloatArray) -> FloatArray:
+    return np.cumsum(blocks, axis=1)
+
+
+def _running_back(blocks: FloatArray) -> FloatArray:
+    return np.asarray(np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1])
+
+
+def _window_sums(table: FloatArray, most: int) -> FloatArray:
+    """For each row, the sum of it and the k - 1 rows before it, without differences.
+
+    A window reaches from within one block of k rows into the next: the end of the one
+    and the beginning of the other are running sums, of non-negative terms where the
+    table's are, so that nothing cancels.
+    """
+    blocks = _in_blocks(table, most)
+    sums = _running(blocks)
+    sums[1:, :-1] += _running_back(blocks)[:-1, 1:]
+    return sums.reshape(-1, table.shape[1])[: len(table)]
+
+
+def _pairs_within_windows(first: FloatArray, second: FloatArray, most: int) -> FloatArray:
+    """For each row r, the sum of first[a] second[a'] over r - k < a < a' <= r.
+
+    As in :func:`_window_sums`, a window reaches from within one block of k rows into the next:
+    both rows of a pair are in the later block, or both in the earlier one, or one in each.
+    """
+    ours, theirs = _in_blocks(first, most), _in_blocks(second, most)
+    ours_before, theirs_after = np.zeros_like(ours), np.zeros_like(theirs)
+    ours_before[:, 1:] = _running(ours)[:, :-1]
+    theirs_after[:, :-1] = _running_back(theirs)[:, 1:]
+    pairs = _running(theirs * ours_before)
+    pairs[1:, :-1] += _running_back(ours * theirs_after)[:-1, 1:]
+    pairs[1:, :-1] += _running_back(ours)[:-1, 1:] * _running(theirs)[1:, :-1]
+    return pairs.reshape(-1, first.shape[1])[: len(first)]

@@ -1,0 +1,563 @@
+"""Sensitivities against enumeration of all patterns, signs and vector contributions."""
+
+import pickle
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.kernel import sensitivity
+from mf_aggregators.kernel.schemas import Schema
+from tests.examples import examples
+from tests.mf_aggregators import brute_force
+from tests.mf_aggregators.kernel.test_trees import strategy_of
+from tests.refusals import refuses
+
+_RELATIVE = 1e-12
+_SINGLE = Schema(1, 1)
+_SEEDS = st.integers(0, 2**32 - 1)
+_KINDS = ["any", "positive", "falling", "negative falling", "whole", "nearly falling", "late fall"]
+
+
+def _schemas(num_rounds: int) -> st.SearchStrategy[Schema]:
+    """Any schema, also of participations that do not fit."""
+    numbers = st.integers(1, num_rounds + 1)
+    return st.builds(Schema, st.none() | numbers, numbers, is_even=st.booleans())
+
+
+@st.composite
+def _matrices(draw: st.DrawFn, largest: int = 9) -> tuple[np.ndarray, Schema]:
+    num_rounds = draw(st.integers(1, largest))
+    generator = np.random.default_rng(draw(_SEEDS))
+    matrix = generator.normal(size=(num_rounds, num_rounds))
+    if draw(st.booleans()):
+        matrix = np.abs(matrix)
+    if draw(st.booleans()):
+        matrix[generator.random(matrix.shape) < 0.5] = 0.0
+    shape = draw(st.sampled_from(["lower", "full", "symmetric", "tall"]))
+    bands = draw(st.integers(1, num_rounds))
+    if shape in ("lower", "symmetric"):
+        matrix = np.tril(matrix) - np.tril(matrix, -bands)
+    if shape == "symmetric":
+        matrix = matrix + matrix.T
+    if shape == "tall":
+        matrix = np.concatenate([matrix, generator.normal(size=(3, num_rounds))])
+    return matrix, draw(_schemas(num_rounds))
+
+
+def _coefficients(kind: str, count: int, seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    series = generator.normal(size=count)
+    falling = np.sort(np.abs(series))[::-1]
+    start = int(generator.integers(count + 1))
+    late_fall = np.concatenate([np.abs(generator.normal(size=start)), falling[start:]])
+    kinds = {
+        "any": series,
+        "positive": np.abs(series),
+        "falling": falling,
+        "negative falling": -falling,
+        "whole": np.round(2.0 * series),
+        "nearly falling": falling * (1.0 + 0.1 * series),
+        "late fall": late_fall,
+    }
+    return kinds[kind]
+
+
+@st.composite
+def _series(draw: st.DrawFn, largest: int) -> tuple[str, np.ndarray, int, Schema]:
+    num_rounds = draw(st.integers(1, largest))
+    kind, count = draw(st.sampled_from(_KINDS)), draw(st.integers(1, num_rounds))
+    return kind, _coefficients(kind, count, draw(_SEEDS)), num_rounds, draw(_schemas(num_rounds))
+
+
+def _toeplitz(series: np.ndarray, num_rounds: int) -> np.ndarray:
+    column = np.zeros(num_rounds)
+    column[: len(series)] = series
+    return np.asarray(scipy.linalg.toeplitz(column, np.zeros(num_rounds)))
+
+
+def _bands_of(matrix: np.ndarray, num_bands: int) -> np.ndarray:
+    bands = np.zeros((len(matrix), num_bands))
+    for t in range(num_bands):
+        bands[t:, t] = np.diagonal(matrix, -t)
+    return bands
+
+
+def _agrees(found: sensitivity.Sensitivity, truth: float) -> None:
+    """Never below the truth, and equal to it if the value is said to be exact."""
+    assert found.value >= truth * (1 - _RELATIVE)
+    if found.is_exact:
+        assert found.value == pytest.approx(truth, rel=1e-9, abs=1e-12)
+
+
+# Dense matrices.
+
+
+@given(_matrices())
+@settings(max_examples=examples(250), deadline=None)
+def test_never_below_and_if_exact_equal_to_enumeration(problem: tuple[np.ndarray, Schema]) -> None:
+    matrix, schema = problem
+    found = sensitivity.of_matrix(matrix, schema)
+    _agrees(found, brute_force.scalar_sensitivity(matrix, schema))
+
+
+@given(_matrices(), st.integers(1, 40), st.integers(1, 5))
+@settings(max_examples=examples(150), deadline=None)
+def test_a_bound_is_that_of_the_definition_whatever_is_computed_at_a_time(
+    problem: tuple[np.ndarray, Schema], entries: int, columns: int
+) -> None:
+    """Rows of |X| over the patterns that hold them, or norms of columns: the smaller of both."""
+    matrix, schema = problem
+    with (
+        mock.patch.object(sensitivity, "_ENTRIES_AT_A_TIME", entries),
+        mock.patch.object(sensitivity, "_COLUMNS_AT_A_TIME", columns),
+    ):
+        found = sensitivity.of_matrix(matrix, schema)
+    if found.is_exact:
+        assert found == sensitivity.of_matrix(matrix, schema)
+        return
+    magnitudes, norms = np.abs(matrix.T @ matrix), np.linalg.norm(matrix, axis=0)
+    allowed = [list(each) for each in brute_force.patterns(schema, matrix.shape[1])]
+    if schema.is_even:
+        squared = max(float(np.sum(magnitudes[np.ix_(each, each)])) for each in allowed)
+        assert found.value**2 == pytest.approx(squared, rel=1e-9)
+        return
+    through = [
+        max(float(np.sum(magnitudes[i, each])) for each in allowed if i in each)
+        for i in range(matrix.shape[1])
+    ]
+    by_rows = max(sum(through[i] for i in each) for each in allowed)
+    by_norms = max(float(np.sum(norms[each])) for each in allowed)
+    assert found.value == pytest.approx(min(np.sqrt(by_rows), by_norms), rel=1e-9)
+
+
+@given(_matrices(largest=7), st.integers(2, 4), _SEEDS)
+@settings(max_examples=examples(100), deadline=None)
+def test_never_below_the_change_of_vector_contributions(
+    problem: tuple[np.ndarray, Schema], dimension: int, seed: int
+) -> None:
+    matrix, schema = problem
+    found, generator = sensitivity.of_matrix(matrix, schema), np.random.default_rng(seed)
+    for pattern in brute_force.patterns(schema, matrix.shape[1]):
+        change = brute_force.vector_change(matrix, pattern, dimension, generator, steps=20)
+        assert change <= found.value * (1 + 1e-9)
+
+
+@given(st.integers(1, 10), st.integers(1, 10), _SEEDS, st.data())
+@settings(max_examples=examples(150), deadline=None)
+def test_banded_matrices_are_exact_under_their_separation(
+    num_rounds: int, num_bands: int, seed: int, data: st.DataObject
+) -> None:
+    matrix = np.tril(np.random.default_rng(seed).normal(size=(num_rounds, num_rounds)))
+    matrix -= np.tril(matrix, -num_bands)
+    separation = data.draw(st.integers(num_bands, num_bands + 3))
+    schema = Schema(data.draw(st.none() | st.integers(1, 5)), separation)
+    found = sensitivity.of_matrix(matrix, schema)
+    assert found.is_exact
+    truth = brute_force.scalar_sensitivity(matrix, schema)
+    assert found.value == pytest.approx(truth, rel=1e-9)
+
+
+def test_the_theorems_are_named() -> None:
+    falling, frustrated = _toeplitz(np.array([3.0, 2.0, 1.0]), 6), np.tril(1.0 - 3.0 * np.eye(6))
+    for matrix, schema, theorem in (
+        (falling, Schema(1, 3), "largest column norm"),
+        (falling, Schema(None, 6), "largest column norm"),
+        (falling, Schema(2, 2, is_even=True), "enumeration"),
+        (falling, Schema(None, 3), "Alg. 5"),
+        (falling, Schema(None, 2), "Thm 3"),
+        (frustrated, Schema(None, 1), "Thm 3"),
+        (0.0 * falling, Schema(None, 2), "zero matrix"),
+    ):
+        assert theorem in sensitivity.of_matrix(matrix, schema).theorem
+    series = np.array([3.0, 2.0, 1.0])
+    for schema, theorem in (
+        (_SINGLE, "largest column norm"),
+        (Schema(None, 3), "Alg. 5"),
+        (Schema(None, 2), "Kalinin"),
+    ):
+        assert theorem in sensitivity.of_coefficients(series, 6, schema).theorem
+
+
+def test_at_most_k_participations_and_not_exactly_k() -> None:
+    # Both pairs of two rounds at least 2 apart leave out the column of squared norm 10.
+    found = sensitivity.of_matrix(np.diag(np.sqrt([1.0, 10.0, 1.0])), Schema(2, 2))
+    assert found.is_exact
+    assert found.value**2 == pytest.approx(10.0)
+
+
+def test_a_symmetric_banded_matrix_is_not_taken_for_a_banded_one() -> None:
+    # C has 2 bands, C^T C has 3: columns 0 and 2 overlap in row 1.
+    matrix = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    truth = brute_force.scalar_sensitivity(matrix, Schema(None, 2))
+    assert truth > np.sqrt(4.0)
+    _agrees(sensitivity.of_matrix(matrix, Schema(None, 2)), truth)
+
+
+def test_cancellation_is_not_counted_on() -> None:
+    # Opposite columns cancel for equal contributions, and add up for opposite ones.
+    found = sensitivity.of_matrix(np.array([[1.0, -1.0], [0.0, 0.0]]), Schema(2, 1, is_even=True))
+    assert found.value == pytest.approx(2.0)
+    assert found.is_exact
+
+
+def test_frustrated_signs_are_reported_as_a_bound() -> None:
+    # No signs make all three products positive, so the sum of magnitudes is not reached.
+    gram = np.array([[1.0, -0.4, -0.4], [-0.4, 1.0, -0.4], [-0.4, -0.4, 1.0]])
+    matrix, schema = np.linalg.cholesky(gram).T, Schema(3, 1, is_even=True)
+    found = sensitivity.of_matrix(matrix, schema)
+    assert not found.is_exact
+    assert found.value**2 == pytest.approx(5.4)
+    assert found.value > brute_force.scalar_sensitivity(matrix, schema)
+    with mock.patch.object(sensitivity, "_MOST_WITH_SIGNS", 2):
+        # Signs would be found, but too many were to be tried.
+        reached = sensitivity.of_matrix(np.array([[1.0, -1.0, 1.0]]), schema)
+    assert (reached.value, reached.is_exact) == (pytest.approx(3.0), False)
+    assert sensitivity.of_matrix(np.array([[1.0, -1.0, 1.0]]), schema).is_exact
+
+
+def test_the_bound_is_no_looser_than_the_papers() -> None:
+    generator, schema = np.random.default_rng(5), Schema(3, 3)
+    allowed = [list(each) for each in brute_force.patterns(schema, 10)]
+
+    def largest(vector: np.ndarray) -> float:
+        return max(float(np.sum(vector[each])) for each in allowed)
+
+    for _ in range(20):
+        matrix = np.tril(generator.normal(size=(10, 10)))
+        # BandMF Alg. 4, by enumeration of patterns.
+        alg_4 = largest(np.array([largest(row) for row in np.abs(matrix.T @ matrix)]))
+        assert sensitivity.of_matrix(matrix, schema).value ** 2 <= alg_4 * (1 + 1e-9)
+
+
+def test_a_sensitivity_is_a_float_and_survives_pickling() -> None:
+    found = sensitivity.of_matrix(np.eye(3), _SINGLE)
+    assert isinstance(found, float)
+    assert 2 * found == 2.0
+    copy = pickle.loads(pickle.dumps(found))
+    assert (copy.value, copy.is_exact, copy.theorem) == (1.0, True, found.theorem)
+    twice = found.times(2.0)
+    assert (twice.value, twice.is_exact, twice.theorem) == (2.0, True, found.theorem)
+    assert repr(twice) == f"Sensitivity(2.0, is_exact=True, theorem={found.theorem!r})"
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e170, 1e300])
+@pytest.mark.parametrize("schema", [_SINGLE, Schema(None, 1), Schema(2, 2, is_even=True)])
+def test_scales_that_overflow_when_squared(scale: float, schema: Schema) -> None:
+    matrix = np.tril(np.random.default_rng(3).normal(size=(7, 7)))
+    series, bands = np.array([1.0, 0.5, 0.25]), _bands_of(matrix, 2)
+    for of, array in (
+        (sensitivity.of_matrix, matrix),
+        (sensitivity.of_bands, bands),
+        (lambda array, schema: sensitivity.of_coefficients(array, 5, schema), series),
+    ):
+        found = of(array * scale, schema)
+        assert found.value / scale == pytest.approx(of(array, schema).value, rel=_RELATIVE)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.ones(()), np.ones(0), np.ones((0, 2)), np.ones((2, 2, 2)), "12", [[np.nan]], [[-np.inf]]],
+    ids=str,
+)
+def test_what_is_no_matrix_is_refused(array: Any) -> None:
+    with refuses("strategy matrix"):
+        sensitivity.of_matrix(array, _SINGLE)
+    with refuses("bands"):
+        sensitivity.of_bands(array, _SINGLE)
+
+
+# Bands.
+
+
+@given(st.integers(1, 40), st.data())
+@settings(max_examples=examples(250), deadline=None)
+def test_bands_give_what_the_dense_matrix_gives(num_rounds: int, data: st.DataObject) -> None:
+    num_bands = data.draw(st.integers(1, num_rounds))
+    generator = np.random.default_rng(data.draw(_SEEDS))
+    matrix = generator.normal(size=(num_rounds, num_rounds))
+    if data.draw(st.booleans()):
+        matrix = np.abs(matrix)
+    matrix = np.tril(np.triu(matrix, 1 - data.draw(st.integers(1, num_bands))))
+    schema = data.draw(_schemas(num_rounds))
+    with mock.patch.object(sensitivity, "_ENTRIES_AT_A_TIME", data.draw(st.integers(1, 400))):
+        found = sensitivity.of_bands(_bands_of(matrix, num_bands), schema)
+    dense = sensitivity.of_matrix(matrix, schema)
+    assert found == pytest.approx(dense, rel=_RELATIVE)
+    assert (found.is_exact, found.theorem) == (dense.is_exact, dense.theorem)
+
+
+def test_bands_beyond_the_matrix_do_not_count_and_more_than_rounds_are_refused() -> None:
+    bands = np.array([[1.0, 9.0], [1.0, 2.0]])
+    assert sensitivity.of_bands(bands, _SINGLE).value == pytest.approx(np.sqrt(5.0))
+    assert sensitivity.of_bands([[0.0, 9.0], [0.0, 0.0]], _SINGLE).theorem == "zero matrix"
+    with refuses("bands", "2"):
+        sensitivity.of_bands(np.ones((2, 3)), _SINGLE)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Schema(20, 1000),
+        pytest.param(Schema(50, 10), marks=pytest.mark.long),
+        pytest.param(Schema(None, 1), marks=pytest.mark.long),
+        pytest.param(Schema(12_500, 8, is_even=True), marks=pytest.mark.long),
+        _SINGLE,
+    ],
+    ids=str,
+)
+def test_a_hundred_thousand_rounds_need_no_dense_matrix(schema: Schema) -> None:
+    bands = np.where(np.tri(100_000, 32, dtype=bool), 0.9 ** np.arange(32), 0.0)
+    found = sensitivity.of_bands(bands, schema)
+    # The worst pattern of a falling Toeplitz matrix is that of the coefficients.
+    exact = sensitivity.of_coefficients(0.9 ** np.arange(32), 100_000, schema)
+    assert exact.is_exact
+    assert exact * (1 - _RELATIVE) <= found <= 1.2 * exact
+
+
+# Trees.
+
+
+def _lower_factor(gram: np.ndarray) -> np.ndarray:
+    """The lower-triangular C with C^T C = X."""
+    return np.asarray(np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T)
+
+
+@given(st.integers(2, 40), st.integers(0, 9), st.integers(1, 12), st.none() | st.integers(2, 6))
+@settings(max_examples=examples(150), deadline=None)
+def test_trees_are_found_by_their_products_of_columns(
+    num_leaves: int, unreleased: int, separation: int, most: int | None
+) -> None:
+    num_rounds, schema = max(2, num_leaves - unreleased), Schema(most, separation)
+    strategy = strategy_of(num_leaves, num_rounds)
+    expected = sensitivity.of_tree(num_leaves, num_rounds, schema)
+    for matrix in (strategy, _lower_factor(strategy.T @ strategy)):
+        found = sensitivity.of_matrix(matrix, schema)
+        assert found.is_exact
+        assert found.value == pytest.approx(expected.value, rel=_RELATIVE)
+        if num_rounds <= 9:
+            _agrees(found, brute_force.scalar_sensitivity(matrix, schema))
+    if schema.most_in(num_rounds) > 1:
+        even = Schema(most or 99, separation, is_even=True)
+        found, expected = (
+            sensitivity.of_matrix(strategy, even),
+            sensitivity.of_tree(num_leaves, num_rounds, even),
+        )
+        assert found.value == pytest.approx(expected.value, rel=_RELATIVE)
+        assert expected.theorem == found.theorem
+    single = sensitivity.of_tree(num_leaves, num_rounds, _SINGLE)
+    assert single.value == pytest.approx(sensitivity.of_matrix(strategy, _SINGLE).value)
+
+
+def test_a_full_tree_is_exact_at_a_thousand_rounds() -> None:
+    """Where patterns of even spacing are not the worst, and the bound for any matrix is above."""
+    strategy = strategy_of(1000, 1000)
+    found = sensitivity.of_matrix(strategy, Schema(None, 100))
+    assert found.is_exact
+    assert found.value**2 == pytest.approx(143, rel=_RELATIVE)
+    with mock.patch.object(sensitivity, "_of_tree", return_value=None):
+        assert sensitivity.of_matrix(strategy, Schema(None, 100)) > 1.005 * found
+
+
+@given(st.integers(2, 10), _SEEDS, st.integers(1, 3), st.floats(1e-13, 1e-3))
+@settings(max_examples=examples(100), deadline=None)
+def test_what_is_nearly_a_tree_is_no_better_than_it_is(
+    num_rounds: int, seed: int, separation: int, size: float
+) -> None:
+    strategy, schema = strategy_of(num_rounds, num_rounds), Schema(None, separation)
+    generator = np.random.default_rng(seed)
+    strategy[:, generator.integers(num_rounds)] *= 1.0 + size * generator.choice([-1.0, 1.0])
+    strategy = np.concatenate([strategy, size * generator.normal(size=(1, num_rounds))])
+    found = sensitivity.of_matrix(strategy, schema)
+    _agrees(found, brute_force.scalar_sensitivity(strategy, schema))
+
+
+@pytest.mark.parametrize("entry", [1e-3, -1e-3, 0.5, 1.0])
+def test_one_other_product_is_no_tree(entry: float) -> None:
+    """Whichever pair of columns it is of that a client can have."""
+    strategy = strategy_of(8, 8)
+    for j, i in ((0, 2), (0, 7), (3, 5), (5, 7)):
+        row = np.zeros((2, 8))
+        row[0, [i, j]], row[1, i] = [1.0, entry], 0.0
+        # The norms stay: what is added to them is taken off the nodes over one round.
+        changed = np.concatenate([strategy, row])
+        changed[i, i] = 0.0
+        changed[j, j] = np.sqrt(max(0.0, 1.0 - entry**2))
+        found = sensitivity.of_matrix(changed, Schema(None, 2))
+        assert "tree" not in found.theorem
+        _agrees(found, brute_force.scalar_sensitivity(changed, Schema(None, 2)))
+
+
+def test_a_search_for_trees_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensitivity.trees, "_MOST_STEPS", 0)
+    found = sensitivity.of_matrix(strategy_of(1000, 1000), Schema(None, 100))
+    assert not found.is_exact
+    assert "upper bound" in found.theorem
+    assert found.value**2 > 143
+
+
+# Toeplitz coefficients.
+
+
+@given(_series(largest=9))
+@settings(max_examples=examples(250), deadline=None)
+def test_coefficients_are_never_below_enumeration(
+    problem: tuple[str, np.ndarray, int, Schema],
+) -> None:
+    kind, series, num_rounds, schema = problem
+    truth = brute_force.scalar_sensitivity(_toeplitz(series, num_rounds), schema)
+    found = sensitivity.toeplitz_bound(series, num_rounds, schema)
+    _agrees(found, truth)
+    both = sensitivity.of_coefficients(series, num_rounds, schema)
+    _agrees(both, truth)
+    dense = sensitivity.of_matrix(_toeplitz(series, num_rounds), schema)
+    assert both == found if found.is_exact else both == min(found, dense)
+    # Fewer bands than the separation are in this as well.
+    late = series[schema.separation_in(num_rounds) :]
+    falls = np.all(series >= 0.0) and np.all(np.diff(late) <= 0.0)
+    if kind in ("falling", "negative falling") or falls or not len(late):
+        assert found.is_exact
+
+
+@given(st.integers(1, 60), st.data())
+@settings(max_examples=examples(150), deadline=None)
+def test_no_pattern_beats_the_first_one_if_coefficients_fall_from_the_separation_on(
+    num_rounds: int, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(data.draw(_SEEDS))
+    schema = data.draw(_schemas(num_rounds))
+    most, separation = schema.most_in(num_rounds), schema.separation
+    series = np.sort(generator.random(num_rounds) ** 4)[::-1]
+    series[:separation] = generator.random(len(series[:separation]))
+    strategy = _toeplitz(series, num_rounds)
+    found = sensitivity.of_coefficients(series, num_rounds, schema)
+    first = np.sum(strategy[:, ::separation][:, :most], axis=1)
+    assert found.value == pytest.approx(float(np.linalg.norm(first)), rel=_RELATIVE)
+    for _ in range(5):
+        gaps = separation + generator.geometric(0.7, size=most) - 1
+        pattern = generator.integers(num_rounds) + np.cumsum(gaps) - gaps[0]
+        change = np.linalg.norm(np.sum(strategy[:, pattern[pattern < num_rounds]], axis=1))
+        assert change <= found.value * (1 + _RELATIVE)
+
+
+def test_all_ones_have_the_closed_form_of_squared_counts() -> None:
+    found = sensitivity.of_coefficients(np.ones(1000), 1000, Schema(None, 1))
+    assert found.is_exact
+    assert found.value**2 == pytest.approx(1000 * 1001 * 2001 / 6, rel=_RELATIVE)
+
+
+def test_a_rise_below_the_separation_is_exact_and_one_from_it_on_a_bound() -> None:
+    # Columns 0 and 1 of [[1, 0], [2, 1]] with equal signs change C x by sqrt(10).
+    found = sensitivity.toeplitz_bound([1.0, 2.0], 2, Schema(None, 1))
+    assert (found.value, found.is_exact) == (pytest.approx(np.sqrt(10.0), rel=1e-15), True)
+    found = sensitivity.toeplitz_bound([1.0, 0.0, 1.0, 0.0], 4, Schema(2, 1))
+    assert not found.is_exact
+    assert "upper bound" in found.theorem
+    # Columns 0 and 2, and not 0 and 1, are the worst, by sqrt(5).
+    assert found.value >= np.sqrt(5.0)
+
+
+@given(_series(largest=24))
+@settings(max_examples=examples(100), deadline=None)
+def test_bounds_are_no_looser_than_a_larger_matrix_that_falls(
+    problem: tuple[str, np.ndarray, int, Schema],
+) -> None:
+    _, series, num_rounds, schema = problem
+    larger = np.maximum.accumulate(np.abs(series)[::-1])[::-1]
+    bound = sensitivity.toeplitz_bound(larger, num_rounds, schema)
+    found = sensitivity.toeplitz_bound(series, num_rounds, schema)
+    assert found.value <= bound.value * (1 + _RELATIVE)
+
+
+@given(_series(largest=16))
+@settings(max_examples=examples(100), deadline=None)
+def test_a_toeplitz_bound_is_the_sum_of_its_definition(
+    problem: tuple[str, np.ndarray, int, Schema],
+) -> None:
+    _, series, num_rounds, schema = problem
+    found = sensitivity.toeplitz_bound(series, num_rounds, schema)
+    if found.is_exact:
+        return
+    separation, most = schema.separation, schema.most_in(num_rounds)
+    sizes = np.abs(_toeplitz(series, num_rounds)[:, 0])
+    envelope = [max(sizes[t:]) if t >= separation else sizes[t] for t in range(num_rounds)]
+    squared = 0.0
+    for i in range(most):
+        for j in range(i, most):
+            terms = range(j * separation, num_rounds)
+            factor = sizes if i == j else envelope
+            squared += (1 + (i < j)) * sum(
+                sizes[s - j * separation] * factor[s - i * separation] for s in terms
+            )
+    assert found.value == pytest.approx(np.sqrt(squared), rel=_RELATIVE)
+    assert found.value >= np.sqrt(squared)
+
+
+@pytest.mark.parametrize("most", [2, 5, 100])
+def test_bounds_at_many_rounds_are_not_below_a_pattern_for_rounding(most: int) -> None:
+    """A rise too small to matter leaves the first pattern, summed here without differences."""
+    series = np.concatenate([[1.0], np.full(10**5 - 1, 1e-3)])
+    series[len(series) // 2] += 1e-12
+    found = sensitivity.of_coefficients(series, len(series), Schema(most, 1))
+    change = float(np.linalg.norm(np.convolve(series, np.ones(most))[: len(series)]))
+    assert not found.is_exact
+    assert change * (1 - _RELATIVE) <= found.value <= change * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("bump", "is_exact"), [(1e-15, True), (1e-9, False)])
+def test_only_rounding_is_forgiven(bump: float, is_exact: bool) -> None:
+    for series in (
+        np.array([1.0, 0.5, 0.25, 0.25 + bump, 0.125]),
+        np.array([1.0, 0.5, 0.25, -bump, 0.0]),
+        np.array([-1.0, -0.5, -0.25, bump, 0.0]),
+    ):
+        found = sensitivity.toeplitz_bound(series, 5, Schema(None, 1))
+        assert found.is_exact is is_exact
+        truth = brute_force.scalar_sensitivity(_toeplitz(series, 5), Schema(None, 1))
+        assert found.value >= truth * (1 - 1e-15)
+
+
+def test_zeros_at_the_end_are_no_bands() -> None:
+    found = sensitivity.toeplitz_bound(np.zeros(4), 6, Schema(None, 2))
+    assert (found.value, found.is_exact) == (0.0, True)
+    found = sensitivity.of_coefficients([1.0, -2.0, 0.0, 0.0], 6, Schema(None, 2))
+    assert (found.value, found.is_exact) == (pytest.approx(np.sqrt(15.0)), True)
+
+
+def test_a_million_rounds_lose_no_digits_to_the_sums() -> None:
+    """The window of two participations is a difference of long sums."""
+    series = np.concatenate([[1.0], np.full(10**6 - 1, 1e-3)])
+    found = sensitivity.of_coefficients(series, 10**6, Schema(2, 1))
+    # Entries 1, 1 + c, and 2 c from there.
+    squared = 1.0 + 1.001**2 + 4e-6 * (10**6 - 2)
+    assert found.value == pytest.approx(float(np.sqrt(squared)), rel=1e-9)
+
+
+@given(st.integers(1, 40), st.integers(1, 45), _SEEDS, st.data())
+@settings(max_examples=examples(100), deadline=None)
+def test_pattern_sums_and_their_adjoint_are_a_matrix_and_its_transpose(
+    num_rounds: int, separation: int, seed: int, data: st.DataObject
+) -> None:
+    most = data.draw(st.integers(1, -(-num_rounds // separation)))
+    column, values = np.random.default_rng(seed).normal(size=(2, num_rounds))
+    shifts = np.sum([np.eye(num_rounds, k=-separation * j) for j in range(most)], axis=0)
+    summed = sensitivity.pattern_sum(column, separation, most)
+    np.testing.assert_allclose(summed, shifts @ column, atol=1e-12)
+    adjoint = sensitivity.pattern_sum_adjoint(values, separation, most)
+    np.testing.assert_allclose(adjoint, shifts.T @ values, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "coefficients",
+    [[], np.ones((2, 2)), np.ones(6), [1.0, np.nan], [1.0, np.inf], np.float64(1.0)],
+    ids=["none", "matrix", "too many", "NaN", "infinite", "number"],
+)
+def test_what_are_no_coefficients_is_refused(coefficients: Any) -> None:
+    with refuses("coefficients"):
+        sensitivity.of_coefficients(coefficients, 5, Schema(None, 2))
+    with refuses("num_rounds"):
+        sensitivity.of_coefficients([1.0], 0, Schema(None, 2))
