@@ -18,6 +18,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, validation
+from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -430,22 +431,22 @@ class Mechanism:
                 f"interval {interval:g}: use a larger interval."
             )
         if self.sampling is None:
-            found = composition.gaussian_losses(sigma, interval, is_pessimistic=pessimistic)
+            found = losses_of_runs.gaussian_losses(sigma, interval, is_pessimistic=pessimistic)
             part, rounding = sigma, 0.0
         else:
             columns = guarantees.columns_of(self.factorization, self.sampling)
             run = SampledRun(self.sampling, sigma, columns)
             found = run.losses(
-                composition.Approximation(
+                losses_of_runs.Approximation(
                     interval, pessimistic, failure, _LEVEL_OVER_FAILURE * failure, seed
                 )
             )
             part = run.part_noise_multiplier
-            rounding = composition.composition_rounding(run.compositions)
+            rounding = losses_of_runs.composition_rounding(run.compositions)
         if not pessimistic:
             return found
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
-        return composition.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
+        return losses_of_runs.with_infinite_losses(found, 2.0 * drawn + rounding, interval)
 
     def trade_off_curve(
         self,
@@ -476,19 +477,19 @@ class Mechanism:
           TailError: As there.
           ValueError: As there.
         """
-        losses = composition.coarser_losses(
+        losses = losses_of_runs.coarser_losses(
             self.privacy_loss_distribution(
                 interval=interval, failure_probability=failure_probability, seed=seed
             ),
             interval,
         )
-        positive, negative = composition.rates_of(losses, interval)
+        positive, negative = losses_of_runs.rates_of(losses, interval)
         is_sampled = self.sampling is not None and self.sampling.depends_on_matrix
         return {
             "false_positive_rate": list(positive),
             "false_negative_rate": list(negative),
             "failure_probability": failure_probability if is_sampled else None,
-            "privacy_loss_distribution": composition.description_of(losses, interval),
+            "privacy_loss_distribution": losses_of_runs.description_of(losses, interval),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,24 +26,17 @@ probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
-import dataclasses
-import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import gaussian, groups, validation
 from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 
-if TYPE_CHECKING:
-    from mf_aggregators.participation import SamplingScheme
-
-# With less noise no curve is computed.
-_LEAST_NOISE_MULTIPLIER = 0.1
 # Of the normal distribution function, its inverse and exponentials, many times over: relative to
 # the rate, and absolute.
 _ROUNDING = 1e-12
@@ -51,24 +44,6 @@ _ABSOLUTE_ROUNDING = 1e-15
 # Of log-moments, which are sums of many numbers of one sign.
 _LOG_ROUNDING = 1e-9
 _LARGEST_EXPONENT = 700.0
-
-
-@dataclasses.dataclass(frozen=True)
-class AllParticipations:
-    """All participations of a client together, towards whoever knows their rounds.
-
-    Attributes:
-      norm: Their sensitivity over the largest column norm of C.
-      disjoint: Their number, if each changes rows of C x of its own, by one norm; otherwise 1.
-    """
-
-    norm: float = 1.0
-    disjoint: int = 1
-
-    @property
-    def largest_part(self) -> float:
-        """What bounds the shift of one row, over the largest column norm of C."""
-        return self.norm / math.sqrt(self.disjoint)
 
 
 @underflow_is_zero
@@ -145,7 +120,7 @@ def true_positive_rate_of_pairs(
 
 @underflow_is_zero
 def sampled_true_positive_rate(
-    scheme: "SamplingScheme",
+    draws: Groups | None,
     noise_multiplier: float,
     false_positive_rate: float | FloatArray,
     *,
@@ -158,19 +133,17 @@ def sampled_true_positive_rate(
     """Returns the highest true positive rate of an attacker who does not know the batches.
 
     Args:
-      scheme: How the batches were drawn: one of ``sampling_schemes``.
+      draws: How the batches were drawn from groups of clients; None for schemes without groups.
       noise_multiplier: Relative to the largest column norm of C; zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
       guarantees: Pairs (epsilon, delta) that are known to hold.
       log_moments: For schemes without groups, Renyi orders a and log E_Q (P/Q)^a of a pair that
-        dominates the run, for noise of real normal numbers, as ``scheme.log_moments`` returns
-        them.
+        dominates the run, for noise of real normal numbers.
       divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
-        hockey-stick divergence of P from Q, as ``scheme.divergences`` returns them.
+        hockey-stick divergence of P from Q.
         Together with the moments, the guarantees and the bound without amplification they are
         all that is used there; for schemes with groups, the curve of all epsilons is computed.
-      together: All participations of a client, as ``scheme.all_participations`` returns them,
-        where they depend on C.
+      together: All participations of a client, for schemes without groups.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -182,9 +155,12 @@ def sampled_true_positive_rate(
     """
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     rates = _rates(false_positive_rate)
-    pairs = (*guarantees, *pairs_of(scheme, sigma, num_coordinates))
-    refused = None
-    together = together or scheme.all_participations(None)
+    pairs, refused = tuple(guarantees), None
+    if draws is not None:
+        pairs += groups.curve(draws, sigma, num_coordinates)
+        together = draws.together
+    if together is None:
+        raise ValueError("together must be given for schemes without groups.")
     try:
         found = np.asarray(
             true_positive_rate(
@@ -208,21 +184,6 @@ def sampled_true_positive_rate(
             root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))
             found = np.minimum(found, _rounded(root * rates ** (1.0 - 1.0 / order) + failure))
     return _of_shape(found, false_positive_rate)
-
-
-# Statements ask for the same curve again and again.
-@functools.lru_cache(maxsize=64)
-def pairs_of(
-    scheme: "SamplingScheme", sigma: float, num_coordinates: int
-) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold, of a scheme whose epsilons are fast to compute.
-
-    Args:
-      scheme: The scheme.
-      sigma: The noise multiplier, relative to the largest column norm of C.
-      num_coordinates: Parameters times rounds.
-    """
-    return () if sigma < _LEAST_NOISE_MULTIPLIER else scheme.curve(sigma, num_coordinates)
 
 
 def _rates(false_positive_rate: float | FloatArray) -> FloatArray:

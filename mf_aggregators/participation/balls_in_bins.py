@@ -12,7 +12,7 @@ from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.dominating_pairs import BallsInBinsRounds, StrategyColumns
-from mf_aggregators.kernel.trade_offs import AllParticipations
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.samplers import Sampler

@@ -8,13 +8,13 @@ import numpy as np
 
 from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.dominating_pairs import MinSeparationRounds
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,
-    probability_of,
     too_large,
 )
 from mf_aggregators.participation.schemes import nth_round
@@ -119,14 +119,14 @@ class MinSeparationSampling(SeparatedScheme):
         """
         coins = num_rounds - np.maximum(counts - 1, 0) * (self.separation - 1)
         probability = self.joining_probability
-        too_often = probability_of(counts, coins, probability) * self.population
+        too_often = binomial_tail(counts, coins, probability) * self.population
         if np.any(too_often < LEAST_PROBABILITY):
             worst = int(np.argmin(too_often))
             return (
                 f"a client took part in {counts[worst]} of {num_rounds} rounds, more than chance "
                 "gives"
             )
-        every = probability_of(counts.sum(), coins.sum(), probability)
+        every = binomial_tail(counts.sum(), coins.sum(), probability)
         if every * num_rounds * self.population < LEAST_PROBABILITY:
             return (
                 f"its rounds had {counts.sum() / num_rounds:.4g} clients on average, more than "

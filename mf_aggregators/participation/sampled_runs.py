@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian
-from mf_aggregators.kernel.composition import Approximation, gaussian_losses
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
-from mf_aggregators.kernel.trade_offs import AllParticipations
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
+from mf_aggregators.kernel.groups import (
+    LARGEST_NOISE_MULTIPLIER,
+    LEAST_NOISE_MULTIPLIER,
+    nothing_from_below,
+)
+from mf_aggregators.kernel.losses import Approximation, gaussian_losses
 
 if TYPE_CHECKING:
     from mf_aggregators.participation.schemes import SamplingScheme
-
-# With less noise nothing is claimed to be amplified: a client that is drawn shows itself, and the
-# grid of its privacy losses grows without bound.
-LEAST_NOISE_MULTIPLIER = 0.1
-# With more, an attacker guesses, whatever the sampling.
-LARGEST_NOISE_MULTIPLIER = 1e8
 
 
 def is_accounted(sigma: float) -> bool:
@@ -107,8 +106,5 @@ class SampledRun:
           ValueError: If losses are asked for that are dominated: these are no such.
         """
         if not approximation.is_pessimistic:
-            raise ValueError(
-                f"nothing bounds the privacy losses of {self.scheme.name} from below here: ask for "
-                "pessimistic ones."
-            )
+            raise nothing_from_below(self.scheme)
         return gaussian_losses(self.noise_multiplier, approximation.interval)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.participation.schemes import (
     SamplingScheme,
     UnamplifiedScheme,
@@ -213,7 +213,7 @@ def too_large(
       probability: That each of them is drawn.
       expected: The clients that are expected in a round.
     """
-    too_many = probability_of(sizes, drawn_from, probability) * len(sizes)
+    too_many = binomial_tail(sizes, drawn_from, probability) * len(sizes)
     if not np.any(too_many < LEAST_PROBABILITY):
         return None
     worst = int(np.argmin(too_many))
@@ -221,19 +221,3 @@ def too_large(
         f"{nth_round(worst)} had {sizes[worst]} clients, more than chance gives where "
         f"{expected} are expected"
     )
-
-
-def probability_of(count: IntArray, trials: IntArray, probability: float) -> FloatArray:
-    """Returns the probability that so many or more of independent trials succeed.
-
-    Args:
-      count: How many.
-      trials: How many trials.
-      probability: That one succeeds.
-
-    Returns:
-      An incomplete beta function, of the shape of both.
-    """
-    at_least_one = np.maximum(count, 1)
-    tail = special.betainc(at_least_one, np.maximum(trials - at_least_one, 0) + 1, probability)
-    return np.where(count > 0, tail, 1.0)

@@ -24,16 +24,12 @@ from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import gaussian, trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificates import Amplified, Certification
-from mf_aggregators.kernel.composition import (
-    Approximation,
-    SampledRunDpEvent,
-    connected_losses,
-    steps_to,
-)
+from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.losses import Approximation
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.kernel.trade_offs import AllParticipations
 from mf_aggregators.participation.kinds import (
     Participation,
     check,
@@ -49,9 +45,6 @@ if TYPE_CHECKING:
 _TOGETHER = """\
 Each participation of a client is one Gaussian mechanism on the rounds that it changes,
      which are those of no other participation of that client."""
-
-# Points of a grid of losses, and the standard deviations that it goes beyond the mean.
-_POINTS, _DEVIATIONS = 600, 8.0
 
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 
@@ -193,6 +186,14 @@ class SamplingScheme(Participation):
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
+    def as_draws(self) -> Any:
+        """Returns the scheme as the integers that the kernel accounts for.
+
+        Returns:
+          One of ``kernel.draws_of_clients``; None for a scheme without groups.
+        """
+        return None
+
     def amplified(
         self,
         sigma: float,
@@ -333,43 +334,14 @@ class SamplingScheme(Participation):
     def run_losses(self, run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
         """Returns losses of a run whose noise is accounted for, for real normal numbers.
 
-        By default they follow from the pairs of :meth:`curve` and from the Gaussian mechanism
-        without amplification, and nothing is known of them from below. Their parts are
-        dp-accounting's ``DensePLDPmf`` on the grid of the approximation.
-
         Args:
           run: The run.
-          approximation: How losses are rounded.
+          approximation: The rounding of losses.
 
         Raises:
           ValueError: If nothing is known of losses from below.
         """
-        unamplified, interval = run.unamplified_losses(approximation), approximation.interval
-        pairs = trade_offs.pairs_of(self, run.sigma, DEFAULT_NUM_COORDINATES)
-        if not pairs:
-            return unamplified
-        alone = run.noise_multiplier
-        steps = steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
-        bounds = gaussian.exact_deltas(alone, steps * interval)
-        for epsilon, delta in pairs:
-            holds = steps * interval >= epsilon
-            bounds[holds] = np.minimum(bounds[holds], delta)
-        return connected_losses(interval, steps, bounds, bounds)
-
-    def curve(self, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-        """Returns pairs (epsilon, delta) that hold, where they are fast to compute.
-
-        Without any, the attacker of a report or statement is that of one epsilon and delta alone,
-        far above what an amplified scheme allows. Between pairs nothing is known: with a hundred of
-        them, of deltas from 1 to 1e-12, the attacker is close to the true one, with a dozen it is
-        not. Deltas include what integers cost (``kernel.gaussian.failure_probability``).
-
-        Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          num_coordinates: Parameters times rounds.
-        """
-        del sigma, num_coordinates
-        return ()
+        return run.unamplified_losses(approximation)
 
     def log_moments(
         self, sigma: float, columns: StrategyColumns | None, num_coordinates: int
@@ -500,7 +472,7 @@ class SamplingScheme(Participation):
         """
         scheme, columns = accounted(self), self._columns(strategy_matrix)
         return trade_offs.sampled_true_positive_rate(
-            scheme,
+            scheme.as_draws(),
             noise_multiplier,
             false_positive_rate,
             guarantees=guarantees,

@@ -22,26 +22,23 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from mf_aggregators.kernel import certificates, gaussian, importance_sampling, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificates import Amplified, Certification, MechanismBudget
-from mf_aggregators.kernel.composition import (
-    Approximation,
-    connected_losses,
-    steps_to,
-    with_infinite_losses,
-)
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     RoundsDistribution,
     StrategyColumns,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.importance_sampling import ImportanceSampler
+from mf_aggregators.kernel.losses import (
+    Approximation,
+    connected_losses,
+    steps_to,
+    with_infinite_losses,
+)
 from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import curves, search
-from mf_aggregators.participation.sampled_runs import (
-    LEAST_NOISE_MULTIPLIER,
-    SampledRun,
-    is_accounted,
-)
+from mf_aggregators.participation.sampled_runs import SampledRun, is_accounted
 from mf_aggregators.participation.samplers import too_large
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 

@@ -1,32 +1,20 @@
-"""Shuffling: batches are cut from a shuffled list of a round's group.
-
-Feldman, McMillan and Talwar (2021), Thm 3.1 and 3.8, bound a pass over a group in which each batch
-is a mechanism on one client of a uniformly random order; passes are composed. In each batch one
-place is singled out, the same for the whole pass and the one where the client is. Given everybody
-else, the clients at these places are in uniformly random order, and each batch is a mechanism on
-one of them.
-"""
+"""Shuffling: batches are cut from a shuffled list of a round's group."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
-from dp_accounting.pld import common as pld_common
-from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.losses import epsilon_of
-from mf_aggregators.participation.cyclic_groups import CyclicGroups, interval_for
+from mf_aggregators.kernel.draws_of_clients import Groups
+from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
-
-# Points of the grid of local deltas over which the bound is minimised.
-_LOCAL_DELTAS = 24
 
 
 @own
@@ -47,6 +35,7 @@ class Shuffling(CyclicGroups):
     name: ClassVar[str] = "shuffling"
     has_random_sizes: ClassVar[bool] = False
     is_dominated: ClassVar[bool] = True
+    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.Shuffling
 
     @property
     def batches_per_pass(self) -> int:
@@ -89,27 +78,6 @@ class Shuffling(CyclicGroups):
     def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> None:
         """Nothing else: a pass has every client at most once."""
 
-    def amplified_epsilon(self, sigma: float, delta: float) -> float:
-        """Returns the least epsilon over how delta is shared; infinity where nothing is proved."""
-        passes, batches = self.num_passes, self.batches_per_pass
-        # Composition needs a share of delta of its own.
-        pass_delta = delta if passes == 1 else 0.5 * delta / passes
-        best = math.inf
-        for share in np.geomspace(1e-6, 0.25, _LOCAL_DELTAS):
-            local_delta = share * pass_delta / batches
-            # Replacing one client changes a batch by twice what zeroing it does.
-            local_epsilon = gaussian.exact_epsilon(sigma / 2.0, local_delta)
-            bound = _clones(local_epsilon, local_delta, batches, 0.5 * pass_delta)
-            if bound is not None and bound[1] <= pass_delta:
-                best = min(best, bound[0])
-        if passes == 1 or math.isinf(best):
-            return best
-        loss = privacy_loss_distribution.from_privacy_parameters(
-            pld_common.DifferentialPrivacyParameters(best, pass_delta),
-            value_discretization_interval=interval_for(best),
-        )
-        return epsilon_of(loss.self_compose(passes), delta)
-
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""
         return (
@@ -123,23 +91,3 @@ class Shuffling(CyclicGroups):
             f"the next batch of {self.clients_per_round} of a shuffled list of all its "
             f"{self.group_size}, shuffled afresh for each pass."
         )
-
-
-def _clones(
-    local_epsilon: float, local_delta: float, count: int, delta: float
-) -> tuple[float, float] | None:
-    """Feldman, McMillan and Talwar, Thm 3.1 and 3.8: the (epsilon, delta) of a shuffled pass.
-
-    Returns None where the theorem's condition on the local epsilon does not hold.
-    """
-    most = math.log(max(count / (16.0 * math.log(2.0 / delta)), 1e-300))
-    if local_epsilon > most:
-        return None
-    grown = math.exp(local_epsilon)
-    amplified = math.log1p(
-        (grown - 1.0)
-        / (grown + 1.0)
-        * (8.0 * math.sqrt(grown * math.log(4.0 / delta) / count) + 8.0 * grown / count)
-    )
-    failure = delta + (math.exp(amplified) + 1.0) * (1.0 + 0.5 / grown) * count * local_delta
-    return amplified, failure

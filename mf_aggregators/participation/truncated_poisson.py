@@ -1,66 +1,23 @@
-r"""Truncated Poisson sampling: a batch that would be larger than a largest size is cut.
-
-Each client of a group of N comes with probability q, by a coin of its own. Where more than a
-largest size L come, a uniformly random subset of L of them stays (arXiv 2411.04205, 2508.15089).
-As with fixed sizes, a client that is in a cut batch has taken the place of another one.
-
-Fix one client, and put the N - 1 others into a uniformly random order. The K others that come are
-the first K of that order, where K is binomially distributed, and independent of the order and of
-the client's coin. Let v_j be the sum of the first j of them.
-
-* K < L: nothing is cut. The sum is v_K, and the client's update u on top with probability q.
-* K >= L: the batch is the first L of the order, or else the first L - 1 and the client, who stays
-  with probability L / (K + 1) if it came.
-
-Given the order, and K < L or that the batch is cut, outputs have the distributions, with the client
-and with zeros in its place,
-
-    (1 - q) N(v_K) + q N(v_K + u)              and  N(v_K),
-    (1 - r) N(v_L) + r N(v_{L-1} + u)          and  (1 - r) N(v_L) + r N(v_{L-1}),
-
-where r is the mean of q L / (K + 1) over K >= L: the order does not depend on K, so that the
-distributions of a cut batch are these two mixtures, whatever K is. The first pair is that of a
-Poisson sample. The second one is that of a fixed size, with r in the place of B / m and the update
-w = v_L - v_{L-1} of another client, whose largest divergences ``fixed_size`` proves. By joint
-convexity, the divergences of a round are at most
-
-    (1 - c) (those of a Poisson sample, with q)  +  c (those of a fixed size, with r),
-
-c = P(K >= L). With binomial numbers, c = P(Bin(N - 1, q) >= L) and
-c r = (L / N) P(Bin(N, q) > L), as q / (K + 1) P(K) = P(Bin(N, q) = K + 1) / N.
-
-Groups have one of two sizes where m is no multiple of b. No client's divergences are above the
-larger ones of the two, which are those of a pair again: the largest of two convex functions is
-convex (Zhu, Dong and Wang, 2022, Prop. 10).
-
-jax_privacy takes a replacement, of the sensitivity 2, in the place of the second pair, which is no
-less. Adding P(K >= L) of all rounds to delta would be valid as well, and is more than that.
-"""
+"""Truncated Poisson sampling: a batch that would be larger than a largest size is cut."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
-import numpy as np
-import scipy.special
 from dp_accounting import dp_event
-from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.participation import fixed_size
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.batches import binomial_tail
+from mf_aggregators.kernel.draws_of_clients import Groups, TruncatedPoisson
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.participation.samplers import probability_of
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
 _PROBABILITY_OF_CUT = 1e-6
-# More than what floats err by in a binomial probability, relative to it.
-_ROUNDING = 1e-9
 
 _Self = TypeVar("_Self", bound="TruncatedPoissonSampling")
 
@@ -83,16 +40,7 @@ class TruncatedPoissonSampling(PoissonSampling):
     name: ClassVar[str] = "truncated_poisson"
     takes_largest_batch: ClassVar[bool] = True
     largest_move: ClassVar[float] = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validation.set_positive_integers(self, "largest_batch")
-        if self.largest_batch < self.clients_per_round:
-            raise ValueError(
-                f"a largest batch of {self.largest_batch} is below the {self.clients_per_round} "
-                "clients that are expected in a round. Use a largest batch of at least "
-                "clients_per_round, or fewer clients per round."
-            )
+    _kind: ClassVar[Callable[..., Groups]] = TruncatedPoisson
 
     @classmethod
     def of_sizes(
@@ -149,21 +97,6 @@ class TruncatedPoissonSampling(PoissonSampling):
         # Whoever stays came: there are no more of them than without a largest batch.
         return super()._improbable(groups, cohorts)
 
-    def loss_of_round(
-        self, sigma: float, interval: float
-    ) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Returns the privacy loss of one round, for clients of either size of group."""
-        sizes = {self.size_of_group(group) for group in range(self.num_bands)}
-        epsilons = fixed_size.grid_of_epsilons(sigma, interval)
-        taking_part, zeroed = np.zeros_like(epsilons), np.zeros_like(epsilons)
-        for size in sizes:
-            found = divergences(
-                sigma, self.sampling_probability, size, self.largest_batch, epsilons
-            )
-            taking_part = np.maximum(taking_part, found[0])
-            zeroed = np.maximum(zeroed, found[1])
-        return fixed_size.losses_of_divergences(interval, epsilons, taking_part, zeroed)
-
     def event_of(self, run: SampledRun) -> dp_event.DpEvent:
         """Returns an event that is none of dp-accounting's: it has none for cut batches."""
         return SamplingScheme.event_of(self, run)
@@ -194,68 +127,12 @@ class TruncatedPoissonSampling(PoissonSampling):
         )
 
 
-def divergences(
-    sigma: float,
-    sampling_probability: float,
-    group_size: int,
-    largest_batch: int,
-    epsilons: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Returns bounds on the divergences of one round, with a client from without, and back.
-
-    Args:
-      sigma: The noise multiplier, above zero.
-      sampling_probability: The probability q that a client of the group comes, in (0, 1].
-      group_size: The clients N of the group.
-      largest_batch: The most clients L of a batch.
-      epsilons: At least 0, of any shape.
-
-    Returns:
-      Two arrays of that shape.
-    """
-    q = sampling_probability
-    # The divergences of (1 - q) N(0, s^2) + q N(1, s^2) from N(0, s^2): for a fixed size, those of
-    # outputs without the client.
-    with_client = fixed_size.divergence_without(sigma, q, epsilons)
-    without_client = _poisson_without(sigma, q, epsilons)
-    if group_size <= largest_batch:
-        return with_client, without_client
-    cut = float(_binomial_tail(largest_batch, group_size - 1, q))
-    if cut == 0.0:
-        return with_client, without_client
-    # A cut batch has the client with the probability r. Divergences do not fall where r grows.
-    stays = largest_batch / group_size * float(_binomial_tail(largest_batch + 1, group_size, q))
-    r = min(stays / cut * (1.0 + _ROUNDING), q)
-    # The weights of both add up to a little more than 1.
-    whole, cut = min(1.0 - cut + _ROUNDING, 1.0), cut * (1.0 + _ROUNDING)
-    return (
-        whole * with_client + cut * fixed_size.divergence_with(sigma, r, epsilons),
-        whole * without_client + cut * fixed_size.divergence_without(sigma, r, epsilons),
-    )
-
-
-def _binomial_tail(count: int, trials: int, probability: float) -> FloatArray:
-    return probability_of(np.array(count), np.array(trials), probability)
-
-
-def _poisson_without(sigma: float, q: float, epsilons: FloatArray) -> FloatArray:
-    """The divergences of N(0, s^2) from (1 - q) N(0, s^2) + q N(1, s^2)."""
-    factor = np.exp(epsilons)
-    rest = 1.0 - (1.0 - q) * factor
-    # Outputs below the cutoff are more probable without the client.
-    with np.errstate(divide="ignore"):
-        cutoff = sigma**2 * np.log(np.maximum(rest, 0.0) / (q * factor)) + 0.5
-    below = scipy.special.ndtr
-    found = rest * below(cutoff / sigma) - q * factor * below((cutoff - 1.0) / sigma)
-    return np.asarray(np.clip(np.where(rest > 0.0, found, 0.0), 0.0, 1.0))
-
-
 def _seldom_exceeded(group_size: int, probability: float, expected: int) -> int:
     """The least size, at least the expected one, that is seldom exceeded."""
     low, high = expected, max(group_size, expected)
     while low < high:
         middle = (low + high) // 2
-        if float(_binomial_tail(middle + 1, group_size, probability)) <= _PROBABILITY_OF_CUT:
+        if float(binomial_tail(middle + 1, group_size, probability)) <= _PROBABILITY_OF_CUT:
             high = middle
         else:
             low = middle + 1

@@ -26,8 +26,8 @@ from mf_aggregators.kernel import trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificates import Certificate, Certification
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.trade_offs import AllParticipations
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
@@ -231,7 +231,7 @@ class Guarantee:
         if self.sampling is None:
             return trade_offs.true_positive_rate(self.noise_multiplier, false_positive_rate)
         return trade_offs.sampled_true_positive_rate(
-            self.sampling,
+            self.sampling.as_draws(),
             self.noise_multiplier,
             false_positive_rate,
             guarantees=[(self.epsilon, self.delta)],

@@ -9,22 +9,20 @@ import pytest
 
 from mf_aggregators import accounting
 from mf_aggregators.kernel import (
+    batches,
     certificates,
-    composition,
     discrete_gaussian,
     gaussian,
+    groups,
     importance_sampling,
     losses,
 )
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel.dominating_pairs import DominatingPair, StrategyColumns
 from mf_aggregators.participation import (
-    FixedSizeSampling,
     MinSeparationSampling,
-    PoissonSampling,
     monte_carlo,
     sampling_scheme,
-    shuffling,
 )
 from mf_aggregators.participation.monte_carlo import curves, search
 
@@ -63,7 +61,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             _amplified("poisson"),
             _amplified("fixed_size"),
             _amplified("shuffling"),
-            composition.safe_delta(1e-6, 100),
+            losses.safe_delta(1e-6, 100),
         ),
         "composition": lambda: accounting.composed_epsilon(
             [sampling_scheme("poisson", **_SIZES).event(1.5), accounting.event(3.0)], 1e-5
@@ -100,7 +98,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             *_COLUMNS.ravel()[[0, 1, -2]],
             *distributions.MinSeparationRounds(0.05, 3).first_free_probabilities(),
         ),
-        "fixed_size": lambda: _deltas(FixedSizeSampling.loss_distribution),
+        "fixed_size": lambda: _deltas(batches.fixed_size_losses),
         "gaussian": lambda: (
             accounting.epsilon(1.0, 1e-6),
             accounting.epsilon(4.0, 1e-6),
@@ -122,12 +120,12 @@ def _values() -> dict[str, Callable[[], Any]]:
                 _MIN_SEPARATION.dominating_pair(1e6, StrategyColumns(_COLUMNS), 2**60).columns[0, 1]
             ),
         ),
-        "poisson": lambda: _deltas(PoissonSampling.loss_distribution),
+        "poisson": lambda: _deltas(batches.poisson_losses),
         "participation": lambda: (
             _MIN_SEPARATION.joining_probability,
             _MIN_SEPARATION.most_participations(),
         ),
-        "shuffling": lambda: shuffling._clones(0.5, 1e-9, 1000, 1e-6) or (),
+        "shuffling": lambda: groups._clones(0.5, 1e-9, 1000, 1e-6) or (),
         "losses": lambda: (
             (dense := losses.DenseLosses.of_deltas(0.5, -1, np.array([0.5, 0.2, 0.1]))).size,
             dense.get_epsilon_for_delta(0.15),

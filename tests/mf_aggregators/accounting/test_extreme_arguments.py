@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import certificates, gaussian
+from mf_aggregators.kernel import certificates, gaussian, groups
 from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
@@ -26,12 +26,11 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.cyclic_groups import ComposedGroups
 from tests.examples import examples, of_many
 
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
-    (ComposedGroups, "composed_loss", 150),
+    (groups, "composed_losses", 150),
     (certificates, "in_batches", 300),
     (certificates, "lower_tail", 10_000),
     (gaussian, "_exact_epsilon", 2_000),

@@ -14,7 +14,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.kernel import composition, gaussian
+from mf_aggregators.kernel import batches, composition, gaussian, losses
 from mf_aggregators.participation.monte_carlo import curves
 from tests.refusals import refuses
 
@@ -40,8 +40,8 @@ def _pairs() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield rng.dirichlet(np.full(6, 0.7)), rng.dirichlet(np.full(6, 0.7))
 
 
-def _deltas(losses: PrivacyLossDistribution, direction: str, epsilon: float) -> float:
-    return float(getattr(losses, f"_pmf_{direction}").get_delta_for_epsilon(epsilon))
+def _deltas(found: PrivacyLossDistribution, direction: str, epsilon: float) -> float:
+    return float(getattr(found, f"_pmf_{direction}").get_delta_for_epsilon(epsilon))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -56,8 +56,8 @@ def test_losses_dominate_what_is_bounded_and_are_dominated(noise: float) -> None
         ]
         above = [each * rng.uniform(1.0, 1.0 + noise, len(steps)) for each in exact]
         below = [each * rng.uniform(1.0 - noise, 1.0, len(steps)) for each in exact]
-        upper = composition.connected_losses(_INTERVAL, steps, *above)
-        lower = composition.connected_losses(_INTERVAL, steps, *below, is_pessimistic=False)
+        upper = losses.connected_losses(_INTERVAL, steps, *above)
+        lower = losses.connected_losses(_INTERVAL, steps, *below, is_pessimistic=False)
         for direction, pair in (("remove", (p, q)), ("add", (q, p))):
             for epsilon in _EPSILONS:
                 truth = _profile(*pair, float(epsilon))
@@ -79,8 +79,8 @@ def test_losses_of_few_bounds_compose_to_no_less_than_the_truth() -> None:
     sigma, runs, delta = 2.0, 5, 1e-5
     steps = np.arange(0, 800, 8)
     values = gaussian.exact_deltas(sigma, steps * _INTERVAL)
-    upper = composition.connected_losses(_INTERVAL, steps, values, values)
-    lower = composition.connected_losses(_INTERVAL, steps, values, values, is_pessimistic=False)
+    upper = losses.connected_losses(_INTERVAL, steps, values, values)
+    lower = losses.connected_losses(_INTERVAL, steps, values, values, is_pessimistic=False)
     truth = accounting.exact_epsilon(sigma / math.sqrt(runs), delta)
     found = upper.self_compose(runs).get_epsilon_for_delta(delta)
     assert truth <= found <= 1.01 * truth
@@ -105,12 +105,12 @@ class _Run:
     part_noise_multiplier: float = 3.0
     compositions: int = 1
 
-    def losses(self, approximation: composition.Approximation) -> PrivacyLossDistribution:
+    def losses(self, approximation: losses.Approximation) -> PrivacyLossDistribution:
         interval, failure = approximation.interval, self.failure or approximation.failure
         one = privacy_loss_distribution.from_gaussian_mechanism(
             self.sigma, value_discretization_interval=interval
         )
-        return composition.with_infinite_losses(one, failure, interval)
+        return losses.with_infinite_losses(one, failure, interval)
 
 
 def test_delta_pays_for_every_run_that_may_fail() -> None:
@@ -130,11 +130,11 @@ def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[tuple[_Run, float]] = []
-    losses = _Run.losses
+    computed = _Run.losses
 
-    def recorded(run: _Run, approximation: composition.Approximation) -> Any:
+    def recorded(run: _Run, approximation: losses.Approximation) -> Any:
         asked.append((run, approximation.failure))
-        return losses(run, approximation)
+        return computed(run, approximation)
 
     monkeypatch.setattr(_Run, "losses", recorded)
     one, other = (composition.SampledRunDpEvent(4.0, _Run(sigma)) for sigma in (8.0, 9.0))
@@ -326,7 +326,7 @@ def test_what_is_wrong_with_an_event_is_named(event: object, words: str) -> None
 def test_delta_pays_for_what_transforms_may_lose() -> None:
     """At half of a tiny delta, thousands of Gaussian mechanisms have no more than is stated."""
     noise, count, delta = 60.0, 4000, 1.6e-11
-    lost = composition.composition_rounding(count)
+    lost = losses.composition_rounding(count)
     assert lost == pytest.approx(delta / 2)
     one = dp_accounting.GaussianDpEvent(noise)
     found = accounting.composed_epsilon(
@@ -340,11 +340,11 @@ def test_delta_pays_for_what_transforms_may_lose() -> None:
 
 def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
     run = _SMALL.event().run
-    found = run.losses(composition.Approximation(1e-3, failure=1e-3, level=1e-2))
+    found = run.losses(losses.Approximation(1e-3, failure=1e-3, level=1e-2))
     for direction in ("remove", "add"):
         assert 1e-3 <= _deltas(found, direction, 400.0) < 1.1e-3
     # Each direction has the losses of its own.
-    exact = mfa.participation.PoissonSampling.loss_distribution(2.5, 0.05, 1e-3).self_compose(10)
+    exact = batches.poisson_losses(2.5, 0.05, 1e-3).self_compose(10)
     taken, left = (_deltas(exact, direction, 0.15) for direction in ("remove", "add"))
     assert left < 0.8 * taken
     assert left <= _deltas(found, "add", 0.15) - 1e-3 < taken <= _deltas(found, "remove", 0.15)

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import composition
-from mf_aggregators.kernel.losses import DenseLosses, epsilon_of
+from mf_aggregators.kernel import batches, groups
+from mf_aggregators.kernel.losses import DenseLosses, epsilon_of, gaussian_losses
 from mf_aggregators.participation import (
-    FixedSizeSampling,
     PoissonSampling,
     SamplingScheme,
     TruncatedPoissonSampling,
@@ -81,7 +80,7 @@ def test_no_epsilon_is_below_the_exact_one(
         for found in (
             # What a run states, and what its losses have without the charge for drawn noise.
             scheme.epsilon(sigma, delta),
-            scheme.amplified_epsilon(sigma, delta),  # type: ignore[attr-defined]
+            groups.amplified_epsilon(scheme.as_draws(), sigma, delta),
         ):
             assert _exact_delta(sigma, clients / 100, rounds, found) <= delta
 
@@ -121,7 +120,7 @@ def test_no_composed_epsilon_is_below_the_exact_one(sigma: float, count: int, de
 def test_losses_dominate_the_gaussian_mechanism(sigma: float) -> None:
     """In exact sums of their masses, at all losses of the grid between the far ones."""
     interval = 1e-3
-    losses = composition.gaussian_losses(sigma, interval)._pmf_remove
+    losses = gaussian_losses(sigma, interval)._pmf_remove
     with mpmath.workdps(_DIGITS):
         masses = [mpmath.mpf(float(each)) for each in losses._probs]
         ratios = [
@@ -136,7 +135,7 @@ def test_losses_dominate_the_gaussian_mechanism(sigma: float) -> None:
 
 
 def test_raised_masses_are_hardly_more() -> None:
-    losses = FixedSizeSampling.loss_distribution(1.0, 0.3, 1e-4)
+    losses = batches.fixed_size_losses(1.0, 0.3, 1e-4)
     for each in (losses._pmf_remove, losses._pmf_add):
         total = math.fsum(each._probs) + each._infinity_mass
         assert total == pytest.approx(1.0, abs=1e-7)
@@ -155,7 +154,7 @@ def test_an_epsilon_is_rounded_up_and_no_further() -> None:
 
 
 def test_the_larger_direction_counts() -> None:
-    losses = PoissonSampling.loss_distribution(0.5, 0.2, 1e-3)
+    losses = batches.poisson_losses(0.5, 0.2, 1e-3)
     each = [
         DenseLosses.of(pmf).get_epsilon_for_delta(1e-3)
         for pmf in (losses._pmf_remove, losses._pmf_add)

@@ -31,6 +31,14 @@ from tests.refusals import refuses
 _RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
 
 
+def _rate(scheme: SamplingScheme, sigma: float, rates: Any, **options: Any) -> Any:
+    """The rate of an attacker of a run, of what the kernel takes."""
+    together = scheme.all_participations(None)
+    return trade_offs.sampled_true_positive_rate(
+        scheme.as_draws(), sigma, rates, together=together, **options
+    )
+
+
 @pytest.mark.parametrize(
     ("sigma", "false_positives", "printed"),
     [(0.543, 1, 31.39), (0.543, 0.1, 10.59), (1.0, 1, 9.24), (1.0, 0.1, 1.83)],
@@ -66,10 +74,7 @@ def test_the_failure_probability_of_the_noise_is_charged() -> None:
     without = scipy.stats.norm.cdf(scipy.stats.norm.ppf(0.001) + 1.0)
     assert with_failure - without == pytest.approx(failure, rel=1e-6)
     scheme = PoissonSampling(20, 2, 4, 2)
-    more, less = (
-        trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.001, num_coordinates=number)
-        for number in (many, 1)
-    )
+    more, less = (_rate(scheme, 2.0, 0.001, num_coordinates=number) for number in (many, 1))
     assert more - less == pytest.approx(failure, rel=1e-3)
 
 
@@ -166,7 +171,7 @@ def test_one_sampled_round_against_the_best_attacks(sigma: float, probability: f
         threshold = scipy.optimize.brentq(excess, -60.0, 60.0)
         reverse.append(scipy.stats.norm.cdf(threshold, scale=sigma))
     best = np.maximum(accused, reverse)
-    found = np.asarray(trade_offs.sampled_true_positive_rate(scheme, sigma, _RATES))
+    found = np.asarray(_rate(scheme, sigma, _RATES))
     assert np.all(found >= best)
     # The bound is a concave curve above both.
     assert np.all(found <= best * 1.06 + 1e-3)
@@ -186,13 +191,13 @@ def test_one_sampled_round_against_the_best_attacks(sigma: float, probability: f
 def test_sampling_never_helps_an_attacker_and_no_bound_is_below_guessing(
     scheme: SamplingScheme,
 ) -> None:
-    found = np.asarray(trade_offs.sampled_true_positive_rate(scheme, 2.0, _RATES))
+    found = np.asarray(_rate(scheme, 2.0, _RATES))
     participations = scheme.most_participations()
     unamplified = np.asarray(accounting.true_positive_rate(2.0 / participations**0.5, _RATES))
     assert np.all(found <= unamplified * (1.0 + 1e-11))
     assert np.all(found >= _RATES)
     assert np.all(np.diff(found) > 0.0)
-    known = trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01, guarantees=[(0.01, 1e-6)])
+    known = _rate(scheme, 2.0, 0.01, guarantees=[(0.01, 1e-6)])
     assert known <= math.exp(0.01) * 0.01 + 1.1e-6
 
 
@@ -200,10 +205,10 @@ def test_every_stated_pair_is_used_and_none_invented() -> None:
     """Without a fast curve, the rate follows from what is known alone."""
     scheme = MinSeparationSampling(40, 4, 4000, 10, 8)
     unamplified = accounting.true_positive_rate(1.0 / 5**0.5, _RATES)
-    without = trade_offs.sampled_true_positive_rate(scheme, 1.0, _RATES)
+    without = _rate(scheme, 1.0, _RATES)
     np.testing.assert_allclose(without, unamplified, rtol=1e-9)
     pair = (0.3, 1e-3)
-    found = trade_offs.sampled_true_positive_rate(scheme, 1.0, _RATES, guarantees=[pair])
+    found = _rate(scheme, 1.0, _RATES, guarantees=[pair])
     of_pair = accounting.true_positive_rate_of_pairs([pair], _RATES)
     np.testing.assert_array_equal(found, np.minimum(without, of_pair))
 
@@ -271,9 +276,9 @@ def test_public_names_agree_with_the_schemes() -> None:
     }
     for name in ["poisson", "fixed_size", "shuffling"]:
         scheme = sampling_scheme(name, **sizes)
-        assert sampling_scheme(name, **sizes).true_positive_rate(
-            2.0, 0.01
-        ) == trade_offs.sampled_true_positive_rate(scheme, 2.0, 0.01)
+        assert sampling_scheme(name, **sizes).true_positive_rate(2.0, 0.01) == _rate(
+            scheme, 2.0, 0.01
+        )
     scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
     matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
     columns = distributions.StrategyColumns(distributions.columns_of_matrix(matrix, 4))
@@ -282,9 +287,7 @@ def test_public_names_agree_with_the_schemes() -> None:
     assert [order for order, _ in moments][:2] == [2, 3]
     assert sampling_scheme("min_separation", separation=9, **sizes).true_positive_rate(
         2.0, 0.01, strategy_matrix=matrix
-    ) == trade_offs.sampled_true_positive_rate(
-        scheme, 2.0, 0.01, log_moments=moments, divergences=divergences
-    )
+    ) == _rate(scheme, 2.0, 0.01, log_moments=moments, divergences=divergences)
 
 
 def _rate_with_min_separation(sigma: float, separation: int, **arguments: Any) -> float:
@@ -316,7 +319,7 @@ def test_no_noise_shows_every_client_and_no_release_shows_nothing() -> None:
     assert accounting.true_positive_rate_of_pairs([(math.inf, 0.0)], 0.01) == 1.0
     assert accounting.true_positive_rate_of_pairs([(800.0, 1e-6)], 0.0) < 1.1e-6
     scheme = PoissonSampling(1, 1, 10, 1)
-    assert trade_offs.sampled_true_positive_rate(scheme, 0.0, 0.01) == 1.0
+    assert _rate(scheme, 0.0, 0.01) == 1.0
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -332,4 +335,4 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(gaussian.TailError):
         accounting.true_positive_rate(0.1, 0.5)
     with pytest.raises(gaussian.TailError):
-        trade_offs.sampled_true_positive_rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)
+        _rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)

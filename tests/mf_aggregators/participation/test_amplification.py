@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import composition
+from mf_aggregators.kernel import groups, losses
+from mf_aggregators.kernel.draws_of_clients import Poisson
 from mf_aggregators.participation import (
     FixedSizeSampling,
     PoissonSampling,
@@ -303,10 +304,11 @@ def test_large_targets_need_little_noise_and_little_time(target: float, name: st
 @pytest.mark.parametrize("total", [0.3, 1.0, 5.0])
 def test_many_compositions_lose_nothing_to_rounding(compositions: int, total: float) -> None:
     """Nobody is sampled out, so that the truth is one Gaussian; at the smallest delta allowed."""
-    scheme = PoissonSampling(compositions, 1, 10, 10)
     delta = max(1e-12, 4.001e-15 * compositions)
-    found = scheme.amplified_epsilon(
-        total * math.sqrt(compositions), composition.safe_delta(delta, compositions)
+    found = groups.amplified_epsilon(
+        Poisson(compositions, 1, 10, 10),
+        total * math.sqrt(compositions),
+        losses.safe_delta(delta, compositions),
     )
     assert found >= accounting.exact_epsilon(total, delta) * (1 - 1e-9)
 
@@ -349,7 +351,7 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
         def get_epsilon_for_delta(self, asked: float) -> float:
             return accounting.exact_epsilon(total, asked + lost)
 
-    monkeypatch.setattr(PoissonSampling, "composed_loss", lambda *unused: Lossy())
+    monkeypatch.setattr(groups, "composed_losses", lambda *unused: Lossy())
     found = PoissonSampling(compositions, 1, 10, 10).epsilon(total * math.sqrt(compositions), delta)
     exact = accounting.exact_epsilon(total, delta)
     # What drawing the noise costs is a millionth of delta.
@@ -360,10 +362,10 @@ def test_transforms_may_lose_what_is_taken_off_for_their_rounding(
 def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
     """Where deltas are smaller than the rounding of transforms, on any processor."""
     total = 0.3
-    loss = PoissonSampling(compositions, 1, 10, 10).composed_loss(
-        total * math.sqrt(compositions), 1e-3
+    loss = groups.composed_losses(
+        Poisson(compositions, 1, 10, 10), total * math.sqrt(compositions), 1e-3
     )
-    allowed = composition.composition_rounding(compositions)
+    allowed = losses.composition_rounding(compositions)
     for exact in (1e-6, 1e-9, 1e-11, 1e-13):
         found = float(loss.get_delta_for_epsilon(accounting.exact_epsilon(total, exact)))
         # Exact epsilons are rounded up by 1e-11.
@@ -372,8 +374,8 @@ def test_transforms_lose_no_more_than_is_taken_off(compositions: int) -> None:
 
 @pytest.mark.parametrize(("delta", "compositions"), [(1e-5, 1), (1e-6, 2052), (3e-10, 40_000)])
 def test_rounding_is_taken_off_delta(delta: float, compositions: int) -> None:
-    """Ten times 2e-16 for each composition."""
-    assert delta - composition.safe_delta(delta, compositions) == pytest.approx(
+    """Ten times 2e-16 for each losses."""
+    assert delta - losses.safe_delta(delta, compositions) == pytest.approx(
         2e-15 * compositions, rel=1e-6
     )
 

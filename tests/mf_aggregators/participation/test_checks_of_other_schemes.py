@@ -14,7 +14,7 @@ from dp_accounting import dp_event
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.kernel.trade_offs import AllParticipations
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.participation import (
     Amplified,
     FixedEpochOrder,

@@ -1,0 +1,333 @@
+"""Losses of one round: against closed forms, dp-accounting, and all batches of small groups."""
+
+import functools
+import itertools
+import math
+import types
+
+import numpy as np
+import pytest
+import scipy.stats
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from mf_aggregators.kernel import batches
+from mf_aggregators.kernel.losses import DenseLosses
+from tests.examples import examples
+from tests.refusals import refuses
+
+_EPSILONS = np.array([0.0, 0.2, 0.7, 1.5, 3.0])
+_SIGMAS = st.floats(0.03, 30.0)
+_PROBABILITIES = st.floats(1e-4, 1.0)
+# Newer versions of dp-accounting have a third.
+_ADJACENCIES = (AdjacencyType.ADD, AdjacencyType.REMOVE)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(_SIGMAS, _PROBABILITIES, st.sampled_from(_ADJACENCIES))
+def test_deltas_are_those_of_dp_accounting(
+    sigma: float, probability: float, adjacency: AdjacencyType
+) -> None:
+    given_once = {"sensitivity": 1.0, "sampling_prob": probability, "adjacency_type": adjacency}
+    slow = GaussianPrivacyLoss(sigma, **given_once)
+    bounds = slow.connect_dots_bounds()
+    epsilons = np.linspace(bounds.epsilon_lower, bounds.epsilon_upper, 50)
+    # At zero, and where a sample has no larger or no smaller loss.
+    epsilons = np.append(epsilons, [0.0, np.log1p(-0.5 * probability), -np.log1p(-probability / 2)])
+    found = batches.SampledGaussianLoss(sigma, **given_once).get_delta_for_epsilon(epsilons)
+    expected = [slow.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("adjacency", _ADJACENCIES)
+@pytest.mark.parametrize(("sigma", "probability"), [(0.4, 0.02), (1.3, 0.5), (6.0, 1e-3)])
+def test_deltas_are_integrals_of_densities(
+    sigma: float, probability: float, adjacency: AdjacencyType
+) -> None:
+    points, width = np.linspace(-12.0 * sigma - 1, 12.0 * sigma + 1, 400_001, retstep=True)
+    without = stats.norm.pdf(points, 0.0, sigma)
+    sampled = (1 - probability) * without + probability * stats.norm.pdf(points, 1.0, sigma)
+    upper, lower = (without, sampled) if adjacency == AdjacencyType.ADD else (sampled, without)
+    loss = batches.SampledGaussianLoss(
+        sigma, sensitivity=1.0, sampling_prob=probability, adjacency_type=adjacency
+    )
+    epsilons = np.array([-2.0, -0.3, 0.0, 1e-3, 0.1, 0.5, 2.0])
+    expected = [
+        np.sum(np.maximum(upper - np.exp(epsilon) * lower, 0.0)) * width for epsilon in epsilons
+    ]
+    np.testing.assert_allclose(loss.get_delta_for_epsilon(epsilons), expected, atol=1e-7)
+
+
+@pytest.mark.long_cases(2)
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(
+    ("sigma", "probability"),
+    [
+        (0.9, 0.3),
+        (2.0, 1.0),
+        (4.0, 0.004),
+        (1e-3, 0.1),
+        pytest.param(0.2, 0.01, marks=pytest.mark.long),
+        pytest.param(0.5, 1.0, marks=pytest.mark.long),
+    ],
+)
+def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
+    interval = 1e-3 if sigma > 0.1 else 50.0
+    found = batches.poisson_losses(sigma, probability, interval).self_compose(7)
+    expected = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=interval, sampling_prob=probability
+    ).self_compose(7)
+    # Both compose by Fourier transforms, which round deltas by about 1e-15.
+    for delta in (1e-3, 1e-6):
+        assert found.get_epsilon_for_delta(delta) == pytest.approx(
+            expected.get_epsilon_for_delta(delta), rel=1e-8
+        )
+    for epsilon in (0.0, interval, 0.7, 3.0, 100.0):
+        assert found.get_delta_for_epsilon(epsilon) == pytest.approx(
+            expected.get_delta_for_epsilon(epsilon), rel=1e-8, abs=1e-13
+        )
+
+
+def test_an_adjacency_that_is_not_accounted_for_is_refused() -> None:
+    """Whatever others dp-accounting has; version 0.4.3 has none."""
+    others = [each for each in AdjacencyType if each not in _ADJACENCIES]
+    for adjacency in (*others, types.SimpleNamespace(value="REPLACE")):
+        with refuses("ADD", "REMOVE", "REPLACE"):
+            batches.SampledGaussianLoss(
+                1.0, sensitivity=1.0, sampling_prob=0.5, adjacency_type=adjacency
+            )
+
+
+def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A delta is at most an earlier one, and at least what was computed."""
+    seen: list[np.ndarray] = []
+    make = DenseLosses.of_deltas
+    compute = batches.SampledGaussianLoss.get_delta_for_epsilon
+    computed: list[np.ndarray] = []
+
+    def rough(loss: batches.SampledGaussianLoss, epsilon: np.ndarray) -> np.ndarray:
+        deltas = compute(loss, epsilon)
+        deltas[1::2] *= 0.9
+        computed.append(deltas)
+        return deltas
+
+    def record(interval: float, lower: int, deltas: np.ndarray) -> object:
+        seen.append(np.asarray(deltas))
+        return make(interval, lower, deltas)
+
+    monkeypatch.setattr(batches.SampledGaussianLoss, "get_delta_for_epsilon", rough)
+    monkeypatch.setattr(DenseLosses, "of_deltas", record)
+    batches.poisson_losses(1.0, 0.3, 1e-3)
+    for deltas, before in zip(seen, computed, strict=True):
+        assert np.any(np.diff(before) > 0.0)
+        assert np.all(np.diff(deltas) <= 0.0)
+        assert np.all(deltas >= before)
+
+
+def _density(points: np.ndarray, means: np.ndarray, sigma: float) -> np.ndarray:
+    """Of a uniform mixture of normal distributions at (k, d) points."""
+    found = np.zeros(len(points))
+    for mean in means:
+        found += np.prod(scipy.stats.norm.pdf(points, mean, sigma), axis=1)
+    return found / len(means)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.floats(0.5, 2.0),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=examples(80), deadline=None)
+def test_no_batch_of_small_parts_gets_beyond_the_pair(
+    size: int, batch: int, dimensions: int, sigma: float, seed: int
+) -> None:
+    """Clients with any updates of norm at most 1; the first one is zeroed."""
+    batch = min(batch, size)
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(size, dimensions))
+    if rng.random() < 0.5:
+        updates = np.sign(updates[:, :1]) * np.eye(dimensions)[0]
+    updates /= np.maximum(1.0, np.linalg.norm(updates, axis=1, keepdims=True))
+    zeroed = updates.copy()
+    zeroed[0] = 0.0
+    axis = np.linspace(-batch - 7.0 * sigma, batch + 7.0 * sigma, 4001 if dimensions == 1 else 301)
+    points = np.stack(np.meshgrid(*[axis] * dimensions, indexing="ij"), -1).reshape(-1, dimensions)
+    cell = (axis[1] - axis[0]) ** dimensions
+    # Where the larger of two densities changes, a sum over cells is off by a share of their area.
+    margin = 1e-6 + 0.03 * ((axis[1] - axis[0]) / sigma) ** 2
+    subsets = [list(each) for each in itertools.combinations(range(size), batch)]
+    p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
+    q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)
+    share = batch / size
+    with_client = batches.divergence_with(sigma, share, _EPSILONS)
+    without = batches.divergence_without(sigma, share, _EPSILONS)
+    for epsilon, most, most_without in zip(_EPSILONS, with_client, without, strict=True):
+        factor = math.exp(epsilon)
+        assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + margin
+        assert cell * np.sum(np.maximum(q - factor * p, 0.0)) <= most_without + margin
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("sigma", [0.4, 1.3])
+def test_the_bounds_are_attained(share: float, sigma: float) -> None:
+    """Where all other clients have the opposite update, and where they have the same one."""
+    grid = np.linspace(-12.0, 12.0, 100_001)
+    step = grid[1] - grid[0]
+
+    def density(mean: float) -> np.ndarray:
+        return np.asarray(scipy.stats.norm.pdf(grid, mean, sigma))
+
+    for epsilon in _EPSILONS:
+        factor = math.exp(epsilon)
+        p = (1 - share) * density(-1.0) + share * density(1.0)
+        q = (1 - share) * density(-1.0) + share * density(0.0)
+        found = batches.divergence_with(sigma, share, np.array([epsilon]))[0]
+        expected = step * np.sum(np.maximum(p - factor * q, 0.0))
+        assert found == pytest.approx(expected, abs=1e-6)
+        p, q = density(1.0), (1 - share) * density(1.0) + share * density(0.0)
+        found = batches.divergence_without(sigma, share, np.array([epsilon]))[0]
+        assert found == pytest.approx(step * np.sum(np.maximum(q - factor * p, 0.0)), abs=1e-6)
+
+
+@given(st.floats(0.3, 3.0), st.floats(0.01, 1.0))
+@settings(max_examples=examples(40), deadline=None)
+def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
+    """Subsets cost no less than Poisson samples, and where q < 1 they cost more."""
+    poisson = batches.SampledGaussianLoss(
+        sigma, sensitivity=1.0, sampling_prob=share, adjacency_type=AdjacencyType.REMOVE
+    ).get_delta_for_epsilon(_EPSILONS)
+    found = batches.divergence_with(sigma, share, _EPSILONS)
+    assert np.all(found >= poisson - 1e-12)
+    without = batches.divergence_without(sigma, share, _EPSILONS)
+    np.testing.assert_allclose(without, poisson, atol=1e-12)
+    if share < 0.9 and found[2] > 1e-9:
+        assert found[2] > poisson[2]
+
+
+@given(st.floats(0.3, 3.0), st.floats(0.01, 1.0))
+@settings(max_examples=examples(20), deadline=None)
+def test_grids_round_up(sigma: float, share: float) -> None:
+    loss = batches.fixed_size_losses(sigma, share, 1e-3)
+    exact = batches.divergence_with(sigma, share, _EPSILONS)
+    for epsilon, delta in zip(_EPSILONS, exact, strict=True):
+        found = float(loss.get_delta_for_epsilon(float(epsilon)))
+        assert delta - 1e-12 <= found <= delta * 1.01 + 1e-7
+
+
+def test_two_batches_are_composed_without_loss() -> None:
+    """Two subsets of one of two clients, integrated over both outputs, for fixed updates."""
+    sigma, epsilon = 1.0, 0.8
+    grid = np.linspace(-8.0, 8.0, 801)
+    step = grid[1] - grid[0]
+
+    def mixture(*means: float) -> np.ndarray:
+        return np.asarray(np.mean([scipy.stats.norm.pdf(grid, m, sigma) for m in means], axis=0))
+
+    loss = batches.fixed_size_losses(sigma, 0.5, 1e-3).self_compose(2)
+    bound = float(loss.get_delta_for_epsilon(epsilon))
+    exact = []
+    for other in (-1.0, 0.0, 1.0):
+        p, q = mixture(other, 1.0), mixture(other, 0.0)
+        both, neither = np.outer(p, p), np.outer(q, q)
+        for upper, lower in ((both, neither), (neither, both)):
+            exact.append(step**2 * np.sum(np.maximum(upper - math.exp(epsilon) * lower, 0.0)))
+    # The two directions of one query are worst for different updates of the others.
+    assert max(exact) <= bound <= 1.1 * max(exact)
+
+
+def _probabilities(size: int, q: float, largest: int) -> dict[tuple[int, ...], float]:
+    """The probability of every batch, by all coins and all subsets that may stay."""
+    found: dict[tuple[int, ...], float] = {}
+    for coins in itertools.product([0, 1], repeat=size):
+        came = tuple(i for i in range(size) if coins[i])
+        probability = q ** len(came) * (1.0 - q) ** (size - len(came))
+        stay = list(itertools.combinations(came, min(len(came), largest)))
+        for batch in stay:
+            found[batch] = found.get(batch, 0.0) + probability / len(stay)
+    return found
+
+
+def _outputs(
+    updates: tuple[float, ...], sigma: float, q: float, largest: int, grid: np.ndarray
+) -> np.ndarray:
+    density = np.zeros_like(grid)
+    for batch, probability in _probabilities(len(updates), q, largest).items():
+        mean = sum(updates[i] for i in batch)
+        density += probability * scipy.stats.norm.pdf(grid, mean, sigma)
+    return density
+
+
+def _largest(p: np.ndarray, q: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """The divergences of two densities in both directions."""
+    both = []
+    for upper, lower in ((p, q), (q, p)):
+        both.append([step * np.sum(np.maximum(upper - math.exp(e) * lower, 0)) for e in _EPSILONS])
+    return np.array(both[0]), np.array(both[1])
+
+
+@pytest.mark.short_cases(5)
+@pytest.mark.parametrize(
+    ("size", "q", "largest"),
+    [(2, 0.5, 1), (3, 0.9, 1), (4, 0.3, 2), (4, 0.8, 3), (5, 0.6, 2), (6, 0.5, 3), (3, 0.4, 3)],
+)
+@pytest.mark.parametrize("sigma", [0.5, 1.2])
+def test_no_round_of_small_groups_gets_beyond_the_bound(
+    size: int, q: float, largest: int, sigma: float
+) -> None:
+    """All updates of -1, 0 and 1: the first client's is zeroed."""
+    grid = np.linspace(-size - 7.0 * sigma, size + 7.0 * sigma, 2001)
+    step = grid[1] - grid[0]
+    # Where the larger of two densities changes, a sum over cells is off by a share of their area.
+    margin = 1e-6 + 0.03 * (step / sigma) ** 2
+    bounds = batches.truncated_divergences(sigma, q, size, largest, _EPSILONS)
+    closest = np.zeros((2, len(_EPSILONS)))
+    for others in itertools.combinations_with_replacement([-1.0, 0.0, 1.0], size - 1):
+        found = _largest(
+            _outputs((1.0, *others), sigma, q, largest, grid),
+            _outputs((0.0, *others), sigma, q, largest, grid),
+            step,
+        )
+        for direction in (0, 1):
+            assert np.all(found[direction] <= bounds[direction] + margin)
+            closest[direction] = np.maximum(closest[direction], found[direction])
+    # It is nearly attained.
+    assert closest[0, 1] >= 0.85 * bounds[0][1]
+
+
+def test_two_rounds_of_small_groups_stay_below_the_composition() -> None:
+    """The sums of two rounds, integrated over both outputs, with other updates in each."""
+    size, q, largest, sigma, epsilon = 4, 0.5, 2, 1.0, 0.7
+    loss = batches.truncated_losses(sigma, q, [size], largest, 1e-3).self_compose(2)
+    bound = float(loss.get_delta_for_epsilon(epsilon))
+    grid = np.linspace(-10.0, 10.0, 301)
+    step = grid[1] - grid[0]
+    densities = functools.cache(lambda updates: _outputs(updates, sigma, q, largest, grid))
+    exact = []
+    patterns = list(itertools.combinations_with_replacement([-1.0, 0.0, 1.0], size - 1))
+    for first, second in itertools.product(patterns, repeat=2):
+        p = np.outer(densities((1.0, *first)), densities((1.0, *second)))
+        without = np.outer(densities((0.0, *first)), densities((0.0, *second)))
+        for upper, lower in ((p, without), (without, p)):
+            exact.append(step**2 * np.sum(np.maximum(upper - math.exp(epsilon) * lower, 0.0)))
+    assert 0.6 * bound <= max(exact) <= bound
+
+
+def test_the_probabilities_of_a_cut_are_those_of_all_coins() -> None:
+    """Of a round of one client that came, by all coins of the others."""
+    size, q, largest, sigma = 6, 0.4, 3, 0.9
+    coins = _probabilities(size, q, largest)
+    stays = sum(p for batch, p in coins.items() if 0 in batch)
+    others = scipy.stats.binom(size - 1, q)
+    cut = float(others.sf(largest - 1))
+    r = (stays - q * (1.0 - cut)) / cut
+    found = batches.truncated_divergences(sigma, q, size, largest, _EPSILONS)
+    expected = (1.0 - cut) * batches.divergence_without(sigma, q, _EPSILONS)
+    expected += cut * batches.divergence_with(sigma, r, _EPSILONS)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-8)
