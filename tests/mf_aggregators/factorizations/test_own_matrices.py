@@ -24,7 +24,7 @@ from mf_aggregators.factorizations import (
     from_coefficients,
     from_matrix,
 )
-from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
+from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -96,7 +96,7 @@ def test_a_matrix_has_the_guarantees_and_the_noise_of_its_numbers(
     drawn: tuple[np.ndarray, int],
 ) -> None:
     matrix, _ = drawn
-    num_bands = sensitivity.lower_bands(matrix)
+    num_bands = lower_bands(matrix)
     assert num_bands is not None
     own = (
         DenseFactorization(matrix)

@@ -9,13 +9,13 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import sensitivity
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     MinSeparationRounds,
     RoundsDistribution,
 )
+from mf_aggregators.linear_algebra import banded_matrices
 from tests.examples import examples
 from tests.mf_aggregators.participation.monte_carlo import participation_patterns
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import (
@@ -131,7 +131,7 @@ def test_coins_that_always_come_up_are_balls_in_bins(
 ) -> None:
     """From the stationary state with p = 1, a client takes part every b rounds for ever."""
     distribution, matrix, sigma = case
-    separation = max(distribution.separation, sensitivity.lower_bands(matrix) or 1)
+    separation = max(distribution.separation, banded_matrices.lower_bands(matrix) or 1)
     outputs = np.random.default_rng(seed).normal(0.0, 2.0, (len(matrix), 4))
     coins = dominating_pair(MinSeparationRounds(1.0, separation), matrix, sigma)
     bins = dominating_pair(BallsInBinsRounds(separation), matrix, sigma)
