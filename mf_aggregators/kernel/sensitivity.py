@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators.kernel import trees, validation
+from mf_aggregators.kernel import strategies, trees, validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.schemas import Schema
 
 # Entries of X, relative to its diagonal, that may be rounding errors of a product.
@@ -223,6 +224,49 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
         return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
     theorem = "upper bound: participations apart within nodes of the tree only"
     return _root(found, theorem, is_exact=False)
+
+
+def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivity:
+    """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
+
+    C comes from the rows (:mod:`mf_aggregators.kernel.strategies`). What bounds the errors of its
+    columns is added k times, for at most k participations.
+
+    Args:
+      rows: The rows, of one of the kernel's own classes.
+      num_rounds: How many of their rounds: all, or those of a run that stopped early.
+      schema: The schema.
+
+    Returns:
+      The sensitivity, exact but for rounding, or an upper bound.
+
+    Raises:
+      NotProved: If C does not follow from the rows, see :func:`strategies.strategy`.
+    """
+    found = strategies.strategy(rows, num_rounds)
+    if isinstance(found, strategies.Dense):
+        value = of_matrix(found.matrix, schema)
+    elif isinstance(found, strategies.Bands):
+        value = of_bands(found.bands, schema)
+    elif found.column_scales is None:
+        value = of_coefficients(found.coefficients, num_rounds, schema)
+    else:
+        value = _of_scaled_columns(found.coefficients, found.column_scales, schema)
+    errors = schema.most_in(num_rounds) * found.error
+    return Sensitivity(value.value + errors, is_exact=value.is_exact, theorem=value.theorem)
+
+
+def _of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:
+    """Bounds the sensitivity of T D by that of T times the largest scale, and by column norms."""
+    num_rounds, magnitudes = len(scales), np.abs(scales)
+    squares = np.zeros(num_rounds)
+    squares[: len(coefficients)] = np.square(coefficients)
+    norms = np.sqrt(np.cumsum(squares)[::-1]) * magnitudes
+    if not np.any(coefficients[schema.separation_in(num_rounds) :]):
+        return _root(schema.largest_sum(np.square(norms)), _BANDED)
+    plain = toeplitz_bound(coefficients, num_rounds, schema).value * float(np.max(magnitudes))
+    theorem = "upper bound: column norms, or coefficients times the largest scale of a column"
+    return Sensitivity(min(schema.largest_sum(norms), plain), is_exact=False, theorem=theorem)
 
 
 def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensitivity:

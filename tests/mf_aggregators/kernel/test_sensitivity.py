@@ -1,5 +1,6 @@
 """Sensitivities against enumeration of all patterns, signs and vector contributions."""
 
+import dataclasses
 import pickle
 from typing import Any
 from unittest import mock
@@ -10,10 +11,13 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import sensitivity
+import mf_aggregators as mfa
+from mf_aggregators.kernel import sensitivity, strategies
+from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, StateSpaceNoise, WindowNoise
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
-from tests.mf_aggregators import brute_force
+from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms
+from tests.mf_aggregators.kernel.test_strategies import exact_strategy
 from tests.mf_aggregators.kernel.test_trees import strategy_of
 from tests.refusals import refuses
 
@@ -561,3 +565,81 @@ def test_what_are_no_coefficients_is_refused(coefficients: Any) -> None:
         sensitivity.of_coefficients(coefficients, 5, Schema(None, 2))
     with refuses("num_rounds"):
         sensitivity.of_coefficients([1.0], 0, Schema(None, 2))
+
+
+# From rows.
+
+
+@given(random_recursions.recursions(), st.integers(1, 9), st.booleans(), st.data())
+@settings(max_examples=examples(150), deadline=None)
+def test_rows_never_have_less_than_their_exact_matrix(
+    rows: NoiseRecursion, first: int, has_many_bands: bool, data: st.DataObject
+) -> None:
+    """For the rows of a run that stopped early too, and if bands would take too much memory."""
+    first = min(first, rows.num_rounds)
+    schema = data.draw(_schemas(first))
+    most = 0 if has_many_bands else strategies._MOST_ENTRIES_OF_BANDS
+    with mock.patch.object(strategies, "_MOST_ENTRIES_OF_BANDS", most):
+        found = sensitivity.of_rows(rows, first, schema)
+    exact = exact_strategy(rows)[:first, :first].astype(np.float64)
+    _agrees(found, brute_force.scalar_sensitivity(exact, schema))
+    # No matrix has more than the sum of its column norms, and errors are small beside it.
+    norms = np.linalg.norm(exact, axis=0)
+    assert found.value <= schema.largest_sum(norms) * (1.0 + 1e-9)
+
+
+@given(st.sampled_from([8, 24]), st.integers(0, 16), st.integers(1, 24), st.data())
+@settings(max_examples=examples(100), deadline=None)
+def test_rows_have_the_sensitivity_of_their_factorization(
+    num_rounds: int, index: int, separation: int, data: st.DataObject
+) -> None:
+    """Where that is exact, of all kinds; online trees of less noise than C_T needs."""
+    factorization = small_mechanisms.factorizations(num_rounds)[index]
+    most = data.draw(st.none() | st.integers(1, num_rounds))
+    separation = min(separation, num_rounds)
+    timers = mfa.participation.MinSeparation(separation, most)
+    for schema in (timers, mfa.participation.FixedEpochOrder(most or num_rounds, separation)):
+        own = factorization.sensitivity(schema)
+        rows = factorization.noise_recursion()
+        found = sensitivity.of_rows(rows, num_rounds, schema.as_schema())
+        is_online = getattr(factorization, "decoder", "full") == "online"
+        if own.is_exact and not is_online:
+            # Roundings of an inverse of an inverse are charged.
+            is_inverted = type(strategies.strategy(rows, num_rounds)) is strategies.Dense
+            assert found.value == pytest.approx(own.value, rel=1e-11 if is_inverted else 1e-12)
+            assert found.is_exact
+        assert found.value <= own.value * (1.0 + 1e-11)
+
+
+def test_errors_of_columns_count_once_for_each_participation() -> None:
+    rows = BandedNoise(np.tri(6, 1))
+    found = dataclasses.replace(strategies.strategy(rows, 6), error=0.25)
+    with mock.patch.object(strategies, "strategy", return_value=found):
+        for most in (1, 2, 3):
+            expected = np.sqrt(most) + 0.25 * most
+            value = sensitivity.of_rows(rows, 6, Schema(most, 2))
+            assert value.value == pytest.approx(expected, rel=1e-15)
+            assert value.is_exact
+            assert value.theorem
+
+
+def test_long_rows_reach_their_theorems_in_a_second() -> None:
+    schema = Schema(6, 15_000)
+    rounds = 100_000
+    decays, none = np.array([[0.99, 0.5]]), np.ones((2, rounds, 0))
+    state = StateSpaceNoise(
+        np.zeros(rounds, np.int64),
+        np.ones(1),
+        np.array([[-0.4, -0.2]]),
+        np.arange(2)[np.newaxis],
+        decays,
+        np.ones((1, 2)),
+    )
+    for rows, theorem in (
+        (state, "Kalinin and Lampert"),
+        (WindowNoise(rounds, np.array([[1.0, -0.5, -0.49]]), *none), "Kalinin and Lampert"),
+        (BandedNoise(np.tri(rounds, 8) / np.arange(1.0, 9.0)), "Alg. 5"),
+    ):
+        found = sensitivity.of_rows(rows, rounds, schema)
+        assert found.is_exact
+        assert theorem in found.theorem

@@ -44,7 +44,7 @@ def _solved(lower: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def _exact_strategy(rows: NoiseRecursion) -> np.ndarray:
+def exact_strategy(rows: NoiseRecursion) -> np.ndarray:
     """C in fractions, from the definitions of the classes."""
     n = rows.num_rounds
     result = _exact(np.zeros((n, n)))
@@ -106,7 +106,7 @@ def dense(found: Strategy) -> np.ndarray:
 def test_errors_are_within_their_bound(rows: NoiseRecursion, first: int, is_small: bool) -> None:
     """For all kinds, the leading part included, and no bound is far from its errors."""
     first = min(first, rows.num_rounds)
-    exact = _exact_strategy(rows)[:first, :first]
+    exact = exact_strategy(rows)[:first, :first]
     norms = np.linalg.norm(exact.astype(np.float64), axis=0)
     most = strategies._MOST_ENTRIES_OF_BANDS
     try:
