@@ -1,0 +1,683 @@
+"""Which functions outside the kernel can make a stated epsilon false?
+
+    python -m tests.mf_aggregators.kernel.sabotage --processes 2
+
+A journey calibrates a mechanism, asks for its guarantee and releases eight rounds in NumPy. Every
+function of ``mf_aggregators`` outside ``mf_aggregators/kernel`` that runs on it is replaced, one
+after another, by one that returns the original's numbers halved, doubled, zero, NaN, or shifted
+(plus one; entries of arrays moved by one place): fractions in some runs, integers in others.
+Numbers in tuples, mappings and objects are altered too. Classes of the kernel are altered through
+their constructors alone. ``__code__`` is replaced, so that functions that other modules have
+imported by name are replaced as well.
+
+Each journey ends in a refusal (an exception), a true statement or a false one. The truth is
+measured from what is released, and uses nothing of the library:
+
+- The covariance of released rows of noise is estimated over many coordinates, of all and of each
+  of eight blocks. Rows are compared between two runs, so that noise that is known is found, and
+  between coordinates, so that noise that is used twice is found.
+- A client's update is far beyond the clip norm. Two runs of one seed differ in it alone, so that
+  what it adds to each row is found, wherever it is added.
+- The largest Mahalanobis distance of a client's contributions is taken over all patterns of
+  participation that the *printed* schema allows, and all signs; the library's matrices make equal
+  signs the worst. It is a lower bound of the truth, so that a true statement is not called false.
+- For Gaussian noise, q = x^T S^-1 x with the estimate S of n samples in p dimensions is the true
+  value times n / chi2 (n - p + 1 degrees of freedom). So the lower end of a confidence interval is
+  exact, and is compared with the largest distance for which the stated (epsilon, delta) holds. A
+  true statement is called false with probability at most 1e-6 a journey.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import copy
+import dataclasses
+import enum
+import functools
+import gc
+import itertools
+import json
+import math
+import os
+import pathlib
+import pickle
+import re
+import signal
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import scipy.stats
+
+import mf_aggregators as mfa
+
+ROUNDS, DELTA, EPSILON = 8, 1e-5, 4.0
+WAYS = (
+    *("half", "double", "zero", "nan", "shifted"),
+    *("half integers", "double integers", "zero integers", "shifted integers"),
+)
+JOURNEYS = ("banded", "blt")
+FALSE_ALARM = 1e-6
+_COORDINATES, _FEW, _BLOCKS = 24_000, 64, 8
+_LIBRARY = pathlib.Path(mfa.__file__).parent
+_SECONDS, _DEPTH = 30, 4
+# The coordinate that a round's contribution goes to, in the middle of eight of its own.
+_PLACES = [8 * j + 3 for j in range(ROUNDS)]
+# The kinds of numbers that a value has, where nothing is altered.
+_TOUCH = "touch"
+_CONSTRUCTORS = ("__init__", "__post_init__")
+_touched: set[str] = set()
+_STATED = re.compile(r"\((\S+), (\S+)\)-DP for each client over (\S+) rounds?: (.*)", re.DOTALL)
+_SCHEMAS = (
+    ("at most one participation", lambda: (1, 1, False)),
+    (
+        r"at most (\S+) participations at least (\S+) rounds? apart",
+        lambda most, separation: (most, separation, False),
+    ),
+    (
+        r"participations at least (\S+) rounds? apart",
+        lambda separation: (ROUNDS, separation, False),
+    ),
+    (
+        r"at most (\S+) participations, adjacent ones exactly (\S+) rounds? apart",
+        lambda most, separation: (most, separation, True),
+    ),
+)
+
+
+# ----- The journey.
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a journey stated and released.
+
+    Attributes:
+      printed: The guarantee in words.
+      epsilon: Its epsilon.
+      delta: Its delta.
+      noise: (rounds, coordinates), released without contributions.
+      other_noise: The first rows of another run of the mechanism.
+      without: (rounds, few coordinates), released with a fixed seed and without contributions.
+      with_client: The same with a contribution in each round, each to a coordinate of its own.
+    """
+
+    printed: str
+    epsilon: float
+    delta: float
+    noise: np.ndarray
+    other_noise: np.ndarray
+    without: np.ndarray
+    with_client: np.ndarray
+
+
+def factorizations() -> dict[str, bytes]:
+    """Returns the pickled matrices of the journeys."""
+    made = {
+        "banded": mfa.factorizations.banded(ROUNDS, num_bands=3),
+        "blt": mfa.factorizations.blt(ROUNDS, num_buffers=2),
+    }
+    return {name: pickle.dumps(each) for name, each in made.items()}
+
+
+def run(name: str, factorization: Any) -> Run:
+    """Runs a journey: calibrates, states and releases.
+
+    Args:
+      name: Of the journey.
+      factorization: Its matrix, for 8 rounds.
+    """
+    schemas = {
+        "banded": mfa.participation.MinSeparation(3),
+        "blt": mfa.participation.MinSeparation(2, 3),
+    }
+    mechanism = mfa.calibrate(factorization, schemas[name], epsilon=EPSILON, delta=DELTA)
+    guarantee = mechanism.guarantee(DELTA)
+
+    def released(size: int, rounds: int, norm: float = 0.0, seed: int | None = None) -> np.ndarray:
+        aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1, seed=seed)
+        state, rows = aggregator.initialize(), []
+        for i in range(rounds):
+            update = np.zeros(size, np.float32)
+            update[_PLACES[i]] = norm
+            state, row = aggregator.next(state, [{"w": update}])
+            rows.append(np.asarray(row["w"], np.float64))
+        return np.array(rows)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Run(
+            str(guarantee),
+            float(guarantee.epsilon),
+            float(guarantee.delta),
+            released(_COORDINATES, ROUNDS),
+            released(_COORDINATES, 1),
+            released(_FEW, ROUNDS, seed=1),
+            released(_FEW, ROUNDS, norm=50.0, seed=1),
+        )
+
+
+# ----- The truth.
+
+
+def patterns(most: float, separation: float, is_even: bool) -> Iterator[tuple[int, ...]]:
+    """Yields every set of rounds that a schema allows one client."""
+    for size in range(1, ROUNDS + 1):
+        for rounds in itertools.combinations(range(ROUNDS), size):
+            gaps = np.diff(rounds)
+            fits = gaps == separation if is_even else gaps >= separation
+            if size <= most and bool(np.all(fits)):
+                yield rounds
+
+
+def largest_distance(epsilon: float, delta: float) -> float:
+    """Returns the largest d for which N(0, 1) and N(d, 1) are (epsilon, delta)-close.
+
+    delta(d) = Phi(d / 2 - epsilon / d) - e^epsilon Phi(-d / 2 - epsilon / d) (Balle and Wang,
+    2018, Thm 8).
+    """
+    if epsilon < 0.0 or not 0.0 <= delta <= 1.0:
+        return 0.0
+    if math.isinf(epsilon) or delta == 1.0:
+        return math.inf
+
+    def too_much(d: float) -> float:
+        below = scipy.stats.norm.logcdf(-d / 2 - epsilon / d)
+        return float(
+            scipy.stats.norm.cdf(d / 2 - epsilon / d) - math.exp(min(epsilon + below, 0.0)) - delta
+        )
+
+    return float(scipy.optimize.brentq(too_much, 1e-12, 1e6, xtol=1e-12))
+
+
+def stated(found: Run) -> tuple[float, float, tuple[float, float, bool]]:
+    """Returns the stated epsilon, delta and schema: of the words and of the number, the better.
+
+    Raises:
+      ValueError: If the words cannot be read.
+    """
+    match = _STATED.fullmatch(found.printed)
+    if match is None:
+        raise ValueError(found.printed)
+    # Printed epsilons and deltas are rounded up, to a few digits.
+    epsilon, delta = float(match[1]), float(match[2])
+    for pattern, schema in _SCHEMAS:
+        # Assumptions may follow.
+        if numbers := re.match(rf"{pattern}(?=[,.;:\n]|$)", match[4]):
+            printed = schema(*map(float, numbers.groups()))
+            return min(epsilon, found.epsilon), min(delta, found.delta), printed
+    raise ValueError(found.printed)
+
+
+def distance(
+    noise: np.ndarray, shifts: np.ndarray, schema: tuple[float, float, bool], alarm: float
+) -> float:
+    """Returns a lower confidence bound of the largest Mahalanobis distance.
+
+    Args:
+      noise: (rounds, coordinates).
+      shifts: (rounds, rounds): what participation j moves released row i by.
+      schema: As :func:`patterns` takes it.
+      alarm: The probability of a bound that is too large.
+    """
+    samples = noise.shape[1] - 1
+    spread = noise.std(axis=1)
+    moved = np.abs(shifts).max(axis=1)
+    if np.any((spread == 0.0) & (moved > 0.0)):
+        return math.inf
+    kept = spread > 0.0
+    if not np.any(kept):
+        return 0.0
+    scaled = noise[kept] / spread[kept, None]
+    covariance = np.cov(scaled)
+    values, vectors = np.linalg.eigh(np.atleast_2d(covariance))
+    whitened = vectors.T @ (shifts[kept] / spread[kept, None])
+    unknown = values > 1e-12 * values[-1]
+    if np.any(np.abs(whitened[~unknown]) > 1e-9):
+        return math.inf
+    whitened = whitened[unknown] / np.sqrt(values[unknown, None])
+    signed = [
+        (rounds, (1.0, *signs))
+        for rounds in patterns(*schema)
+        for signs in itertools.product((1.0, -1.0), repeat=len(rounds) - 1)
+    ]
+    combined = np.zeros((len(signed) + 1, ROUNDS))
+    for index, (rounds, signs) in enumerate(signed):
+        combined[index, list(rounds)] = signs
+    largest = float(np.max(np.sum((combined @ whitened.T) ** 2, axis=1)))
+    degrees = samples - int(unknown.sum()) + 1
+    least = scipy.stats.chi2.ppf(alarm / len(combined), degrees) / samples
+    return math.sqrt(largest * float(least))
+
+
+@functools.cache
+def _allowed(epsilon: float, delta: float) -> float:
+    return largest_distance(epsilon, delta)
+
+
+def measured(found: Run, schema: tuple[float, float, bool]) -> float:
+    """Returns a lower confidence bound of the largest distance of a run, over blocks too.
+
+    Raises:
+      ValueError: If the noise is known, used twice, or differs between two runs of one seed; the
+        text says which.
+    """
+    noise, without, with_client = found.noise, found.without, found.with_client
+    if not np.array_equal(np.isfinite(without), np.isfinite(with_client)):
+        raise ValueError("NaN tells of an update")
+    # A row that is NaN throughout tells nothing.
+    told = np.isfinite(noise).all(axis=1) & np.isfinite(without).all(axis=1)
+    difference = np.where(told[:, None], with_client - without, 0.0)
+    if np.any(np.count_nonzero(difference, axis=1) > _FEW // 2):
+        raise ValueError("the noise of two runs of one seed differs")
+    # Numbers that are moved by one place stay among the eight coordinates of their round.
+    of_rounds = difference.reshape(ROUNDS, ROUNDS, _FEW // ROUNDS)
+    signs = np.where(of_rounds.sum(axis=2) < 0.0, -1.0, 1.0)
+    shifts = signs * np.linalg.norm(of_rounds, axis=2)
+    noise = np.where(told[:, None], noise, 0.0)
+    if not np.any(noise):
+        return math.inf if np.any(shifts) else 0.0
+    if np.any(shifts):
+        if len(np.unique(noise, axis=1).T) < noise.shape[1]:
+            raise ValueError("noise is used for two coordinates")
+        other = np.nan_to_num(found.other_noise)
+        for row in noise:
+            if row.any() and other[0].any():
+                agreement = abs(np.corrcoef(row, other[0])[0, 1]) * math.sqrt(len(row))
+                if agreement > 8.0:
+                    raise ValueError("two runs have the same noise")
+    alarm = FALSE_ALARM / (_BLOCKS + 1)
+    parts = [noise, *np.split(noise, _BLOCKS, axis=1)]
+    return max(distance(part, shifts, schema, alarm) for part in parts)
+
+
+def verdict(found: Run) -> tuple[str, str]:
+    """Returns "true" or "FALSE", and the reason."""
+    try:
+        epsilon, delta, schema = stated(found)
+    except ValueError as error:
+        return "FALSE", f"unreadable: {error}"
+    if math.isnan(epsilon) or math.isnan(delta) or math.isnan(found.epsilon):
+        return "FALSE", "NaN is stated"
+    try:
+        least = measured(found, schema)
+    except ValueError as error:
+        return "FALSE", str(error)
+    allowed = _allowed(epsilon, delta)
+    return (
+        "FALSE" if least > allowed else "true",
+        f"({epsilon:.4g}, {delta:.1e}) allows a distance of {allowed:.3g}, at least {least:.3g}",
+    )
+
+
+# ----- Sabotage.
+
+
+def _number(value: Any, way: str) -> Any:
+    """A number or an array with its entries altered; those that ``way`` is not about stay."""
+    operation, _, kind = way.partition(" ")
+    is_whole = isinstance(value, int) or np.asarray(value).dtype.kind in "iu"
+    _touched.add("integers" if is_whole else "")
+    if is_whole != (kind == "integers"):
+        return value
+    with np.errstate(all="ignore"):
+        if operation == "half":
+            return value // 2 if is_whole else value / 2
+        if operation == "double":
+            return value * 2
+        if operation == "zero":
+            return value * 0
+        if operation == "nan":
+            return value * math.nan
+        if operation == _TOUCH:
+            return value
+        if isinstance(value, np.ndarray) and value.size > 1:
+            return np.roll(value, 1)
+        return value + 1
+
+
+def altered(value: Any, way: str, depth: int = 0) -> Any:
+    """Returns a value with its numbers altered in one of ``WAYS``."""
+    if value is None or isinstance(value, str | bytes | enum.Enum | type) or depth > _DEPTH:
+        return value
+    if isinstance(value, bool | np.bool_):
+        _touched.add("integers")
+        turned = {"zero integers": False, "shifted integers": not value}
+        return type(value)(turned.get(way, value))
+    if isinstance(value, np.generic):
+        changed = _number(value, way) if value.dtype.kind in "iuf" else value
+        return np.asarray(changed, value.dtype)[()]
+    if type(value) in (int, float):
+        return _number(value, way)
+    if isinstance(value, float):
+        try:
+            other = float.__new__(type(value), _number(float(value), way))
+            other.__dict__.update(altered(value.__dict__, way, depth + 1))
+            return other
+        except (AttributeError, TypeError):
+            return value
+    if type(value) is np.ndarray:
+        if value.dtype.kind not in "iuf":
+            return value
+        changed = np.array(_number(value, way), value.dtype)
+        changed.flags.writeable = value.flags.writeable
+        return changed
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return type(value)._make(altered(each, way, depth + 1) for each in value)
+    if type(value) in (tuple, list):
+        return type(value)(altered(each, way, depth + 1) for each in value)
+    if type(value) is dict:
+        return {key: altered(each, way, depth + 1) for key, each in value.items()}
+    return _altered_object(value, way, depth)
+
+
+def _altered_object(value: Any, way: str, depth: int) -> Any:
+    module = type(value).__module__
+    if not module.startswith("mf_aggregators"):
+        return value
+    if dataclasses.is_dataclass(value):
+        fields = {
+            each.name: altered(getattr(value, each.name), way, depth + 1)
+            for each in dataclasses.fields(value)
+            if hasattr(value, each.name)
+        }
+        if module.startswith("mf_aggregators.kernel"):
+            try:
+                initial = {each.name for each in dataclasses.fields(value) if each.init}
+                kept = {name: each for name, each in fields.items() if name in initial}
+                return dataclasses.replace(value, **kept)
+            except Exception:
+                return value
+        try:
+            other = copy.copy(value)
+        except Exception:
+            return value
+        for name, each in fields.items():
+            object.__setattr__(other, name, each)
+        return other
+    if module.startswith("mf_aggregators.kernel") or not hasattr(value, "__dict__"):
+        return value
+    try:
+        other = object.__new__(type(value))
+    except TypeError:
+        return value
+    other.__dict__.update(altered(dict(value.__dict__), way, depth + 1))
+    return other
+
+
+def _spoil(instance: Any, way: str) -> None:
+    """Alters the attributes that a constructor has set."""
+    for name, value in list(getattr(instance, "__dict__", {}).items()):
+        object.__setattr__(instance, name, altered(value, way, 1))
+
+
+def _altered_items(generator: Iterator[Any], way: str) -> Iterator[Any]:
+    try:
+        value = next(generator)
+        while True:
+            try:
+                sent = yield altered(value, way)
+            except GeneratorExit:
+                generator.close()  # type: ignore[attr-defined]
+                raise
+            except BaseException as error:
+                value = generator.throw(error)  # type: ignore[attr-defined]
+            else:
+                value = generator.send(sent)  # type: ignore[attr-defined]
+    except StopIteration as end:
+        return altered(end.value, way)
+
+
+def replace(functions: Iterable[types.FunctionType], way: str) -> None:
+    """Replaces the code of functions by one that alters what they return. For good."""
+    for function in functions:
+        original = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        original.__kwdefaults__ = function.__kwdefaults__
+        is_constructor = function.__name__ in _CONSTRUCTORS
+
+        def sabotaged(
+            *args: Any,
+            _original: Callable[..., Any] = original,
+            _is_constructor: bool = is_constructor,
+            **options: Any,
+        ) -> Any:
+            value = _original(*args, **options)
+            if _is_constructor:
+                _spoil(args[0], way)
+                return value
+            if isinstance(value, types.GeneratorType):
+                return _altered_items(value, way)
+            return altered(value, way)
+
+        registry = sys.__dict__.setdefault("_sabotaged", {})
+        registry[id(function)] = sabotaged
+        source = (
+            "def caller(*args, **options):\n"
+            "    import sys\n"
+            f"    return sys._sabotaged[{id(function)}](*args, **options)\n"
+        )
+        namespace: dict[str, Any] = {}
+        exec(source, namespace)
+        code = namespace["caller"].__code__
+        function.__code__ = code.replace(co_freevars=function.__code__.co_freevars)
+
+
+# ----- Functions of the library.
+
+Key = tuple[str, int, str]
+
+
+def _key(code: types.CodeType) -> Key | None:
+    """The file below the library, the line and the name of a function outside the kernel."""
+    file = code.co_filename
+    if not file.startswith(f"{_LIBRARY}/") or code.co_name.startswith("<"):
+        return None
+    relative = file.removeprefix(f"{_LIBRARY}/")
+    return None if relative.startswith("kernel/") else (relative, code.co_firstlineno, code.co_name)
+
+
+def functions_by_key() -> dict[Key, list[types.FunctionType]]:
+    """Returns all function objects of the library outside the kernel."""
+    found: dict[Key, list[types.FunctionType]] = collections.defaultdict(list)
+    for each in gc.get_objects():
+        if isinstance(each, types.FunctionType) and (key := _key(each.__code__)):
+            found[key].append(each)
+    return found
+
+
+def _reached(name: str, factorization: bytes) -> list[tuple[Key, list[str]]]:
+    found: dict[Key, set[str]] = collections.defaultdict(set)
+    is_looking = False
+
+    def profile(frame: types.FrameType, event: str, returned: object) -> None:
+        nonlocal is_looking
+        if is_looking or event not in ("call", "return") or not (key := _key(frame.f_code)):
+            return
+        found[key]
+        if event == "return":
+            is_looking = True
+            _touched.clear()
+            if key[2] in _CONSTRUCTORS:
+                # The first local is the object.
+                returned = dict(getattr(next(iter(frame.f_locals.values())), "__dict__", {}))
+            altered(returned, _TOUCH)
+            found[key] |= _touched
+            is_looking = False
+
+    matrix = pickle.loads(factorization)
+    sys.setprofile(profile)
+    try:
+        run(name, matrix)
+    finally:
+        sys.setprofile(None)
+    return sorted((key, sorted(kinds)) for key, kinds in found.items())
+
+
+def in_child(function: Callable[[], Any], seconds: int = _SECONDS) -> Any:
+    """Returns the JSON-able result of a function that runs in a forked process.
+
+    Raises:
+      TimeoutError: If it takes longer, or the process dies.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        signal.alarm(seconds)
+        with os.fdopen(writing, "w") as pipe:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            try:
+                json.dump(function(), pipe)
+                pipe.flush()
+            finally:
+                os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    if not text:
+        raise TimeoutError
+    return json.loads(text)
+
+
+def reached(name: str, factorization: bytes) -> dict[Key, list[str]]:
+    """Returns the functions outside the kernel that run on a journey.
+
+    Each has the kinds of numbers that it returns: "integers", and "" for fractions.
+    """
+    found = in_child(lambda: _reached(name, factorization), 120)
+    return {tuple(key): kinds for key, kinds in found}
+
+
+def sabotage(
+    name: str, factorization: bytes, functions: Sequence[types.FunctionType], way: str
+) -> tuple[str, str]:
+    """Returns how a journey ends with functions replaced: the verdict and its reason."""
+
+    def journey() -> tuple[str, str]:
+        matrix = pickle.loads(factorization)
+        try:
+            replace(functions, way)
+            found = run(name, matrix)
+        except Exception as error:
+            return "refusal", f"{type(error).__name__}: {error}"[:200]
+        return verdict(found)
+
+    try:
+        kind, reason = in_child(journey)
+    except TimeoutError:
+        return "refusal", f"no end within {_SECONDS} s"
+    return kind, reason
+
+
+def warm(matrices: dict[str, bytes]) -> None:
+    """Fills the kernel's caches, and empties all others."""
+    for name, matrix in matrices.items():
+        run(name, pickle.loads(matrix))
+    for each in gc.get_objects():
+        if isinstance(each, functools._lru_cache_wrapper):
+            module = getattr(each, "__module__", None) or ""
+            if module.startswith("mf_aggregators") and ".kernel" not in module:
+                each.cache_clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One function, replaced in one way on one journey."""
+
+    journey: str
+    key: Key
+    way: str
+
+
+def cases(journeys: Sequence[str], matrices: dict[str, bytes], ways: Sequence[str]) -> list[Case]:
+    """Returns all cases of journeys in which numbers are altered."""
+    return [
+        Case(journey, key, way)
+        for journey in journeys
+        for key, kinds in reached(journey, matrices[journey]).items()
+        for way in ways
+        if way.partition(" ")[2] in kinds
+    ]
+
+
+_STATE: dict[str, Any] = {}
+
+
+def _prepare(matrices: dict[str, bytes]) -> None:
+    warm(matrices)
+    _STATE.update(matrices=matrices, functions=functions_by_key())
+
+
+def _judge(case: Case) -> tuple[Case, str, str]:
+    functions = _STATE["functions"].get(case.key, [])
+    if not functions:
+        return case, "nested", "made when another function runs, which is replaced"
+    kind, reason = sabotage(case.journey, _STATE["matrices"][case.journey], functions, case.way)
+    return case, kind, reason
+
+
+def judged(
+    found: Sequence[Case], matrices: dict[str, bytes], processes: int
+) -> Iterator[tuple[Case, str, str]]:
+    """Yields each case with its verdict ("refusal", "true" or "FALSE") and the reason.
+
+    A function that another one makes when it runs is "nested": the other one is replaced.
+    """
+    with concurrent.futures.ProcessPoolExecutor(
+        processes, initializer=_prepare, initargs=(matrices,)
+    ) as pool:
+        yield from pool.map(_judge, found, chunksize=8)
+
+
+def main() -> None:
+    """Prints a table by module, and the functions that make a statement false."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--journeys", nargs="+", default=JOURNEYS, choices=JOURNEYS)
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--modules", nargs="+", default=[""], help="beginnings of files' names")
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    matrices = factorizations()
+    found = [
+        each
+        for each in cases(options.journeys, matrices, options.ways)
+        if each.key[0].startswith(tuple(options.modules))
+    ]
+    worst: dict[Key, dict[str, str]] = collections.defaultdict(dict)
+    for case, kind, reason in judged(found, matrices, options.processes):
+        worst[case.key].setdefault(kind, f"{case.journey}, {case.way}: {reason}")
+    kinds = ("FALSE", "refusal", "true", "nested")
+    print(f"{'module':44}{'functions':>10}{''.join(f'{each:>9}' for each in kinds)}")
+    totals: collections.Counter[str] = collections.Counter()
+    for module, keys in itertools.groupby(sorted(worst), key=lambda key: key[0]):
+        counted = collections.Counter(
+            next(each for each in kinds if each in worst[key]) for key in keys
+        )
+        totals += counted
+        print(_line(module, counted, kinds))
+    print(_line("all", totals, kinds))
+    for key in sorted(worst):
+        if "FALSE" in worst[key]:
+            print(f"{key[0]}:{key[1]} {key[2]}: {worst[key]['FALSE']}")
+
+
+def _line(module: str, counted: collections.Counter[str], kinds: Sequence[str]) -> str:
+    numbers = "".join(f"{counted[each]:9}" for each in kinds)
+    return f"{module:44}{sum(counted.values()):10}{numbers}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""No function of a covered module makes a stated epsilon false, and the measure sees what is false.
+
+``sabotage.py`` says what is replaced and how the truth is measured.
+"""
+
+import dataclasses
+import functools
+import math
+import pickle
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+from tests.mf_aggregators.kernel import sabotage
+from tests.mf_aggregators.kernel.sabotage import Run
+
+# Files and folders of which no function makes a statement false. The goal is all but the kernel.
+COVERED = ()
+_SHORT_CASES = 20
+_PRINTED = "(4, 1e-05)-DP for each client over 8 rounds: participations at least 3 rounds apart"
+# Sensitivity of the identity under it: three participations.
+_STDDEV = math.sqrt(3.0) / sabotage.largest_distance(4.0, 1e-5)
+
+
+def _synthetic(stddev: float = 1.02 * _STDDEV, **changes: Any) -> Run:
+    """A run with independent noise, a little more than is needed."""
+    generator = np.random.default_rng(7)
+    noise = generator.normal(0.0, stddev, (8, 24_000))
+    without = generator.normal(0.0, stddev, (8, 64))
+    with_client = without.copy()
+    with_client[np.arange(8), 8 * np.arange(8) + 3] += 1.0
+    other = generator.normal(0.0, stddev, (1, 24_000))
+    found = Run(_PRINTED, 4.0, 1e-5, noise, other, without, with_client)
+    return dataclasses.replace(found, **changes)
+
+
+def _contributions() -> np.ndarray:
+    found = _synthetic()
+    return found.with_client - found.without
+
+
+@functools.cache
+def _matrices() -> dict[str, bytes]:
+    return sabotage.factorizations()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 4.0, 20.0])
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.3])
+def test_largest_distance_of_gaussians(epsilon: float, delta: float) -> None:
+    distance = sabotage.largest_distance(epsilon, delta)
+    with mpmath.workdps(40):
+        d = mpmath.mpf(distance)
+        found = mpmath.ncdf(d / 2 - epsilon / d)
+        found -= mpmath.exp(epsilon) * mpmath.ncdf(-d / 2 - epsilon / d)
+    assert float(found) == pytest.approx(delta, rel=1e-6)
+
+
+def test_distances_at_the_ends() -> None:
+    assert sabotage.largest_distance(math.inf, 1e-5) == math.inf
+    assert sabotage.largest_distance(1.0, 1.0) == math.inf
+    assert sabotage.largest_distance(-1.0, 1e-5) == 0.0
+
+
+def test_patterns_of_schemas() -> None:
+    assert len([*sabotage.patterns(8, 1, False)]) == 2**8 - 1
+    assert max(map(len, sabotage.patterns(8, 3, False))) == 3
+    assert {*sabotage.patterns(2, 4, True)} == {(i,) for i in range(8)} | {
+        (i, i + 4) for i in range(4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "schema"),
+    [
+        ("at most one participation", (1, 1, False)),
+        ("at most 2 participations at least 3 rounds apart", (2, 3, False)),
+        ("participations at least 3 rounds apart", (8, 3, False)),
+        ("at most 2 participations, adjacent ones exactly 4 rounds apart", (2, 4, True)),
+    ],
+)
+def test_printed_schemas(words: str, schema: tuple[int, int, bool]) -> None:
+    printed = f"(4, 1e-05)-DP for each client over 8 rounds: {words}"
+    assert sabotage.stated(_synthetic(printed=printed)) == (4.0, 1e-5, schema)
+
+
+@pytest.mark.parametrize("name", sabotage.JOURNEYS)
+def test_what_is_stated_is_true_and_not_by_much(name: str) -> None:
+    found = sabotage.run(name, pickle.loads(_matrices()[name]))
+    epsilon, delta, schema = sabotage.stated(found)
+    least = sabotage.measured(found, schema)
+    allowed = sabotage.largest_distance(epsilon, delta)
+    assert 0.95 * allowed < least <= allowed
+    assert sabotage.verdict(found)[0] == "true"
+
+
+def _edited(name: str, edit: Callable[[np.ndarray], Any]) -> Run:
+    found = _synthetic()
+    array = getattr(found, name).copy()
+    changed = edit(array)
+    return dataclasses.replace(found, **{name: array if changed is None else changed})
+
+
+def _zero(array: np.ndarray, place: Any) -> None:
+    array[place] = 0.0
+
+
+_FALSE: dict[str, Callable[[], Run]] = {
+    "an epsilon that is half": lambda: _synthetic(epsilon=2.0),
+    "printed epsilon": lambda: _synthetic(printed=_PRINTED.replace("4,", "2,")),
+    "a smaller delta": lambda: _synthetic(delta=1e-9),
+    "printed separation": lambda: _synthetic(printed=_PRINTED.replace("least 3", "least 2")),
+    "NaN": lambda: _synthetic(epsilon=math.nan),
+    "words without numbers": lambda: _synthetic(printed="private"),
+    "nine tenths of the noise": lambda: _synthetic(0.9 * _STDDEV),
+    "a block with nine tenths": lambda: _edited(
+        "noise", lambda noise: noise * np.where(np.arange(24_000) < 3000, 0.9, 1.0)
+    ),
+    "a round without noise": lambda: _edited("noise", lambda noise: _zero(noise, 5)),
+    "two rounds with the same noise": lambda: _edited(
+        "noise", lambda noise: np.concatenate([noise[:1], noise[:1], noise[2:]])
+    ),
+    "two coordinates with the same noise": lambda: _edited(
+        "noise", lambda noise: np.concatenate([noise[:, :-1], noise[:, :1]], axis=1)
+    ),
+    "noise of another run": lambda: _edited("other_noise", lambda _: _synthetic().noise[3:4]),
+    "contributions of twice the norm": lambda: _edited(
+        "with_client", lambda sums: sums + _contributions()
+    ),
+    "contributions that stay": lambda: _edited(
+        "with_client", lambda sums: sums + np.cumsum(_contributions(), 0)
+    ),
+    "other noise with a contribution": lambda: _edited(
+        "with_client", lambda sums: np.roll(sums, 1, axis=1)
+    ),
+    "a contribution to all its coordinates": lambda: _edited(
+        "with_client",
+        lambda sums: _synthetic().without + np.repeat(np.eye(8), 8, axis=1),
+    ),
+    "NaN in the place of a contribution": lambda: _edited(
+        "with_client", lambda sums: np.where(sums > sums.max() - 1e-9, np.nan, sums)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _FALSE)
+def test_what_is_false_is_found(what: str) -> None:
+    assert sabotage.verdict(_FALSE[what]())[0] == "FALSE"
+
+
+def test_what_is_true_is_not_called_false() -> None:
+    assert sabotage.verdict(_synthetic())[0] == "true"
+    assert (
+        sabotage.verdict(_synthetic(epsilon=math.inf, printed=_PRINTED.replace("4,", "inf,")))[0]
+        == "true"
+    )
+    moved = _synthetic(with_client=np.roll(_contributions(), 1, axis=1) + _synthetic().without)
+    assert sabotage.verdict(moved)[0] == "true"
+    assumed = _synthetic(printed=f"{_PRINTED}, if nobody learns who was drawn")
+    assert sabotage.verdict(assumed)[0] == "true"
+    # Nothing is released.
+    nothing = {
+        name: np.zeros_like(getattr(_synthetic(), name))
+        for name in ("noise", "other_noise", "without", "with_client")
+    }
+    assert sabotage.verdict(_synthetic(**nothing))[0] == "true"
+    # A round that releases NaN alone.
+    for name in ("noise", "without", "with_client"):
+        nothing[name] = getattr(_synthetic(), name).copy()
+        nothing[name][2] = np.nan
+    del nothing["other_noise"]
+    assert sabotage.verdict(_synthetic(**nothing))[0] == "true"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    number: float
+    count: int
+
+
+_Numbers.__module__ = "mf_aggregators.somewhere"
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        ("half", (1.5, 4, _Numbers(0.5, 3), [1.0, 2.0])),
+        ("double", (6.0, 4, _Numbers(2.0, 3), [4.0, 8.0])),
+        ("zero", (0.0, 4, _Numbers(0.0, 3), [0.0, 0.0])),
+        ("shifted", (4.0, 4, _Numbers(2.0, 3), [4.0, 2.0])),
+        ("half integers", (3.0, 2, _Numbers(1.0, 1), [2.0, 4.0])),
+        ("shifted integers", (3.0, 5, _Numbers(1.0, 4), [2.0, 4.0])),
+    ],
+)
+def test_functions_are_replaced(way: str, expected: tuple[Any, ...]) -> None:
+    captured = 3.0
+
+    def plain(count: int = 4) -> tuple[Any, ...]:
+        return captured, count, _Numbers(1.0, 3), np.array([2.0, 4.0])
+
+    def items() -> Iterator[float]:
+        yield captured
+
+    imported = plain
+    sabotage.replace([plain, items], way)
+    *found, array = imported()
+    assert found == [*expected[:-1]]
+    assert array.tolist() == expected[-1]
+    assert [*items()] == [expected[0]]
+
+
+def test_constructors_are_replaced() -> None:
+    class Thing:
+        def __init__(self, number: float) -> None:
+            self.number = number
+
+    assert isinstance(Thing.__init__, types.FunctionType)
+    sabotage.replace([Thing.__init__], "half")
+    assert Thing(3.0).number == 1.5
+
+
+def _judged(cases: list[sabotage.Case]) -> list[Any]:
+    return [
+        (case, reason)
+        for case, kind, reason in sabotage.judged(cases, _matrices(), processes=1)
+        if kind == "FALSE"
+    ]
+
+
+def _covered_cases() -> list[sabotage.Case]:
+    found = sabotage.cases(sabotage.JOURNEYS, _matrices(), sabotage.WAYS)
+    return [case for case in found if case.key[0].startswith(COVERED)]
+
+
+def test_some_functions_of_covered_modules_make_nothing_false() -> None:
+    cases = _covered_cases()
+    assert not _judged(cases[:: len(cases) // _SHORT_CASES])
+
+
+@pytest.mark.long
+@pytest.mark.begun_first
+@pytest.mark.timeout(3000)
+def test_no_function_of_covered_modules_makes_anything_false() -> None:
+    assert not _judged(_covered_cases())
