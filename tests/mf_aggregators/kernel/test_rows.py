@@ -1,7 +1,6 @@
 """Streams of noise rows against the dense product C^-1 Z and the recursions' definitions."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mf_aggregators as mfa
 from mf_aggregators.factorizations import (
     BandedFactorization,
     DenseFactorization,
-    Factorization,
     IdentityFactorization,
     banded_inverse,
     blt,
@@ -28,11 +27,13 @@ from mf_aggregators.kernel.rows import (
     StateSpaceNoise,
     ToeplitzNoise,
     WindowNoise,
+    fingerprint,
+    rows_digest,
 )
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from mf_aggregators.noise import noising_matrices
 from tests.examples import examples
-from tests.mf_aggregators import random_recursions
+from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
 
 
@@ -180,38 +181,6 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
         assert found == costs, factorization
 
 
-@pytest.mark.long_cases(2)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: tree_aggregation(10_000, "full"),
-        lambda: toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
-        lambda: blt(10_000, 3),
-        lambda: banded_inverse(10_000, 8, coefficients="square_root"),
-        # More of the same kinds.
-        *(
-            pytest.param(make, marks=pytest.mark.long)
-            for make in (
-                lambda: tree_aggregation(10_000),
-                lambda: toeplitz(10_000, 16, coefficients="square_root"),
-                lambda: BandedFactorization(np.tri(10_000, 16) / np.arange(1.0, 17.0)),
-            )
-        ),
-    ],
-)
-def test_rounding_in_single_precision_does_not_add_up(make: Callable[[], Factorization]) -> None:
-    """Neither in the rows nor in their prefix sums, which are what training uses."""
-    recursion = make().noise_recursion()
-    z = np.random.default_rng(2).normal(size=(10_000, 2))
-    exact = noising_matrices.apply(recursion, z)
-    rounded = noising_matrices.apply(recursion, z.astype(np.float32))
-    assert rounded.dtype == np.float32
-    assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
-    difference = np.abs(np.cumsum(rounded - exact, axis=0))
-    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
-
-
 _ARRAYS: tuple[tuple[type[NoiseRecursion], dict[str, Any]], ...] = (
     (BandedNoise, {"bands": np.tri(4, 3)}),
     (
@@ -352,3 +321,57 @@ def test_what_overflows_in_the_unit_recursion_is_refused() -> None:
         _ = small.normalised
     with refuses("sensitivity"):
         noising_matrices.scaled_to_sensitivity_one(BandedNoise(np.full((2, 1), 1e300)), 1e-300)
+
+
+# Fingerprints tell noising matrices and descriptions from one another.
+
+
+def _bands(seed: int) -> np.ndarray:
+    bands = np.random.default_rng(seed).uniform(0.2, 1.0, (12, 3))
+    bands[0, 1:] = bands[1, 2] = 0.0
+    return bands
+
+
+@given(st.integers(0, 11), st.integers(0, 2), st.sampled_from([1e-5, 0.1]))
+def test_a_change_of_any_entry_changes_it(row: int, band: int, change: float) -> None:
+    bands = _bands(3)
+    if band > row:
+        return
+    changed = bands.copy()
+    changed[row, band] *= 1.0 + change
+    one, other = (fingerprint(["a"], BandedNoise(each)) for each in (bands, changed))
+    assert one != other
+    # What processors round differently is no change.
+    changed[row, band] = bands[row, band] * (1.0 + 2.0**-51)
+    assert one == fingerprint(["a"], BandedNoise(changed))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [1.0, {"a": 2.0}, {"b": 1.0}, [1.0], {"a": [1.0, None]}, {"a": 1.0 + 1e-8}, {"a": True}],
+    ids=str,
+)
+def test_descriptions_differ(other: object) -> None:
+    recursion = mfa.factorizations.identity(4).noise_recursion()
+    one = fingerprint({"a": 1.0}, recursion)
+    assert one != fingerprint(other, recursion)
+    assert one == fingerprint({"a": 1.0 + 2.0**-52}, recursion)
+    assert len(one) == 16
+
+
+def test_every_mechanism_and_scale_has_one_of_its_own() -> None:
+    found = {
+        fingerprint([], noising_matrices.scaled_to_sensitivity_one(each, sensitivity))
+        for factorization in small_mechanisms.factorizations(9)
+        for each in [factorization.noise_recursion()]
+        for sensitivity in (1.0, 1.0 + 1e-6)
+    }
+    assert len(found) == 2 * len(small_mechanisms.factorizations(9))
+
+
+def test_a_digest_is_an_int64_of_the_rows_alone() -> None:
+    found = {rows_digest(each.noise_recursion()) for each in small_mechanisms.factorizations(9)}
+    assert len(found) == len(small_mechanisms.factorizations(9))
+    assert all(-(2**63) <= digest < 2**63 for digest in found)
+    assert min(found) < 0 < max(found)
+    assert rows_digest(BandedNoise(_bands(3))) == rows_digest(BandedNoise(_bands(3)))

@@ -1,5 +1,6 @@
-"""Norms of the rows of C^-1 against the dense matrix."""
+"""C^-1 as a matrix: norms of its rows against the dense one, and products in float32."""
 
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -7,6 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.factorizations import (
+    BandedFactorization,
+    Factorization,
+    banded_inverse,
+    blt,
+    toeplitz,
+    tree_aggregation,
+)
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import noising_matrices
 from tests.mf_aggregators import random_recursions
@@ -21,3 +30,35 @@ def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion, columns: i
     matrix = noising_matrices.dense(recursion)
     assert found == pytest.approx(np.linalg.norm(matrix, axis=1), rel=1e-9)
     assert noising_matrices.largest_row_norm(recursion) == pytest.approx(np.max(found))
+
+
+@pytest.mark.long_cases(2)
+@pytest.mark.short_cases(1)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tree_aggregation(10_000, "full"),
+        lambda: toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
+        lambda: blt(10_000, 3),
+        lambda: banded_inverse(10_000, 8, coefficients="square_root"),
+        # More of the same kinds.
+        *(
+            pytest.param(make, marks=pytest.mark.long)
+            for make in (
+                lambda: tree_aggregation(10_000),
+                lambda: toeplitz(10_000, 16, coefficients="square_root"),
+                lambda: BandedFactorization(np.tri(10_000, 16) / np.arange(1.0, 17.0)),
+            )
+        ),
+    ],
+)
+def test_rounding_in_single_precision_does_not_add_up(make: Callable[[], Factorization]) -> None:
+    """Neither in the rows nor in their prefix sums, which are what training uses."""
+    recursion = make().noise_recursion()
+    z = np.random.default_rng(2).normal(size=(10_000, 2))
+    exact = noising_matrices.apply(recursion, z)
+    rounded = noising_matrices.apply(recursion, z.astype(np.float32))
+    assert rounded.dtype == np.float32
+    assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
+    difference = np.abs(np.cumsum(rounded - exact, axis=0))
+    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
