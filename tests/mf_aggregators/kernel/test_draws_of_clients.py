@@ -1,0 +1,102 @@
+"""Sizes of sampling schemes: against counts of all rounds and clients, and what is refused."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.kernel import draws_of_clients
+from mf_aggregators.kernel.draws_of_clients import (
+    AllParticipations,
+    FixedSize,
+    Groups,
+    Poisson,
+    RandomAllocation,
+    Shuffling,
+    TruncatedPoisson,
+)
+from tests.examples import examples
+
+_drawn = st.tuples(st.integers(1, 30), st.integers(1, 6), st.integers(0, 40), st.integers(1, 5))
+_sizes = _drawn.map(lambda drawn: (*drawn[:2], drawn[1] * drawn[3] + drawn[2], drawn[3]))
+
+
+@given(_sizes)
+@settings(max_examples=examples(60), deadline=None)
+def test_sizes_are_those_of_all_rounds_and_clients(sizes: tuple[int, int, int, int]) -> None:
+    n, b, m, batch = sizes
+    rounds = max(len(range(group, n, b)) for group in range(b))
+    for kind in (Poisson, FixedSize, Shuffling, RandomAllocation):
+        assert kind(*sizes).rounds_of_group == rounds
+    assert Poisson(*sizes).most_participations == FixedSize(*sizes).most_participations == rounds
+    # In every group, q of the expected m / b clients are B.
+    assert Poisson(*sizes).sampling_probability * m / b == pytest.approx(batch)
+    assert TruncatedPoisson(*sizes, batch).sampling_probability <= 1.0
+    fixed = FixedSize(*sizes)
+    assert fixed.group_size * b <= m < (fixed.group_size + 1) * b
+    assert fixed.sampling_probability * fixed.group_size == pytest.approx(batch)
+    cycle = [start for start in range(0, m // b, batch) if start + batch <= m // b]
+    for each in (Shuffling(*sizes), RandomAllocation(*sizes)):
+        assert each.rounds_of_cycle == len(cycle)
+        assert each.group_size == len(cycle) * batch
+        assert each.most_participations == len(range(0, rounds, len(cycle)))
+        assert each.together.disjoint == each.most_participations
+        assert each.together.norm == pytest.approx(math.sqrt(each.most_participations))
+        assert each.together.largest_part == pytest.approx(1.0)
+
+
+def test_a_client_that_takes_the_place_of_another_moves_a_sum_twice() -> None:
+    moves = [
+        kind.largest_move
+        for kind in (Poisson, TruncatedPoisson, FixedSize, Shuffling, RandomAllocation)
+    ]
+    assert moves == [1.0, 2.0, 2.0, 2.0, 1.0]
+    assert AllParticipations() == AllParticipations(1.0, 1)
+    assert AllParticipations(3.0, 4).largest_part == 1.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "message"),
+    [
+        (Poisson, (4, 2, 9, 5), "population of 9 is too small for 2 groups of at least 5"),
+        (FixedSize, (4, 2, 9, 5), "10 are needed. Use fewer bands .at most 1."),
+        (Shuffling, (0, 1, 9, 5), "num_rounds must be at least 1"),
+        (RandomAllocation, (4, 1, 9, True), "clients_per_round must be an integer"),
+        (Poisson, (4, 1.0, 9, 5), "num_bands must be an integer"),
+        (TruncatedPoisson, (4, 1, 9, 5, 4), "largest batch of 4 is below the 5"),
+        (TruncatedPoisson, (4, 1, 9, 5, 0), "largest_batch must be at least 1"),
+    ],
+)
+def test_bad_sizes_are_refused(kind: type, sizes: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(*sizes)
+
+
+def test_integers_of_numpy_become_ints() -> None:
+    draws = TruncatedPoisson(*np.array([4, 2, 20, 5, 7]))
+    assert all(type(value) is int for value in dataclasses.astuple(draws))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        draws.population = 3  # type: ignore[misc]
+
+
+def test_draws_are_of_a_closed_list() -> None:
+    class More(Poisson):  # type: ignore[misc]
+        @property
+        def sampling_probability(self) -> float:
+            return 1e-9
+
+    for draws in (More(4, 1, 10, 5), (4, 1, 10, 5), None):
+        with pytest.raises(TypeError, match="draws must be one of Poisson, TruncatedPoisson"):
+            draws_of_clients.check(draws)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Poisson, FixedSize, Shuffling, RandomAllocation])
+def test_draws_whose_integers_were_altered_are_checked_again(kind: type[Groups]) -> None:
+    draws = kind(4, 2, 20, 5)  # type: ignore[call-arg]
+    assert draws_of_clients.check(draws) == draws
+    object.__setattr__(draws, "population", 3)
+    with pytest.raises(ValueError, match="too small"):
+        draws_of_clients.check(draws)
