@@ -19,7 +19,6 @@ from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, validation
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.rows import NoiseRecursion
@@ -33,6 +32,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import rounded_down

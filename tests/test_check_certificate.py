@@ -19,8 +19,8 @@ from mf_aggregators.factorizations import (
     structured,
     toeplitz,
 )
-from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee
 from tests import console_commands

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.kernel import discrete_gaussian
-from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.noise import FixedSeedWarning
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.tff import tensor_streams
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery

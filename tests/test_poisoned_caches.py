@@ -20,9 +20,9 @@ import pytest
 
 from mf_aggregators import accounting, caches, planning, sensitivity
 from mf_aggregators.caches import CacheWarning
-from mf_aggregators.kernel.certificates import Certification
+from mf_aggregators.kernel import certificate
 from mf_aggregators.participation import MinSeparation, SingleParticipation
-from mf_aggregators.participation.monte_carlo import search
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.planning import Candidate, Plan
 from tests.mf_aggregators.planning.small_settings import TIMERS
 
@@ -67,7 +67,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.
 
 def _planned(name: str, cache: pathlib.Path) -> Plan:
     # As in a process of its own.
-    search._proved.clear()
+    certificate._PROVED.clear()
     return planning.make(_SETTINGS[name], cache_directory=cache, mechanisms=_MECHANISMS[name])
 
 

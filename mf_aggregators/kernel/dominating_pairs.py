@@ -38,7 +38,7 @@ Nothing in the proof needs bands, nor that the columns of S share no rows.
 one vector for each. With e_S = exp((<m_S, y> - |m_S|^2 / 2) / sigma^2), P/Q is the mean of e_S over
 the bins, for any lower-triangular C. It depends on y only through the products <m_S, y>, which are
 normal numbers, so that a run of n rounds has no more dimensions than there are bins: turned by an
-orthogonal matrix, all m_S lie in the first coordinates (:class:`BinsPair`).
+orthogonal matrix, all m_S lie in the first coordinates (:class:`BinVectors`).
 
 **Min-separation sampling** (arXiv 2602.09338) has too many S for that. Participations of a client
 are ``separation`` b or more rounds apart. Where C has at most b bands, the squared norm of
@@ -50,45 +50,80 @@ the last round. P/Q is f_0 from a cold start, and
 C is held as its *compact columns*. Column i of a lower-triangular C of b bands is zero outside of
 rows i to i + b - 1, and is row i of an array of n rows and b columns: ``columns[i, k] =
 C[i + k, i]``.
+
+**Importance sampling**: outputs drawn where privacy losses are large.
+The sampling distribution of a Renyi order a is (P/Q)^a Q / E_Q (P/Q)^a, with the P and Q of
+above. P/Q is a sum over participations S of products. For an integer order a,
+(P/Q)^a is a sum over a participations S_1, ..., S_a, the *replicas*, and with v_S the sum of the
+columns in S,
+
+    (P/Q)^a Q = sum pi(S_1) ... pi(S_a) exp(sum_{k < l} <v_{S_k}, v_{S_l}> / sigma^2)
+                N(v_{S_1} + ... + v_{S_a}, sigma^2 I).
+
+So an output is drawn exactly: first the replicas, by the weights in front of the normal
+distribution, then normal numbers. The weights add up to E_Q (P/Q)^a, the moment generating
+function of the loss log P/Q under Q at a, which is the exponential of a - 1 times the Renyi
+divergence of order a.
+
+For min-separation sampling the replicas are a Markov chain. Columns of C that are b or more rounds
+apart are orthogonal, and so the chain needs to know only how many rounds each replica has to wait.
+Let one replica be free in round t, and let the others wait r_2, ..., r_a rounds. V_t(r) is the
+expected product of the factors exp(<c_i, c_j> / sigma^2) of all pairs of participations from round
+t on, those in round t or later with those before included. Backwards in t, with F free replicas of
+which m join:
+
+    V_t(r) = sum_m (F choose m) p^m (1 - p)^(F - m) V_{t'}(r')
+             exp((m sum_{waiting} <c_t, c_{t + r - b}> + m (m - 1) / 2 |c_t|^2) / sigma^2)
+
+where t' is the next round in which a replica is free. A replica that waits r rounds in round t took
+part in round t + r - b, and in none of the run where that is negative.
+
+For balls in bins, the replicas are a tuple of bins, and all tuples are enumerated.
 """
 
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import scipy.special
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 
+# One step of Z in units of its standard deviation, rounded up.
+_STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
 # Steps of Z by which roundings may move one number of a row: 1 and twice what floats err by, times
 # the largest sum of a row of C where rows follow from earlier rows of Z.
 LARGEST_ROUNDING = 4.0
-# The logarithm to base 2 of the numbers that are drawn of Q for tuning.
-_POWER_OF_NUMBERS = 27
-# More than 1 and twice what floats err by in a row.
-_MOST_OF_A_STEP = 1.5
-# More than what floats err by in the norm of a column, relative to it.
+# More than the error of floats in a norm, relative to it.
 _ROUNDING_OF_NORMS = 1e-9
-# Linear arithmetic is used as long as nothing is smaller or larger than this.
+# Linear arithmetic is used while all numbers are between these.
 _SMALLEST, _LARGEST = 1e-250, 1e250
+# Limits for the tables of one order: entries (130 MB), pairs of first waits or bins, and longer
+# tuples of them.
+_MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
+LARGEST_ORDER = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StrategyColumns:
-    """C, and what roundings move, as far as an amplified guarantee depends on them.
+    """The compact columns of C, and how far roundings move a row.
 
-    Two are equal where their numbers are, bit for bit.
+    Two are equal if their numbers are, bit for bit.
 
     Attributes:
-      entries: (n, b) the compact columns of C, of which it keeps a copy.
-      rounding: By how many steps of Z the roundings of one coordinate of a row move it at most, as
-        far as they depend on one client (``noise.integer_rows``).
-      norm: What noise multipliers are relative to, at least the norm of every column; None for the
-        largest norm of a column.
+      entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
+      rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
+        as they depend on one client. The kernel takes the number as it is given: it follows from
+        the rows that are drawn (``noise.integer_rows``), and a claim about those rows binds it.
+      norm: The norm that noise multipliers are relative to, at least the norm of every column; None
+        for the largest norm of a column.
     """
 
     entries: FloatArray
@@ -101,21 +136,23 @@ class StrategyColumns:
         object.__setattr__(self, "entries", entries)
 
     @functools.cached_property
-    def _value(self) -> tuple[bytes, tuple[int, ...], float, float | None]:
+    def value(self) -> tuple[bytes, tuple[int, ...], float, float | None]:
+        """A digest of the entries, their shape, and the other two numbers."""
         digest = hashlib.sha256(self.entries.tobytes()).digest()
         return digest, self.entries.shape, self.rounding, self.norm
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StrategyColumns) and self._value == other._value
+        return isinstance(other, StrategyColumns) and self.value == other.value
 
     def __hash__(self) -> int:
-        return hash(self._value)
+        return hash(self.value)
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
 
         Raises:
-          ValueError: As :func:`normalised` does, and if a column is longer than that norm.
+          ValueError: If all columns are zero, an entry is not finite, or a column is longer than
+            that norm.
         """
         entries = normalised(self.entries)
         if self.norm is None:
@@ -125,42 +162,21 @@ class StrategyColumns:
             raise ValueError(f"a column of C is {share:.6g} of the norm that noise is relative to.")
         return entries * min(share, 1.0)
 
-    @classmethod
-    def of_any_noise(cls, entries: FloatArray) -> "StrategyColumns":
-        """Returns columns with what roundings move where rows may follow from rows of Z.
-
-        Args:
-          entries: (n, b), none of the diagonal zero.
-        """
-        shares = np.abs(entries / entries[:, :1])
-        sums = np.zeros(len(shares))
-        for lag in range(shares.shape[1]):
-            sums[lag:] += shares[: len(shares) - lag, lag]
-        return cls(entries, max(LARGEST_ROUNDING, _MOST_OF_A_STEP * float(np.max(sums))))
-
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparationRounds:
-    """The rounds of a client that joins with probability p where its timer allows it.
+    """The rounds of a client that joins with probability p whenever its timer allows it.
 
     Attributes:
       probability: p, in (0, 1].
-      separation: b: whoever joined may join again b rounds later.
-      is_stationary: Whether timers begin in their stationary state; otherwise every client may
-        join in round 0.
-      has_timer: Whether a client has to wait after a round.
-      num_tuning_outputs_of_q: How many outputs of Q are drawn to choose how Q from P is tested.
-      sample_sizes_of_q: How many outputs that test may draw, the fewest first.
-      stream_name: What random numbers and kept certificates follow from: it never changes.
+      separation: b: a client that joined may join again b rounds later. Timers begin in their
+        stationary state.
     """
 
     probability: float
     separation: int
-    is_stationary: bool = True
 
-    has_timer: ClassVar[bool] = True
-    num_tuning_outputs_of_q: ClassVar[int] = 2**14
-    sample_sizes_of_q: ClassVar[tuple[int, ...]] = (2**16, 2**18)
+    # Random numbers and cached certificates follow from this name: it never changes.
     stream_name: ClassVar[str] = "CoinsUnderTimers"
 
     def __post_init__(self) -> None:
@@ -172,107 +188,120 @@ class MinSeparationRounds:
 
     def first_free_probabilities(self) -> FloatArray:
         """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
-        first = np.zeros(self.separation)
+        first = np.full(self.separation, self.probability)
         first[0] = 1.0
-        if self.is_stationary:
-            first[1:] = self.probability
         return np.asarray(first / (1.0 + np.sum(first[1:])))
 
-    def products(self, columns: FloatArray, rounding: float) -> "BandedProducts":
-        """Returns products with C; see :class:`DominatingPair`."""
-        del rounding
-        return BandedProducts(columns)
-
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
-        """Returns log P/Q.
+        """Returns the (m,) log P/Q of m outputs.
 
         Args:
-          log_exponentials: (n, m) log e_i of m outputs.
-
-        Returns:
-          (m,).
+          log_exponentials: (n, m) log e_i of the outputs.
         """
-        fast = self._fast_log_ratios(log_exponentials)
-        return self._safe_log_ratios(log_exponentials) if fast is None else fast
-
-    def _fast_log_ratios(self, log_exponentials: FloatArray) -> FloatArray | None:
-        """In linear arithmetic; None if numbers would be too large or too small for it."""
         n, m = log_exponentials.shape
-        if np.max(log_exponentials) > 500.0 or n * math.log1p(-min(self.probability, 0.99)) < -550:
-            return None
-        p = self.probability
-        values = np.ones((n + self.separation, m))
-        joined = np.exp(log_exponentials)
-        joined *= p
-        with np.errstate(over="ignore", invalid="ignore"):
-            for i in range(n - 1, -1, -1):
-                joined[i] *= values[i + self.separation]
-                np.multiply(values[i + 1], 1.0 - p, out=values[i])
-                values[i] += joined[i]
-            first = self.first_free_probabilities() @ values[: self.separation]
-        if not (np.min(values) > _SMALLEST and np.max(values) < _LARGEST):
-            return None
-        return np.asarray(np.log(first))
-
-    def _safe_log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
-        n, m = log_exponentials.shape
-        with np.errstate(divide="ignore"):
-            stay, join = np.log1p(-self.probability), np.log(self.probability)
-            log_first = np.log(self.first_free_probabilities())
+        p, first = self.probability, self.first_free_probabilities()
+        if np.max(log_exponentials) <= 500.0 and n * math.log1p(-min(p, 0.99)) >= -550.0:
+            values = np.ones((n + self.separation, m))
+            joined = np.exp(log_exponentials)
+            joined *= p
+            with np.errstate(over="ignore", invalid="ignore"):
+                for i in range(n - 1, -1, -1):
+                    joined[i] *= values[i + self.separation]
+                    np.multiply(values[i + 1], 1.0 - p, out=values[i])
+                    values[i] += joined[i]
+                ratios = first @ values[: self.separation]
+            if np.min(values) > _SMALLEST and np.max(values) < _LARGEST:
+                return np.asarray(np.log(ratios))
+        stay, join = math.log1p(-p) if p < 1.0 else -math.inf, math.log(p)
         logs = np.zeros((n + self.separation, m))
         for i in range(n - 1, -1, -1):
-            joined = join + log_exponentials[i] + logs[i + self.separation]
-            logs[i] = np.logaddexp(stay + logs[i + 1], joined)
-        return _log_sum(log_first[:, None] + logs[: self.separation])
+            logs[i] = np.logaddexp(
+                stay + logs[i + 1], join + log_exponentials[i] + logs[i + self.separation]
+            )
+        return _log_sum(np.log(first)[:, None] + logs[: self.separation])
 
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsRounds:
-    """The rounds of a client in one of b bins at random: those that are its bin modulo b.
+    """The rounds of a client in one of b bins at random: those that equal its bin modulo b.
 
     Attributes:
       separation: The number of bins b.
-      has_timer: As of :class:`MinSeparationRounds`.
-      stream_name: As there.
     """
 
     separation: int
 
-    has_timer: ClassVar[bool] = False
+    # Random numbers and cached certificates follow from this name: it never changes.
     stream_name: ClassVar[str] = "OneBin"
 
     def __post_init__(self) -> None:
         validation.positive_integer(self.separation, "separation")
 
-    @property
-    def num_tuning_outputs_of_q(self) -> int:
-        """The outputs of Q for tuning: outputs of few coordinates cost little."""
-        powers = _POWER_OF_NUMBERS - (self.separation - 1).bit_length()
-        return int(2 ** min(max(powers, 14), 20))
-
-    @property
-    def sample_sizes_of_q(self) -> tuple[int, ...]:
-        """How many outputs of Q a test may draw."""
-        tuning = self.num_tuning_outputs_of_q
-        return tuple(sorted({2**16, 2**18, tuning, 4 * tuning}))
-
-    def products(self, columns: FloatArray, rounding: float) -> "BinProducts":
-        """Returns products with the vectors m_S of all bins; see :class:`DominatingPair`."""
-        return BinProducts(columns, self.separation, rounding)
-
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
-        """Returns log P/Q.
-
-        Args:
-          log_exponentials: (b, m) log e_S of m outputs.
-
-        Returns:
-          (m,).
-        """
+        """Returns the (m,) log P/Q of m outputs, of which (b, m) log e_S are given."""
         return _log_sum(log_exponentials) - math.log(self.separation)
 
 
 RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
+
+
+@dataclasses.dataclass(frozen=True)
+class _SecretRounds:
+    """The integers of a scheme whose clients draw their rounds in secret.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: C has at most so many bands, and the roundings of a participation stay within so
+        many rows. The kernel counts the bands of C; a claim about the rows binds the second.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: Two participations of a client are at least so many rounds apart.
+
+    Raises:
+      TypeError: If one is not an int.
+      ValueError: If one is below 1, or clients are too few for so many of them in each round.
+    """
+
+    num_rounds: int
+    num_bands: int
+    population: int
+    clients_per_round: int
+    separation: int
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if type(value) is not int:
+                raise TypeError(f"{name} must be an int, found {validation.shown(value)}.")
+            validation.positive_integer(value, name)
+        if self.separation * self.clients_per_round > self.population:
+            raise ValueError("the population is too small for the separation and clients_per_round")
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return self.separation < self.num_bands
+
+
+class MinSeparation(_SecretRounds):
+    """Min-separation sampling: clients join with a secret coin when their timers allow it."""
+
+    def rounds(self) -> MinSeparationRounds:
+        """Returns the distribution of a client's rounds."""
+        others = self.clients_per_round * (self.separation - 1)
+        return MinSeparationRounds(
+            self.clients_per_round / (self.population - others), self.separation
+        )
+
+
+class BallsInBins(_SecretRounds):
+    """Balls in bins: clients are in one secret bin of rounds."""
+
+    def rounds(self) -> BallsInBinsRounds:
+        """Returns the distribution of a client's rounds."""
+        return BallsInBinsRounds(self.separation)
+
+
+Draws: TypeAlias = MinSeparation | BallsInBins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +312,7 @@ class DominatingPair:
       columns: (n, b), as :func:`normalised` returns them: those of |C|.
       sigma: The noise multiplier relative to the largest column norm.
       rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
-      rounding: What roundings may move in any row from a client's first round on, beyond what
+      rounding: How far roundings may move any row from a client's first round on, beyond what
         ``columns`` has; for balls in bins alone.
 
     Raises:
@@ -297,117 +326,95 @@ class DominatingPair:
     rounding: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.rounds.has_timer and self.rounds.separation < self.columns.shape[1]:
+        if self.has_timers and self.rounds.separation < self.columns.shape[1]:
             raise ValueError(
                 f"a separation of {self.rounds.separation} is below the {self.columns.shape[1]} "
                 "bands."
             )
-        if self.rounds.has_timer and self.rounding:
+        if self.has_timers and self.rounding:
             raise ValueError("with timers, columns hold what roundings move.")
 
-    @functools.cached_property
-    def products(self) -> "BandedProducts | BinProducts":
-        """Products with the vectors that P/Q depends on, and with their transpose."""
-        return self.rounds.products(self.columns, self.rounding)
-
     @property
-    def num_outputs(self) -> int:
-        """The numbers that P/Q depends on."""
-        return self.products.num_outputs
+    def has_timers(self) -> bool:
+        """Whether clients wait after a round, and draw again."""
+        return type(self.rounds) is MinSeparationRounds
+
+    @functools.cached_property
+    def products(self) -> "BandedProducts | BinVectors":
+        """Products with the vectors that P/Q depends on."""
+        if self.has_timers:
+            return BandedProducts(self.columns)
+        return BinVectors(self.columns, self.rounds.separation, self.rounding)
 
     def log_ratios(self, outputs: FloatArray) -> FloatArray:
-        """Returns the (m,) log P/Q of (num_outputs, m) outputs."""
-        # In place: what becomes log e is a product with the outputs.
+        """Returns the (m,) log P/Q of (products.num_outputs, m) outputs."""
+        # In place: the product with the outputs becomes log e.
         exponents = self.products.transposed_times(outputs)
         exponents -= 0.5 * self.products.squared_norms[:, None]
         exponents /= self.sigma**2
         return self.rounds.log_ratios(exponents)
 
     def description(self) -> dict[str, Any]:
-        """Returns what tells pairs of the same columns apart."""
+        """Returns a JSON-able mapping that tells pairs of the same columns apart."""
+        rounds = dataclasses.asdict(self.rounds)
+        if self.has_timers:
+            rounds["is_stationary"] = True
         return {
             "shape": list(self.columns.shape),
             "sigma": self.sigma,
-            # Random numbers and kept certificates follow from this name: it never changes.
-            "law": [self.rounds.stream_name, dataclasses.asdict(self.rounds)],
+            # Random numbers and cached certificates follow from these names: they never change.
+            "law": [self.rounds.stream_name, rounds],
             **({"rounding": self.rounding} if self.rounding else {}),
         }
 
 
-def _log_sum(logs: FloatArray) -> FloatArray:
-    """The logarithm of the sum of exponentials over the first axis."""
-    largest = np.max(logs, axis=0)
-    shares = logs - largest
-    return np.asarray(largest + np.log(np.sum(np.exp(shares, out=shares), axis=0)))
+def dominating_pair(
+    columns: StrategyColumns,
+    draws: Draws,
+    sigma: float,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> DominatingPair:
+    """Returns the pair that dominates a run, with what the rounding of rows adds to C.
 
-
-def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
-    """Returns the compact columns of a strategy matrix.
-
-    Args:
-      strategy_matrix: (n, n), C, lower triangular.
-      num_bands: b, at least the bands of C, at most n.
-
-    Returns:
-      (n, b) float64.
-
-    Raises:
-      ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
-    """
-    matrix = validation.lower_triangular(strategy_matrix, "strategy_matrix")
-    num_rounds = matrix.shape[0]
-    num_bands = min(validation.positive_integer(num_bands, "num_bands"), num_rounds)
-    columns = np.zeros((num_rounds, num_bands))
-    for i in range(num_rounds):
-        height = min(num_bands, num_rounds - i)
-        columns[i, :height] = matrix[i : i + height, i]
-        if np.any(matrix[i + height :, i]):
-            raise ValueError(
-                f"strategy_matrix must have at most {num_bands} bands, found an entry of column "
-                f"{i} below them."
-            )
-    return columns
-
-
-def columns_of_encoder(
-    encode: Callable[[FloatArray], FloatArray], num_rounds: int, num_bands: int
-) -> FloatArray:
-    """Returns the compact columns of a strategy matrix that is known by its products.
+    The theorem above has shifts of sum |C_ij| in row i, and roundings add a vector of at most
+    sqrt(d) times so many steps. If participations share no rows, roundings reach num_bands rows
+    from a participation on, as if all entries of the bands were larger by that.
 
     Args:
-      encode: Takes an (n, b + 1) array x and returns C x. C is lower triangular and has at most
-        b bands, which the caller knows; here it is only made likely.
-      num_rounds: n.
-      num_bands: b, 1 to n.
-
-    Returns:
-      (n, b) float64.
+      columns: C and its roundings.
+      draws: The scheme.
+      sigma: The noise multiplier, relative to the norm of ``columns``.
+      num_coordinates: Parameters times rounds.
 
     Raises:
-      ValueError: If a product shows more bands, or entries that are not finite.
+      ValueError: If the columns do not fit the scheme, or sharing rows with timers.
     """
-    rounds = np.arange(num_rounds)
-    # Columns that are b apart have no rows in common, so that one product shows all of them.
-    # Another product, with random numbers, tells whether there is anything beyond.
-    probes = np.zeros((num_rounds, num_bands + 1))
-    probes[rounds, rounds % num_bands] = 1.0
-    probes[:, num_bands] = np.random.default_rng(0).uniform(1.0, 2.0, num_rounds)
-    products = np.asarray(encode(probes), dtype=np.float64)
-    if products.shape != probes.shape or not np.all(np.isfinite(products)):
-        raise ValueError("the strategy matrix must be square, with finite entries.")
-    rows = rounds[:, None] + np.arange(num_bands)
-    inside = rows < num_rounds
-    columns = np.where(
-        inside, products[np.minimum(rows, num_rounds - 1), (rounds % num_bands)[:, None]], 0.0
-    )
-    expected = np.zeros(num_rounds)
-    np.add.at(expected, rows[inside], (columns * probes[:, num_bands, None])[inside])
-    scale = np.max(np.abs(products), initial=0.0)
-    if np.max(np.abs(expected - products[:, num_bands]), initial=0.0) > 1e-9 * scale:
+    num_rounds, num_bands = columns.entries.shape
+    if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
         raise ValueError(
-            f"the strategy matrix has more than {num_bands} bands, or is not lower triangular."
+            f"the strategy matrix has {num_rounds} rounds and {num_bands} bands, "
+            f"and the scheme is for {draws.num_rounds} and {draws.num_bands}."
         )
-    return columns
+    entries = columns.scaled()
+    rounding = sigma * columns.rounding * _STEP
+    rounding *= math.sqrt(num_coordinates / num_rounds)
+    if draws.shares_rows:
+        return DominatingPair(entries, sigma, draws.rounds(), rounding)
+    rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
+    entries = np.where(rows < num_rounds, entries + rounding, 0.0)
+    return DominatingPair(entries, sigma, draws.rounds())
+
+
+def largest_part(columns: StrategyColumns, draws: Draws) -> float:
+    """Returns a bound on what participations of one client that share rows change in C x.
+
+    It is relative to the norm of ``columns``: 1 if participations share no rows, and otherwise the
+    norm of the longest sum of the columns of |C| in one bin.
+    """
+    if not draws.shares_rows:
+        return 1.0
+    norms = BinVectors(columns.scaled(), draws.separation).squared_norms
+    return math.sqrt(float(np.max(norms))) * (1.0 + _ROUNDING_OF_NORMS)
 
 
 def normalised(columns: FloatArray) -> FloatArray:
@@ -428,23 +435,6 @@ def normalised(columns: FloatArray) -> FloatArray:
     return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
 
 
-def gram_bands(columns: FloatArray) -> FloatArray:
-    """Returns inner products of columns: ``bands[i, t]`` is that of columns i and i - t.
-
-    Args:
-      columns: (n, b).
-
-    Returns:
-      (n, b), zero where i < t.
-    """
-    num_rounds, num_bands = columns.shape
-    bands = np.zeros((num_rounds, num_bands))
-    for t in range(num_bands):
-        later, earlier = columns[t:, : num_bands - t], columns[: num_rounds - t, t:]
-        bands[t:, t] = np.einsum("ik,ik->i", later, earlier)
-    return bands
-
-
 class BandedProducts:
     """Products with C and with its transpose, as dense products of blocks.
 
@@ -454,57 +444,41 @@ class BandedProducts:
     """
 
     def __init__(self, columns: FloatArray) -> None:
-        """Makes the blocks.
-
-        Args:
-          columns: (n, b), of C.
-        """
-        self._num_rounds, self._num_bands = columns.shape
-        self.num_outputs = self._num_rounds
+        """Makes the blocks of C from its (n, b) columns."""
+        self.num_outputs, bands = columns.shape
         self.squared_norms = np.sum(columns**2, axis=1)
-        self._blocks: list[tuple[slice, slice, FloatArray]] = []
-        size = max(32, self._num_bands)
-        for start in range(0, self._num_rounds, size):
-            stop = min(start + size, self._num_rounds)
-            last = min(stop + self._num_bands - 1, self._num_rounds)
-            block = np.zeros((last - start, stop - start))
-            for i in range(start, stop):
-                height = min(self._num_bands, self._num_rounds - i)
-                block[i - start : i - start + height, i - start] = columns[i, :height]
-            self._blocks.append((slice(start, stop), slice(start, last), block))
-
-    def turned(self, outputs: FloatArray) -> FloatArray:
-        """Returns (n, m) outputs of rounds as they are: P/Q depends on all of them."""
-        return outputs
+        self._blocks = []
+        size = max(32, bands)
+        for start in range(0, self.num_outputs, size):
+            part = columns[start : start + size]
+            inner = np.arange(len(part))[:, None]
+            block = np.zeros((len(part) + bands - 1, len(part)))
+            block[inner + np.arange(bands), inner] = part
+            last = min(start + len(block), self.num_outputs)
+            places = slice(start, start + len(part)), slice(start, last)
+            self._blocks.append((*places, block[: last - start]))
 
     def times(self, x: FloatArray) -> FloatArray:
-        """Returns C x.
-
-        Args:
-          x: (n, m).
-        """
+        """Returns C x, of (n, m) x."""
         product = np.zeros_like(x)
         for inner, outer, block in self._blocks:
             product[outer] += block @ x[inner]
         return product
 
     def transposed_times(self, y: FloatArray) -> FloatArray:
-        """Returns C^T y.
-
-        Args:
-          y: (n, m).
-        """
+        """Returns C^T y, of (n, m) y."""
         product = np.empty_like(y)
         for inner, outer, block in self._blocks:
             np.matmul(block.T, y[outer], out=product[inner])
         return product
 
 
-class BinProducts:
-    """Products with the vectors m_S of all bins, turned into as few coordinates as there are.
+class BinVectors:
+    """The vectors m_S of all bins, turned into as few coordinates as there are.
 
     Attributes:
       num_outputs: The coordinates: the bins or the rounds, whichever are fewer.
+      vectors: (num_outputs, b), turned by an orthogonal matrix.
       squared_norms: (b,) of the vectors.
     """
 
@@ -514,7 +488,7 @@ class BinProducts:
         Args:
           columns: (n, b), of |C|, not negative.
           num_bins: The number of bins.
-          rounding: What is added to each row from the first round of a bin on.
+          rounding: A number that is added to each row from the first round of a bin on.
         """
         num_rounds, num_bands = columns.shape
         vectors = np.zeros((num_rounds, num_bins))
@@ -523,17 +497,201 @@ class BinProducts:
             vectors[i : i + height, i % num_bins] += columns[i, :height]
         vectors += rounding * np.tri(num_rounds, num_bins)
         self.squared_norms = np.sum(vectors**2, axis=0)
-        self._basis, self._vectors = np.linalg.qr(vectors)
-        self.num_outputs = len(self._vectors)
-
-    def turned(self, outputs: FloatArray) -> FloatArray:
-        """Returns (n, m) outputs of rounds in the (num_outputs, m) coordinates."""
-        return np.asarray(self._basis.T @ outputs)
-
-    def times(self, x: FloatArray) -> FloatArray:
-        """Returns the (num_outputs, m) sums of the vectors, weighted by (b, m) numbers."""
-        return np.asarray(self._vectors @ x)
+        self.vectors = np.linalg.qr(vectors, mode="r")
+        self.num_outputs = len(self.vectors)
 
     def transposed_times(self, y: FloatArray) -> FloatArray:
         """Returns the (b, m) products of the vectors with (num_outputs, m) outputs."""
-        return np.asarray(self._vectors.T @ y)
+        return np.asarray(self.vectors.T @ y)
+
+
+class ImportanceSampler:
+    """Draws losses of outputs from (P/Q)^a Q / E_Q (P/Q)^a, for an integer a.
+
+    Attributes:
+      order: The Renyi order a, at least 0; order 1 is P, and order 0 is Q.
+      log_mgf: log E_Q (P/Q)^a, the log moment generating function of the loss under Q at a.
+    """
+
+    def __init__(self, pair: DominatingPair, order: int) -> None:
+        self.order, self._pair = order, pair
+        self._replicas: _TimerReplicas | _BinReplicas | None = None
+        self.log_mgf = 0.0
+        if order:
+            self._replicas = (_TimerReplicas if pair.has_timers else _BinReplicas)(pair, order)
+            self.log_mgf = self._replicas.log_mgf
+
+    def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Draws independent outputs and returns their log P/Q.
+
+        Args:
+          rng: The source of random numbers.
+          count: m, the number of outputs.
+
+        Returns:
+          (m,).
+        """
+        shifts = 0.0 if self._replicas is None else self._replicas.draw(rng, count)
+        outputs = rng.standard_normal((self._pair.products.num_outputs, count))
+        outputs *= self._pair.sigma
+        outputs += shifts
+        return self._pair.log_ratios(outputs)
+
+
+def possible_orders(pair: DominatingPair) -> list[int]:
+    """Returns the Renyi orders whose tables are small enough, from 1 on."""
+    orders = []
+    separation = pair.rounds.separation
+    for order in range(1, LARGEST_ORDER + 1):
+        states = math.comb(separation + order - 2, order - 1) if pair.has_timers else 0
+        if (
+            separation**order > (_MOST_PAIRS if order <= 2 else _MOST_TUPLES)
+            or states * (pair.columns.shape[0] + 1) > _MOST_ENTRIES
+        ):
+            break
+        orders.append(order)
+    return orders
+
+
+class _BinReplicas:
+    """Replicas that are each in one bin."""
+
+    def __init__(self, pair: DominatingPair, order: int) -> None:
+        assert isinstance(pair.products, BinVectors)
+        self._vectors = pair.products.vectors
+        bins = self._vectors.shape[1]
+        gram = self._vectors.T @ self._vectors / pair.sigma**2
+        self._shape = (bins,) * order
+        exponents = np.zeros(self._shape)
+        for k, other in itertools.combinations(range(order), 2):
+            axes = [1] * order
+            axes[k] = axes[other] = bins
+            exponents = exponents + gram.reshape(axes)
+        largest = float(np.max(exponents))
+        self._cumulative = np.cumsum(np.exp(exponents - largest).ravel())
+        self.log_mgf = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
+
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Returns the (num_outputs, count) sums of the vectors of the replicas' bins."""
+        tuples = _categorical(rng, self._cumulative, count)
+        first, *others = np.unravel_index(tuples, self._shape)
+        total = np.take(self._vectors, first, axis=1)
+        for bins in others:
+            total += np.take(self._vectors, bins, axis=1)
+        return np.asarray(total)
+
+
+class _TimerReplicas:
+    """Replicas that join at random when their timers allow it.
+
+    A state is the increasing waits of all replicas except one that is free.
+    """
+
+    def __init__(self, pair: DominatingPair, order: int) -> None:
+        assert isinstance(pair.rounds, MinSeparationRounds)
+        p, self._separation = pair.rounds.probability, pair.rounds.separation
+        self._order, self._products = order, pair.products
+        self._rounds, bands = pair.columns.shape
+        # <c_t, c_{t + r - b}> / sigma^2 by t and the wait r; the squared norm of c_t at r = b.
+        self._pairs = np.zeros((self._rounds, self._separation + 1))
+        for t in range(bands):
+            later, earlier = pair.columns[t:, : bands - t], pair.columns[: self._rounds - t, t:]
+            self._pairs[t:, self._separation - t] = np.einsum("ik,ik->i", later, earlier)
+        self._pairs /= pair.sigma**2
+        self._set_states(p)
+        states = np.arange(len(self._waits))
+        self._values = np.ones((self._rounds + self._separation + 1, len(states)))
+        self._hazards = np.zeros((self._rounds, len(states)))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for t in range(self._rounds - 1, -1, -1):
+                terms = self._terms(t, states)
+                self._values[t] = np.sum(terms, axis=0)
+                self._hazards[t] = np.sum(terms[1:], axis=0) / self._values[t]
+            # The replicas' first waits, and their weights.
+            tuples = np.indices((self._separation,) * order).reshape(order, -1).T
+            weights = np.prod(pair.rounds.first_free_probabilities()[tuples], axis=-1)
+            start = np.min(tuples, axis=-1)
+            weights = weights * self._values[start, self._index(tuples - start[:, None])]
+            self._first_waits, self._cumulative = tuples, np.cumsum(weights)
+            self.log_mgf = float(np.log(self._cumulative[-1]))
+
+    def _set_states(self, probability: float) -> None:
+        """Tabulates weights, times and next states, by how many free replicas join."""
+        others = self._order - 1
+        tuples = list(itertools.combinations_with_replacement(range(self._separation), others))
+        self._waits = np.array(tuples, dtype=np.intp).reshape(len(tuples), others)
+        self._powers = self._separation ** np.arange(others - 1, -1, -1, dtype=np.intp)
+        self._lookup = np.zeros(self._separation**others, dtype=np.intp)
+        self._lookup[self._waits @ self._powers] = np.arange(len(tuples))
+        self._free = 1 + np.sum(self._waits == 0, axis=1)
+        joining = np.arange(self._order + 1)[:, None]
+        staying = np.maximum(self._free - joining, 0)
+        # Zero if more would join than are free.
+        self._weights = scipy.special.binom(self._free, joining) * probability**joining
+        self._weights *= (1.0 - probability) ** staying
+        waits = np.zeros((self._order + 1, len(tuples), self._order), dtype=np.intp)
+        waits[:, :, 1:] = self._waits
+        for number in range(self._order + 1):
+            waits[number, :, :number] = self._separation
+        self._after = np.maximum(np.min(waits, axis=2), 1)
+        self._following = self._index(np.maximum(waits - self._after[:, :, None], 0))
+
+    def _index(self, waits: IntArray) -> IntArray:
+        """Returns the states of waits of all replicas, (..., order), of which one is 0."""
+        return np.asarray(self._lookup[np.sort(waits, axis=-1)[..., 1:] @ self._powers])
+
+    def _terms(self, t: int | IntArray, state: IntArray) -> FloatArray:
+        """Returns the (order + 1, len(state)) terms of V_t, by how many free replicas join."""
+        pair_sums = np.sum(self._pairs[np.asarray(t)[..., None], self._waits[state]], axis=-1)
+        joining = np.arange(self._order + 1)[:, None]
+        exponents = joining * pair_sums
+        exponents += joining * (joining - 1) / 2 * self._pairs[t, self._separation]
+        weights = self._weights[:, state]
+        values = self._values[t + self._after[:, state], self._following[:, state]]
+        return np.where(weights > 0.0, weights * np.exp(exponents) * values, 0.0)
+
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Returns the (n, count) sums of the columns of the replicas' rounds."""
+        total = np.zeros((self._rounds, count))
+        free_at = self._first_waits[_categorical(rng, self._cumulative, count)]
+        now = np.min(free_at, axis=1) - 1
+        who = np.arange(count)
+        largest_hazard = float(np.max(self._hazards))
+        while len(who):
+            # A replica may join in the next round that a coin of the largest probability selects,
+            # if another coin with the quotient of the chain's probability and the largest says so.
+            waited = rng.geometric(largest_hazard, len(who))
+            # Of a tiny probability, the largest integer, to which nothing can be added.
+            now = np.maximum(now + np.minimum(waited, self._rounds + 1), 0)
+            goes_on = now < self._rounds
+            who, now, free_at = who[goes_on], now[goes_on], free_at[goes_on]
+            uniform = rng.random(len(who))
+            waits = np.maximum(free_at - now[:, None], 0)
+            may_join = np.min(waits, axis=1) == 0
+            state = self._index(np.where(may_join[:, None], waits, 0))
+            chosen = may_join & (uniform * largest_hazard < self._hazards[now, state])
+            rows = np.nonzero(chosen)[0]
+            sums = np.cumsum(self._terms(now[rows], state[rows])[1:], axis=0)
+            joining = 1 + np.sum(rng.random(len(rows)) * sums[-1] >= sums, axis=0)
+            joining = np.minimum(joining, self._free[state[rows]])
+            total[now[rows], who[rows]] += joining
+            # Replicas are alike: the first of the free ones join.
+            is_free = waits[rows] == 0
+            joins = is_free & (np.cumsum(is_free, axis=1) <= joining[:, None])
+            next_free = (now[rows] + self._separation)[:, None]
+            free_at[rows] = np.where(joins, next_free, free_at[rows])
+        assert isinstance(self._products, BandedProducts)
+        return self._products.times(total)
+
+
+def _log_sum(logs: FloatArray) -> FloatArray:
+    """Returns the logarithm of the sum of exponentials over the first axis."""
+    largest = np.max(logs, axis=0)
+    shares = logs - largest
+    return np.asarray(largest + np.log(np.sum(np.exp(shares, out=shares), axis=0)))
+
+
+def _categorical(rng: np.random.Generator, cumulative: FloatArray, count: int) -> IntArray:
+    """Draws indices with probabilities by cumulative sums of weights."""
+    found = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+    return np.asarray(np.minimum(found, len(cumulative) - 1))

@@ -7,7 +7,6 @@ which one client may take part, however they come about. ``PoissonSampling``, ``
 draws.
 """
 
-from mf_aggregators.kernel.certificates import Amplified, Certification
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
@@ -15,6 +14,7 @@ from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import Participation, check, check_fits
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
+from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.random_allocation import RandomAllocation
 from mf_aggregators.participation.registry import (

@@ -1,17 +1,15 @@
 """Balls in bins: each client takes part in one secret round of every cycle."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import dominating_pairs as distributions
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import dominating_pairs, validation
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.dominating_pairs import BallsInBinsRounds, StrategyColumns
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.kinds import own
@@ -19,9 +17,6 @@ from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream
-
-# More than what floats err by in the norm of a sum of columns, relative to it.
-_ROUNDING = 1e-9
 
 
 @own
@@ -72,15 +67,12 @@ class BallsInBins(SeparatedScheme):
         """Returns the participations of the bin whose columns of |C| have the longest sum."""
         if not self.shares_rows:
             return super().all_participations(columns)
-        return AllParticipations(self._longest(self._fitting(columns)))
+        part = dominating_pairs.largest_part(self._fitting(columns), self.as_draws())
+        return AllParticipations(part)
 
-    def _longest(self, columns: StrategyColumns) -> float:
-        norms = distributions.BinProducts(columns.scaled(), self.separation).squared_norms
-        return math.sqrt(float(np.max(norms))) * (1.0 + _ROUNDING)
-
-    def rounds_of_client(self) -> BallsInBinsRounds:
-        """Returns the distribution of a client's rounds."""
-        return BallsInBinsRounds(self.separation)
+    def as_draws(self) -> dominating_pairs.BallsInBins:
+        """Returns the scheme as the integers that the kernel takes."""
+        return dominating_pairs.BallsInBins(*dataclasses.astuple(self))
 
     def sampler(self, seed: int) -> "BinSampler":
         """Creates the sampler of a run, of 8 bytes for each client."""

@@ -19,13 +19,13 @@ from mf_aggregators import random_streams
 from mf_aggregators.kernel import cycles, gaussian, groups, validation
 from mf_aggregators.kernel.arrays import IntArray, underflow_is_zero
 from mf_aggregators.kernel.batches import binomial_tail
-from mf_aggregators.kernel.certificates import Amplified, Certification
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shuffling
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import Approximation, safe_delta
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,

@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams
+from mf_aggregators.kernel import dominating_pairs
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
-from mf_aggregators.kernel.dominating_pairs import MinSeparationRounds
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.min_separation import MinSeparation
 from mf_aggregators.participation.samplers import (
@@ -78,9 +78,9 @@ class MinSeparationSampling(SeparatedScheme):
         """Returns the schema of the timers."""
         return MinSeparation(self.separation, self._most_rounds)
 
-    def rounds_of_client(self) -> MinSeparationRounds:
-        """Returns the distribution of a client's rounds."""
-        return MinSeparationRounds(self.joining_probability, self.separation)
+    def as_draws(self) -> dominating_pairs.MinSeparation:
+        """Returns the scheme as the integers that the kernel takes."""
+        return dominating_pairs.MinSeparation(*dataclasses.astuple(self))
 
     def sampler(self, seed: int) -> "MinSeparationSampler":
         """Creates the sampler of a run: 8 bytes for each participation of the whole run."""

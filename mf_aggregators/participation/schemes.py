@@ -20,10 +20,8 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import gaussian, trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.certificates import Amplified, Certification
 from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
@@ -37,6 +35,8 @@ from mf_aggregators.participation.kinds import (
     own,
     refused_subclass,
 )
+from mf_aggregators.participation.monte_carlo import columns as compact_columns
+from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.sampled_runs import SampledRun
 
 if TYPE_CHECKING:
@@ -507,11 +507,11 @@ class SamplingScheme(Participation):
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
             return None
-        columns = distributions.columns_of_matrix(strategy_matrix, self.num_bands)
+        entries = compact_columns.columns_of_matrix(strategy_matrix, self.num_bands)
         # A matrix alone does not say how rows are made: with all bands, perhaps from rows of Z.
-        if self.shares_rows or columns.shape[1] == self.num_rounds:
-            return StrategyColumns.of_any_noise(columns)
-        return StrategyColumns(columns)
+        if self.shares_rows or entries.shape[1] == self.num_rounds:
+            return compact_columns.of_any_noise(entries)
+        return StrategyColumns(entries)
 
     # Draws.
 

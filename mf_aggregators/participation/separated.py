@@ -19,25 +19,30 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import certificates, gaussian, importance_sampling, validation
+from mf_aggregators.kernel import dominating_pairs, gaussian, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.certificates import Amplified, Certification, MechanismBudget
+from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
-    RoundsDistribution,
+    Draws,
+    ImportanceSampler,
     StrategyColumns,
+    possible_orders,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
-from mf_aggregators.kernel.importance_sampling import ImportanceSampler
 from mf_aggregators.kernel.losses import (
     Approximation,
     connected_losses,
     steps_to,
     with_infinite_losses,
 )
-from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation.monte_carlo import curves, search
+from mf_aggregators.participation.monte_carlo.certification import (
+    Amplified,
+    Certification,
+    MechanismBudget,
+)
 from mf_aggregators.participation.sampled_runs import SampledRun, is_accounted
 from mf_aggregators.participation.samplers import too_large
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
@@ -50,7 +55,7 @@ _RELATIVE_STEP = 2e-3
 # A search for one noise multiplier may test half of the mechanisms that share the failure
 # probability: the guarantee of its result is another result. With fewer tries left than the second
 # number, it begins with more noise.
-_MOST_TRIES, _TRIES_OF_SMALL_STEPS = certificates.MECHANISMS // 2, 5
+_MOST_TRIES, _TRIES_OF_SMALL_STEPS = MECHANISMS // 2, 5
 # Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
 # a share of the level down to which bounds are close.
 _POINTS, _POINTS_BELOW = 160, 400
@@ -124,8 +129,8 @@ class SeparatedScheme(SamplingScheme):
     # Accounting.
 
     @abc.abstractmethod
-    def rounds_of_client(self) -> RoundsDistribution:
-        """Returns the distribution of a client's rounds."""
+    def as_draws(self) -> Draws:
+        """Returns the scheme as the integers that the kernel takes."""
 
     def dominating_pair(
         self,
@@ -134,10 +139,6 @@ class SeparatedScheme(SamplingScheme):
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> DominatingPair:
         """Returns what dominates a run, with what the rounding of rows adds to C.
-
-        The theorem of ``distributions`` has shifts of sum |C_ij| in row i, and roundings add a
-        vector of at most sqrt(d) times so many steps. Where rows follow from rows, they do so
-        within b rows of a participation alone: as if all entries of the bands were larger by that.
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
@@ -148,15 +149,9 @@ class SeparatedScheme(SamplingScheme):
         Raises:
           ValueError: If columns are missing or do not fit the scheme.
         """
-        columns = self._fitting(columns)
-        entries = columns.scaled()
-        rounding = sigma * columns.rounding * STEP
-        rounding *= math.sqrt(num_coordinates / self.num_rounds)
-        if self.shares_rows:
-            return DominatingPair(entries, sigma, self.rounds_of_client(), rounding)
-        rows = np.arange(entries.shape[0])[:, None] + np.arange(entries.shape[1])
-        entries = np.where(rows < entries.shape[0], entries + rounding, 0.0)
-        return DominatingPair(entries, sigma, self.rounds_of_client())
+        return dominating_pairs.dominating_pair(
+            self._fitting(columns), self.as_draws(), sigma, num_coordinates
+        )
 
     @property
     def shares_rows(self) -> bool:
@@ -164,21 +159,15 @@ class SeparatedScheme(SamplingScheme):
         return self.separation < self.num_bands
 
     def _fitting(self, columns: StrategyColumns | None) -> StrategyColumns:
-        """The columns of C, if they fit the scheme."""
-        if columns is None:
-            if self.num_bands > 1:
-                raise ValueError(
-                    f"{self.name} needs the strategy matrix: its guarantee depends on all entries "
-                    f"of the {self.num_bands} bands. Give strategy_matrix=."
-                )
-            columns = StrategyColumns(np.ones((self.num_rounds, 1)))
-        num_rounds, num_bands = columns.entries.shape
-        if num_rounds != self.num_rounds or num_bands > self.num_bands:
+        """The columns of C, or those of a diagonal C for one band."""
+        if columns is not None:
+            return columns
+        if self.num_bands > 1:
             raise ValueError(
-                f"the strategy matrix has {num_rounds} rounds and {num_bands} bands, "
-                f"and the scheme is for {self.num_rounds} and {self.num_bands}."
+                f"{self.name} needs the strategy matrix: its guarantee depends on all entries "
+                f"of the {self.num_bands} bands. Give strategy_matrix=."
             )
-        return columns
+        return StrategyColumns(np.ones((self.num_rounds, 1)))
 
     def amplified(
         self,
@@ -192,12 +181,19 @@ class SeparatedScheme(SamplingScheme):
         delta = validation.delta(delta)
         unamplified, refused = self._unamplified(sigma, delta, columns, num_coordinates)
         pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
+        fitting, draws = self._fitting(columns), self.as_draws()
+
+        def is_proved(candidate: Certificate, advance: Callable[[int], object]) -> bool:
+            return check_certificate(
+                candidate, fitting, draws, float(sigma), delta, num_coordinates, advance=advance
+            )
+
         found = None
         if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
                 part = self.all_participations(columns).largest_part
                 left = gaussian.delta_left(delta, sigma / part, num_coordinates)
-                found = search.certificate_of(pair, left, unamplified, certification)
+                found = search.certificate_of(pair, left, unamplified, certification, is_proved)
             except TailError as error:
                 refused = error
         if found is not None:
@@ -302,7 +298,7 @@ class SeparatedScheme(SamplingScheme):
         pair = self.dominating_pair(sigma, columns, num_coordinates)
         return tuple(
             (order, ImportanceSampler(pair, order).log_mgf)
-            for order in importance_sampling.possible_orders(pair)
+            for order in possible_orders(pair)
             if order >= 2
         )
 
@@ -406,7 +402,7 @@ def _divergences(
     seed: int,
     num_coordinates: int,
 ) -> tuple[tuple[float, float], ...]:
-    return certificates.divergences(
+    return curves.divergences(
         scheme.dominating_pair(sigma, columns, num_coordinates),
         _EPSILONS,
         num_samples=_SAMPLES_OF_DIVERGENCES,

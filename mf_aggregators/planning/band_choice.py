@@ -17,12 +17,13 @@ from mf_aggregators import workloads
 from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.certificates import MECHANISMS, MechanismBudget
+from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
     sampling_scheme,
 )
+from mf_aggregators.participation.monte_carlo.certification import MechanismBudget
 from mf_aggregators.planning import proposals
 from mf_aggregators.progress_bars import ProgressBar
 

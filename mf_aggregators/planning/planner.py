@@ -20,7 +20,7 @@ from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.certificates import MECHANISMS, MechanismBudget
+from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.noise import costs
@@ -30,6 +30,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_schemes,
 )
+from mf_aggregators.participation.monte_carlo.certification import MechanismBudget
 from mf_aggregators.planning import plans, proposals, side_processes
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,

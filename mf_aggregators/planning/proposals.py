@@ -27,7 +27,6 @@ from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECOND
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.factorizations._round_errors import RoundError
-from mf_aggregators.kernel.certificates import Certification, MechanismBudget
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -40,6 +39,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo import search
+from mf_aggregators.participation.monte_carlo.certification import Certification, MechanismBudget
 from mf_aggregators.privacy import guarantees
 
 # The option of a mechanism that approximates another factorization.

@@ -10,6 +10,7 @@ run that broke its plan has only the observed guarantee.
 """
 
 import dataclasses
+import functools
 import math
 import types
 import weakref
@@ -21,10 +22,9 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, catalogue, memory, sensitivity
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.certificates import Certificate, Certification
+from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -39,6 +39,8 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.monte_carlo import search
+from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
 from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import (
@@ -119,11 +121,8 @@ class Guarantee:
       delta: The delta that epsilon is for.
       sampling: How clients take part, if the guarantee is amplified by that.
       certificate: For schemes without groups, what was proved for real normal noise; None where
-        nothing is amplified. With the columns of C, ``certificates.is_proved`` proves it again.
-      log_moments: For schemes without groups, orders a and log E_Q (P/Q)^a of the dominating pair,
-        for real normal noise; what an attacker can do follows from them.
-      divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
-        hockey-stick divergence of P from Q, from which it follows as well.
+        nothing is amplified. With the columns of C, ``kernel.certificate`` proves it again.
+      seed: For schemes without groups, the seed of the bounds on what an attacker can do.
       together: Where clients are sampled, all participations of one together.
       is_by_rule: Whether it holds because a stopping rule ended the run by the ledger, and not
         because clients kept to the participation, which is that of the plan then.
@@ -142,8 +141,7 @@ class Guarantee:
     delta: float
     sampling: SamplingScheme | None = None
     certificate: Certificate | None = None
-    log_moments: tuple[tuple[int, float], ...] = ()
-    divergences: tuple[tuple[float, float], ...] = ()
+    seed: int = 0
     together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
     is_by_rule: bool = False
     is_observed: bool = False
@@ -214,6 +212,31 @@ class Guarantee:
         if math.isinf(self.noise_multiplier):
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)
+
+    @functools.cached_property
+    def log_moments(self) -> tuple[tuple[int, float], ...]:
+        """Orders a and log E_Q (P/Q)^a of the dominating pair, for real normal noise.
+
+        They bound what an attacker can do, for schemes without groups; other schemes have none.
+        """
+        if self.sampling is None:
+            return ()
+        return self.sampling.log_moments(
+            self.noise_multiplier, self.columns, DEFAULT_NUM_COORDINATES
+        )
+
+    @functools.cached_property
+    def divergences(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of an epsilon and a bound on the hockey-stick divergence of P from Q.
+
+        They are for the same schemes, noise and purpose as :attr:`log_moments`, and computed by
+        Monte Carlo when they are first asked for.
+        """
+        if self.sampling is None:
+            return ()
+        return self.sampling.divergences(
+            self.noise_multiplier, self.columns, self.seed, DEFAULT_NUM_COORDINATES
+        )
 
     def true_positive_rate(self, false_positive_rate: float | FloatArray) -> float | FloatArray:
         """Returns the highest true positive rate that an attacker can have.
@@ -496,9 +519,7 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> Strategy
     if not scheme.depends_on_matrix:
         return None
     num_bands = factorization.streamed_bands() or factorization.num_rounds
-    entries = distributions.columns_of_encoder(
-        factorization.encode_streamed, factorization.num_rounds, num_bands
-    )
+    entries = columns_of_encoder(factorization.encode_streamed, factorization.num_rounds, num_bands)
     rounding = max(LARGEST_ROUNDING, _largest_rounding(factorization))
     if factorization.strategy_bands() is not None:
         return StrategyColumns(entries, rounding)
@@ -607,10 +628,7 @@ def _amplified(
         delta=delta,
         sampling=scheme,
         certificate=found.certificate,
-        log_moments=scheme.log_moments(noise_multiplier, columns, DEFAULT_NUM_COORDINATES),
-        divergences=scheme.divergences(
-            noise_multiplier, columns, certification.seed, DEFAULT_NUM_COORDINATES
-        ),
+        seed=certification.seed,
         together=together,
         columns=columns,
     )

@@ -10,13 +10,13 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import factorizations, private_metrics
-from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     sampling_scheme,
     sampling_schemes,
 )
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.provenance import OtherRuns, Provenance

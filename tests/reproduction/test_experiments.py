@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.certificates import Certification
 from mf_aggregators.participation import MinSeparation, SingleParticipation, sampling_scheme
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees
 from reproduction import (
     adaptive_streams,

@@ -1,8 +1,8 @@
-"""Monte Carlo certificates of the privacy of runs whose clients draw for themselves.
+"""Searches for Monte Carlo certificates of runs whose clients draw their rounds in secret.
 
-``distributions`` has the pair of distributions that dominates a run, ``importance_sampling`` draws
-outputs where its privacy losses are large, ``certificates`` tests an epsilon, ``search`` finds one
-that passes and keeps it.
+``search`` proposes certificates, which the kernel tests (``kernel.certificate``), and caches them;
+``certification`` has its options, ``columns`` extracts the columns of a strategy matrix, and
+``curves`` bounds both divergences at many epsilons.
 """
 
 __all__: list[str] = []

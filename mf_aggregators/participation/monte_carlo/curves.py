@@ -1,10 +1,10 @@
 r"""Bounds on both divergences of a dominating pair at many epsilons, by one set of samples.
 
-A certificate (``certificates``) proves one epsilon. What composes with other runs is the whole
-*privacy profile*: h(e^epsilon), the hockey-stick divergence of P from Q, and that of Q from P, for
-the pair (P, Q) of ``distributions``. Here both are bounded at all epsilons of a grid at once, but
-for a failure probability beta over the random numbers that are drawn. Each of the bounds may fail
-with an equal share of beta, so that by the union bound all of them hold with probability 1 - beta.
+A certificate proves one epsilon. What composes with other runs is the whole *privacy profile*:
+h(e^epsilon), the hockey-stick divergence of P from Q, and that of Q from P, for the pair (P, Q) of
+``dominating_pairs``. Here both are bounded at all epsilons of a grid at once, but for a failure
+probability beta over the random numbers that are drawn. Each of the bounds may fail with an equal
+share of beta, so that by the union bound all of them hold with probability 1 - beta.
 They may share samples: a union bound asks for no independence.
 
 **A bound on a mean.** Let T_1, ..., T_N be independent numbers between 0 and M with the mean mu,
@@ -19,27 +19,36 @@ and M_a(epsilon). For each epsilon, the order is the one of the least M_a, which
 part in. M_a itself is a bound that needs no samples, for a > 1.
 
 **Q from P**: the terms max(0, 1 - e^(epsilon + L)) for outputs of Q, between 0 and 1. Below what
-samples show, Ehrhard's inequality bounds them: one :class:`certificates.LowerTail` holds at all
+samples show, Ehrhard's inequality bounds them: one :class:`certificate.LowerTail` holds at all
 epsilons together. Its thresholds come from tuning samples, which have random numbers of their own,
 as have bets.
 
 No divergence is above that without amplification either: whoever knows S sees a Gaussian mechanism
 of the norm of its columns, and divergences of mixtures are no larger than the largest of their
 parts.
+
+**What an attacker can do** depends on the divergence of P from Q at small epsilons, where it is not
+small, and averages over outputs from P itself (a = 1), which are between 0 and 1, bound it closely
+(:func:`divergences`).
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import scipy.optimize
+import scipy.special
 
-from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.certificates import ROUNDING
-from mf_aggregators.kernel.dominating_pairs import DominatingPair
-from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ, possible_orders
+from mf_aggregators.kernel.certificate import ROUNDING
+from mf_aggregators.kernel.dominating_pairs import (
+    DominatingPair,
+    ImportanceSampler,
+    possible_orders,
+)
 
 # Samples of each order and of Q: so many at least, and more where few of them count.
 _FEWEST_SAMPLES, _TUNING = 2**16, 2**12
@@ -52,6 +61,8 @@ _LOW_SHARES, _HIGH_SHARE = (2**-10, 2**-7, 2**-4), 2**-2
 # More than the solver's error, relative to a bound.
 _ERROR_OF_ROOT = 1e-6
 _MOST_STEPS = 60
+# More than the error of a root of a divergence.
+_ERROR_OF_DIVERGENCE = 1e-11
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,7 +188,7 @@ class Profile:
         """A number of samples that does not take too long."""
         if self._samples is not None:
             return self._samples
-        most = min(_MOST_SAMPLES, _MOST_NUMBERS // self._pair.num_outputs)
+        most = min(_MOST_SAMPLES, _MOST_NUMBERS // self._pair.products.num_outputs)
         return max(min(math.ceil(count), most), _FEWEST_SAMPLES)
 
     def _of_q(
@@ -194,8 +205,9 @@ class Profile:
 
     def _of_outputs_without(self) -> tuple[FloatArray, FloatArray]:
         """Losses of outputs of Q: tuning samples, and others."""
-        tuning = self._losses(None, "tuning", _TUNING_OF_Q)
-        return tuning, self._losses(None, "profile", self._within(_SAMPLES_OF_Q))
+        sampler = ImportanceSampler(self._pair, 0)
+        tuning = self._losses(sampler, "tuning", _TUNING_OF_Q)
+        return tuning, self._losses(sampler, "profile", self._within(_SAMPLES_OF_Q))
 
     def _tails(self, failure: float) -> list[certificates.LowerTail]:
         """Bounds on the lower tail of losses of Q, each of which may fail with the probability."""
@@ -213,18 +225,71 @@ class Profile:
                 found.append(certificates.lower_tail(*counts, len(losses), (low, high), failure))
         return found
 
-    def _losses(self, sampler: ImportanceSampler | None, purpose: str, count: int) -> FloatArray:
-        """Losses of outputs of an order, or of Q, in increasing order."""
-        order = 0 if sampler is None else sampler.order
+    def _losses(self, sampler: ImportanceSampler, purpose: str, count: int) -> FloatArray:
+        """Losses of outputs of an order, in increasing order."""
+        order = sampler.order
         if (order, purpose) not in self._drawn:
             key = certificates.key_of(
                 self._pair, None, f"{purpose} of order {order}, seed {self._seed}"
             )
-            drawn = certificates.in_batches(
-                sampler or SamplerOfQ(self._pair), key, count, lambda losses: losses
-            )
+            drawn = certificates.in_batches(sampler, key, count, lambda losses: losses)
             self._drawn[order, purpose] = np.sort(np.concatenate(list(drawn)))
         return self._drawn[order, purpose]
+
+
+def divergences(
+    pair: DominatingPair, epsilons: Sequence[float], *, num_samples: int, failure: float, seed: int
+) -> tuple[tuple[float, float], ...]:
+    """Returns upper bounds on the hockey-stick divergence of P from Q, for noise of real numbers.
+
+    Args:
+      pair: What dominates the run.
+      epsilons: Where the divergence is asked for.
+      num_samples: How many outputs are drawn from P.
+      failure: The probability that any of the bounds does not hold, over what is drawn. It is
+        added to each of them.
+      seed: What random numbers follow from. Choose it before anything is known of the result.
+
+    Returns:
+      Pairs of an epsilon and the bound, at most 1.
+    """
+    sampler = ImportanceSampler(pair, 1)
+
+    def sums(losses: FloatArray) -> list[float]:
+        return [float(np.sum(certificates.terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
+
+    key = certificates.key_of(pair, None, f"divergences of P from Q, seed {seed}")
+    drawn = list(certificates.in_batches(sampler, key, num_samples, sums))
+    means = np.sum(drawn, axis=0) / num_samples
+    each = failure / len(epsilons)
+    return tuple(
+        (epsilon, min(upper_mean(float(mean), num_samples, each) + failure, 1.0))
+        for epsilon, mean in zip(epsilons, means, strict=True)
+    )
+
+
+def upper_mean(mean: float, samples: int, failure: float) -> float:
+    """Returns an upper bound of a mean, by Chernoff and Hoeffding.
+
+    Independent samples between 0 and 1 of the mean m have an average of at most x < m with a
+    probability of at most exp(-N KL(x, m)), KL(x, m) being the divergence of Bernoulli
+    distributions (Hoeffding 1963, Thm 1).
+
+    Args:
+      mean: The average of the samples, from 0 to 1.
+      samples: How many, N.
+      failure: The probability that the bound does not hold.
+    """
+    most = -math.log(failure) / samples
+
+    def excess(candidate: float) -> float:
+        divergence = float(scipy.special.rel_entr(mean, candidate))
+        return divergence + float(scipy.special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
+
+    error = _ERROR_OF_DIVERGENCE
+    if mean >= 1.0 or excess(1.0 - error) <= 0.0:
+        return 1.0
+    return float(scipy.optimize.brentq(excess, mean, 1.0 - error)) + error
 
 
 def _terms_of_p(losses: FloatArray, epsilon: float, sampler: ImportanceSampler) -> FloatArray:

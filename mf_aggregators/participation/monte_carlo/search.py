@@ -1,13 +1,13 @@
 """Finds the epsilon that can be certified of a run, and the noise that a target needs.
 
 What is tried here are *tuning samples*, which have random numbers of their own and prove nothing.
-Epsilons and noise multipliers that come out of them alone are estimates. Only
-``certificates.is_proved`` proves.
+Epsilons and noise multipliers that come out of them alone are estimates. Only the kernel proves
+(``certificate.check_certificate``).
 
 Certificates that were found are kept in a directory, so that no plan or statement searches twice.
 An entry has a name made of everything that its certificate follows from, the version of the
 accounting included. It is written whole or not at all, and a damaged one is computed again. Whoever
-can write into the directory can make any entry, so that a certificate is proved again before it is
+can write into the directory can make any entry, so that the kernel tests a certificate before it is
 returned, once in each process: the same test, which takes most of the time of search and proof.
 """
 
@@ -17,18 +17,23 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.optimize
 
 from mf_aggregators import caches
-from mf_aggregators.kernel import certificates
+from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.certificates import Certificate, Certification
-from mf_aggregators.kernel.dominating_pairs import DominatingPair
+from mf_aggregators.kernel.certificate import Certificate
+from mf_aggregators.kernel.dominating_pairs import (
+    DominatingPair,
+    ImportanceSampler,
+    possible_orders,
+)
 from mf_aggregators.kernel.errors import Error
-from mf_aggregators.kernel.importance_sampling import ImportanceSampler, SamplerOfQ, possible_orders
+from mf_aggregators.participation.monte_carlo.certification import Certification, from_dict
+from mf_aggregators.progress_bars import ProgressBar
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
 # changes: a test holds golden values of all its modules against it.
@@ -36,9 +41,6 @@ ACCOUNTING_VERSION = 5
 
 # The folder of the user's cache directory that certificates are kept in by default.
 FOLDER = "certificates"
-
-# What this process has proved, with the names of entries. Statements ask again and again.
-_proved: set[tuple[str, Certificate | None]] = set()
 
 # The most samples of one test, and the most samples times rounds.
 _MOST_SAMPLES = 2**21
@@ -64,6 +66,14 @@ _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
 _MOST_HALVINGS = 60
 _UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
 _LEAST_EPSILON = 1e-8
+# Bets stay this far inside of what keeps wealth positive.
+_MARGIN = 1e-6
+# The logarithm to base 2 of the numbers that are drawn of Q for tuning where outputs have few.
+_POWER_OF_NUMBERS = 27
+
+
+# Takes a candidate and a callback for progress, and says whether the candidate is proved.
+Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
 
 
 class SampleBudgetError(Error, ValueError):
@@ -84,7 +94,11 @@ def most_samples(num_rounds: int) -> int:
 
 
 def certificate_of(
-    pair: DominatingPair, delta: float, below: float, certification: Certification
+    pair: DominatingPair,
+    delta: float,
+    below: float,
+    certification: Certification,
+    test: Test | None = None,
 ) -> Certificate | None:
     """Returns a proved certificate with a small epsilon, found anew or kept and proved again.
 
@@ -93,6 +107,7 @@ def certificate_of(
       delta: As in :func:`proved`.
       below: As there.
       certification: How it is found; it takes one mechanism of the budget.
+      test: As there.
 
     Returns:
       The certificate; None as :func:`proved` does.
@@ -112,8 +127,9 @@ def certificate_of(
         "max_samples": certification.max_samples,
     }
     seed, most = certification.seed, certification.max_samples
-    limit = most_samples(pair.num_outputs) if most is None else most
+    limit = most_samples(pair.products.num_outputs) if most is None else most
     shown = certification.show_progress
+    checked = test or functools.partial(certificates.is_proved, pair)
 
     def is_proved(kept: Certificate) -> bool:
         """Whether a kept certificate is one that was asked for, and its test passes again."""
@@ -124,15 +140,17 @@ def certificate_of(
             and 0 <= kept.attempt < certificates.ATTEMPTS
             and kept.order in possible_orders(pair)
             and 0 <= kept.num_samples <= limit
-            and (kept.num_untilted in pair.rounds.sample_sizes_of_q or kept.epsilon == 0.0)
-            and certificates.is_proved(pair, kept, show_progress=shown)
+            and (kept.num_untilted in _sample_sizes_of_q(pair) or kept.epsilon == 0.0)
+            and _passes(checked, kept, shown)
         )
 
     return _kept_or_computed(
         certification.directory,
         # What was kept was read from JSON.
         json.loads(json.dumps(description)),  # noqa: TID251
-        lambda: proved(pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown),
+        lambda: proved(
+            pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown, test=checked
+        ),
         is_proved,
     )
 
@@ -154,12 +172,12 @@ def _kept_or_computed(
     name = caches.digest(described)[:32]
 
     def from_json(kept_as: Mapping[str, Any] | None) -> Certificate | None:
-        kept = None if kept_as is None else certificates.from_dict(kept_as)
-        if kept is not None and (name, kept) not in _proved and not is_proved(kept):
+        kept = None if kept_as is None else from_dict(kept_as)
+        if kept is not None and not is_proved(kept):
             raise ValueError("its certificate is not proved")
         return kept
 
-    found = caches.fetch(
+    return caches.fetch(
         directory / f"{name}.json",
         described,
         compute,
@@ -167,8 +185,6 @@ def _kept_or_computed(
         to_json=lambda certificate: None if certificate is None else certificate.to_dict(),
         from_json=from_json,
     )
-    _proved.add((name, found))
-    return found
 
 
 def proved(
@@ -179,6 +195,7 @@ def proved(
     seed: int = 0,
     max_samples: int | None = None,
     show_progress: bool = False,
+    test: Test | None = None,
 ) -> Certificate | None:
     """Returns a proved certificate with a small epsilon.
 
@@ -189,11 +206,13 @@ def proved(
       seed: What all random numbers follow from, chosen before anything is known of its result.
       max_samples: The most samples of a test; :func:`most_samples` by default.
       show_progress: Whether to show progress bars on standard error.
+      test: The kernel's test of a candidate; ``certificate.is_proved`` of the pair by default.
 
     Returns:
       The certificate; None if none with an epsilon below ``below`` could be proved.
     """
-    limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
+    limit = most_samples(pair.products.num_outputs) if max_samples is None else max_samples
+    test = test or functools.partial(certificates.is_proved, pair)
     found = _smallest_epsilon(pair, delta, below, seed, limit)
     if found is None:
         return None
@@ -206,9 +225,16 @@ def proved(
             candidate = _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
         except SampleBudgetError:
             continue
-        if certificates.is_proved(pair, candidate, show_progress=show_progress):
+        if _passes(test, candidate, show_progress):
             return candidate
     return None
+
+
+def _passes(test: Test, candidate: Certificate, show_progress: bool) -> bool:
+    """Runs the test of a candidate with a progress bar."""
+    total = candidate.num_samples + candidate.num_untilted
+    with ProgressBar(total=total, desc="certificate", disable=not show_progress) as bar:
+        return test(candidate, bar.update)
 
 
 def _candidate_by(
@@ -233,7 +259,7 @@ def _candidate_by(
     if found_of_q is None:
         raise SampleBudgetError(
             f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified for outputs without "
-            f"the client with {pair.rounds.sample_sizes_of_q[-1]} samples: use a larger delta or "
+            f"the client with {_sample_sizes_of_q(pair)[-1]} samples: use a larger delta or "
             "epsilon.",
             math.inf,
         )
@@ -283,7 +309,7 @@ def estimated_noise_multiplier(
     @functools.cache
     def excess(log_sigma: float) -> float:
         pair = pair_of(math.exp(log_sigma))
-        limit = most_samples(pair.num_outputs) if max_samples is None else max_samples
+        limit = most_samples(pair.products.num_outputs) if max_samples is None else max_samples
         sampler = _best_sampler(pair, epsilon, delta)
         first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
         tuning = _TuningSamples(pair, sampler, delta, seed, limit, first)
@@ -307,6 +333,30 @@ def estimated_noise_multiplier(
     return min(math.exp(root if is_rough else root + tolerance), enough)
 
 
+def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
+    """Returns the bet of the test martingale that grows fastest for samples like the given ones.
+
+    Args:
+      terms: Samples of T, between 0 and ``largest``.
+      mean: m, that the mean is to be shown to be below; less than ``largest``.
+      largest: M.
+
+    Returns:
+      The bet w, and how much the logarithm of wealth grows with a sample; zeros if the mean of
+      the given samples is not below m.
+    """
+    if float(np.mean(terms)) >= mean:
+        return 0.0, 0.0
+    most = (1.0 - _MARGIN) / (largest - mean)
+    gains = mean - terms
+
+    def loss(share: float) -> float:
+        return -float(np.mean(np.log1p(share * most * gains)))
+
+    found = scipy.optimize.minimize_scalar(loss, bounds=(0.0, 1.0), method="bounded")
+    return float(found.x) * most, max(-float(found.fun), 0.0)
+
+
 class _TuningSamples:
     """Losses that are drawn to find out what can be certified."""
 
@@ -320,7 +370,7 @@ class _TuningSamples:
         samples: int = _FIRST_TUNING,
     ) -> None:
         self._sampler = sampler
-        self._num_outputs = pair.num_outputs
+        self._num_outputs = pair.products.num_outputs
         self._mean = certificates.tested_delta(delta)
         self._log_failure = math.log(certificates.failure_probability(delta))
         self._seed, self._limit = seed, limit
@@ -372,7 +422,7 @@ class _TuningSamples:
         largest = self.largest(epsilon)
         if largest <= self._mean:
             return 0.0, 0.0
-        bet, growth = certificates.best_bet(self._with_largest(epsilon), self._mean, largest)
+        bet, growth = best_bet(self._with_largest(epsilon), self._mean, largest)
         if growth <= 0.0:
             return bet, math.inf
         spread = math.sqrt(0.5) * _DEVIATIONS
@@ -517,9 +567,8 @@ class _SamplesOfQ:
 
     @functools.cached_property
     def _losses(self) -> FloatArray:
-        key = _tuning_key(self._seed, 0, self._pair.num_outputs)
-        sampler = SamplerOfQ(self._pair)
-        count = self._pair.rounds.num_tuning_outputs_of_q
+        key = _tuning_key(self._seed, 0, self._pair.products.num_outputs)
+        sampler, count = ImportanceSampler(self._pair, 0), _num_tuning_outputs_of_q(self._pair)
         drawn = certificates.in_batches(sampler, key, count, lambda losses: losses)
         return np.sort(np.concatenate(list(drawn)))
 
@@ -528,8 +577,8 @@ class _SamplesOfQ:
         if epsilon == 0.0:
             # The test of P from Q is of the same number.
             return (0.0, 0.0), 0
-        losses, tuning = self._losses, self._pair.rounds.num_tuning_outputs_of_q
-        for samples in self._pair.rounds.sample_sizes_of_q:
+        losses, tuning = self._losses, _num_tuning_outputs_of_q(self._pair)
+        for samples in _sample_sizes_of_q(self._pair):
             best = (math.inf, (0.0, 0.0))
             for low_count in (8, 16, 32, 64, 128, 256, 1024, 4096):
                 for high_count in (tuning // 2, tuning // 8):
@@ -547,6 +596,20 @@ class _SamplesOfQ:
             if best[0] < 0.9 * self._mean:
                 return best[1], samples
         return None
+
+
+def _num_tuning_outputs_of_q(pair: DominatingPair) -> int:
+    """How many outputs of Q are drawn to tune the test of Q from P: more if they cost little."""
+    if pair.has_timers:
+        return 2**14
+    powers = _POWER_OF_NUMBERS - (pair.rounds.separation - 1).bit_length()
+    return int(2 ** min(max(powers, 14), 20))
+
+
+def _sample_sizes_of_q(pair: DominatingPair) -> list[int]:
+    """How many outputs of Q a test may draw, the fewest first."""
+    tuning = _num_tuning_outputs_of_q(pair)
+    return sorted({2**16, 2**18} if pair.has_timers else {2**16, 2**18, tuning, 4 * tuning})
 
 
 def _tuning_key(seed: int, order: int, num_rounds: int) -> int:

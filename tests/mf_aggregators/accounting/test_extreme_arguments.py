@@ -16,8 +16,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import certificates, gaussian, groups
-from mf_aggregators.kernel.certificates import Certification
+from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel import gaussian, groups
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
@@ -26,6 +26,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from tests.examples import examples, of_many
 
 # Of one search: losses that are composed, samples that are asked for, tails.

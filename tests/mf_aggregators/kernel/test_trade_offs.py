@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
+from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
 from tests.examples import examples
 from tests.refusals import refuses
 
@@ -281,7 +282,7 @@ def test_public_names_agree_with_the_schemes() -> None:
         )
     scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
     matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
-    columns = distributions.StrategyColumns(distributions.columns_of_matrix(matrix, 4))
+    columns = distributions.StrategyColumns(columns_of_matrix(matrix, 4))
     moments = scheme.log_moments(2.0, columns, DEFAULT_NUM_COORDINATES)
     divergences = scheme.divergences(2.0, columns, 0, DEFAULT_NUM_COORDINATES)
     assert [order for order, _ in moments][:2] == [2, 3]

@@ -12,9 +12,9 @@ import pytest
 
 from mf_aggregators import accounting, caches
 from mf_aggregators.caches import CacheWarning
-from mf_aggregators.kernel import certificates, discrete_gaussian, gaussian
+from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel import discrete_gaussian, gaussian
 from mf_aggregators.kernel import dominating_pairs as distributions
-from mf_aggregators.kernel.certificates import Amplified, Certification
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
@@ -24,6 +24,8 @@ from mf_aggregators.participation import (
     separated,
 )
 from mf_aggregators.participation.monte_carlo import search
+from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
+from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
 from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
@@ -37,7 +39,7 @@ _MATRIX = np.eye(12) + 0.5 * np.eye(12, k=-1) + 0.3 * np.eye(12, k=-2)
 
 
 def _columns(factor: float = 1.0) -> StrategyColumns:
-    return StrategyColumns(factor * distributions.columns_of_matrix(_MATRIX, 3))
+    return StrategyColumns(factor * columns_of_matrix(_MATRIX, 3))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    distribution = scheme.rounds_of_client()
+    distribution = scheme.as_draws().rounds()
     assert isinstance(distribution, distributions.MinSeparationRounds)
     assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
     assert distribution.probability > 1.2 * 10 / 200
@@ -99,7 +101,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
         distribution.first_free_probabilities(),
         [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
     )
-    bins = BallsInBins(12, 3, 200, 10, 20).rounds_of_client()
+    bins = BallsInBins(12, 3, 200, 10, 20).as_draws().rounds()
     assert bins == distributions.BallsInBinsRounds(20)
 
 
@@ -142,10 +144,7 @@ def test_nearer_columns_hide_less() -> None:
     scheme = _SCHEMES[0]
     same = np.tril(np.ones((12, 12))) * (np.tri(12, k=-3) == 0)
     apart = np.eye(12)
-    columns = [
-        StrategyColumns(distributions.columns_of_matrix(matrix, 3))
-        for matrix in (apart, _MATRIX, same)
-    ]
+    columns = [StrategyColumns(columns_of_matrix(matrix, 3)) for matrix in (apart, _MATRIX, same)]
     epsilons = [scheme.amplified(1.2, _DELTA, each, _QUICK).epsilon for each in columns]
     assert epsilons == sorted(epsilons)
     assert epsilons[0] < 0.9 * epsilons[2]
@@ -209,7 +208,7 @@ def test_proved_certificates_are_kept(
         patch.setattr(search, "proved", fail)
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
-        patch.setattr(search, "_proved", set())
+        patch.setattr(certificates, "_PROVED", set())
         tests, is_proved = [], certificates.is_proved
 
         def counted(*arguments: Any, **others: Any) -> bool:

@@ -12,13 +12,8 @@ import pytest
 
 from mf_aggregators import accounting, factorizations, version, workloads
 from mf_aggregators.factorizations import BandedFactorization
-from mf_aggregators.kernel import certificates
-from mf_aggregators.kernel.certificates import (
-    Certificate,
-    Certification,
-    MechanismBudget,
-    MechanismBudgetError,
-)
+from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
@@ -29,6 +24,11 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.monte_carlo import search
+from mf_aggregators.participation.monte_carlo.certification import (
+    Certification,
+    MechanismBudget,
+    MechanismBudgetError,
+)
 from mf_aggregators.planning import band_choice, proposals
 from mf_aggregators.planning.band_choice import BandChoice
 from tests.refusals import refuses

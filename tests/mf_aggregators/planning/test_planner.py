@@ -19,8 +19,8 @@ from mf_aggregators import (
 )
 from mf_aggregators.caches import CacheWarning
 from mf_aggregators.catalogue.built_in import BandedEntry
-from mf_aggregators.kernel import certificates
-from mf_aggregators.kernel.certificates import Certificate, Certification
+from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
     BallsInBins,
@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.planning import Plan, planner, proposals
 from tests.examples import covering
 from tests.mf_aggregators.planning.small_settings import TIMERS

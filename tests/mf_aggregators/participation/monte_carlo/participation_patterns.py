@@ -6,13 +6,14 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
+    BinVectors,
     DominatingPair,
     MinSeparationRounds,
     RoundsDistribution,
 )
+from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +63,6 @@ def of(distribution: RoundsDistribution, strategy_matrix: np.ndarray, sigma: flo
         # The stationary state: of b rounds in a cycle of 1/p + b - 1, one each for every wait.
         cycle = 1 / p + b - 1
         waits = [1 - (b - 1) / cycle] + [1 / cycle] * (b - 1)
-        if not distribution.is_stationary:
-            waits = [1.0] + [0.0] * (b - 1)
         for wait, probability in enumerate(waits):
             go_on(wait, probability, np.zeros(rounds))
     else:
@@ -91,7 +90,6 @@ def cases(draw: st.DrawFn, most_rounds: int = 6) -> tuple[RoundsDistribution, np
     probability = draw(st.floats(0.02, 1.0))
     cases: list[RoundsDistribution] = [
         MinSeparationRounds(probability, separation),
-        MinSeparationRounds(probability, separation, is_stationary=False),
         BallsInBinsRounds(num_bins),
     ]
     return draw(st.sampled_from(cases)), matrix, draw(st.floats(0.5, 3.0))
@@ -101,11 +99,20 @@ def dominating_pair(
     distribution: RoundsDistribution, matrix: np.ndarray, sigma: float
 ) -> DominatingPair:
     """Returns the pair of a matrix of largest column norm 1."""
-    bands = min(distribution.separation, len(matrix)) if distribution.has_timer else len(matrix)
-    columns = np.abs(distributions.columns_of_matrix(matrix, bands))
+    has_timers = isinstance(distribution, MinSeparationRounds)
+    bands = min(distribution.separation, len(matrix)) if has_timers else len(matrix)
+    columns = np.abs(columns_of_matrix(matrix, bands))
     return DominatingPair(columns, sigma, distribution)
 
 
 def log_ratios(pair: DominatingPair, outputs: np.ndarray) -> np.ndarray:
     """Returns log P/Q of (n, m) outputs of rounds."""
-    return pair.log_ratios(pair.products.turned(outputs))
+    if isinstance(pair.products, BinVectors):
+        vectors = np.zeros((len(pair.columns), pair.rounds.separation))
+        for i, column in enumerate(pair.columns):
+            height = len(pair.columns) - i
+            vectors[i : i + len(column), i % vectors.shape[1]] += column[:height]
+        basis, turned = np.linalg.qr(vectors)
+        np.testing.assert_allclose(pair.products.vectors, turned, rtol=0, atol=1e-12)
+        outputs = basis.T @ outputs
+    return pair.log_ratios(outputs)

@@ -13,7 +13,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     RoundsDistribution,
 )
 from mf_aggregators.participation.monte_carlo import curves
-from tests.mf_aggregators.kernel.test_certificates import _CASES, _divergences
+from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 
 _EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
@@ -99,3 +99,36 @@ def test_samples_follow_from_pair_and_seed_alone() -> None:
     assert np.any(bounds(1) != bounds(2))
     # Who fails less often says less.
     assert np.all(bounds(1, 1e-12) >= bounds(1))
+
+
+@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
+def test_divergences_are_bounded_closely(
+    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
+) -> None:
+    """Against the integral of that of P from Q; the other one is another number."""
+    exact = _divergences(distribution, np.array(matrix), sigma)
+    of = dominating_pair(distribution, np.array(matrix), sigma)
+    epsilons = (0.0, 0.4, 1.0, 2.0)
+    found = curves.divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
+    assert [epsilon for epsilon, _ in found] == list(epsilons)
+    for epsilon, bound in found:
+        forward, backward = exact(epsilon)
+        assert forward < bound < forward + 8.0 * math.sqrt(forward / 2**15) + 1e-3
+        assert epsilon == 0.0 or backward < 0.99 * forward
+    with_failure = curves.divergences(of, epsilons, num_samples=64, failure=0.2, seed=3)
+    assert all(bound > 0.2 for _, bound in with_failure)
+
+
+def test_all_bounds_of_an_attacker_hold_together() -> None:
+    """Each of many fails with its share of the probability that any of them does."""
+    of = DominatingPair(np.ones((4, 1)), 1.5, MinSeparationRounds(0.1, 1))
+    epsilons, failure = tuple(0.25 * step for step in range(41)), 1e-6
+    together = curves.divergences(of, epsilons, num_samples=512, failure=failure, seed=3)
+    each = failure / len(epsilons)
+    for (epsilon, bound), wanted in zip(together, epsilons, strict=True):
+        assert epsilon == wanted
+        ((_, alone),) = curves.divergences(of, (epsilon,), num_samples=512, failure=each, seed=3)
+        assert bound - failure == pytest.approx(alone - each, rel=1e-9)
+    # Without its share, a bound would be lower by more than that.
+    ((_, without),) = curves.divergences(of, (0.0,), num_samples=512, failure=failure, seed=3)
+    assert without < together[0][1] * (1.0 - 1e-3)

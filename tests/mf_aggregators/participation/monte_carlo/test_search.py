@@ -1,0 +1,109 @@
+"""Certificates that a search finds, against the truth, and searches that give up."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel.certificate import Certificate
+from mf_aggregators.kernel.dominating_pairs import (
+    DominatingPair,
+    MinSeparationRounds,
+    RoundsDistribution,
+)
+from mf_aggregators.participation import sampling_scheme
+from mf_aggregators.participation.monte_carlo import certification, search
+from tests.mf_aggregators.kernel.test_certificate import (
+    _CASES,
+    _DELTA,
+    _candidate_of,
+    _divergences,
+    _epsilon,
+)
+from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
+from tests.refusals import refuses
+
+
+def test_what_would_take_too_many_samples_is_refused() -> None:
+    of = DominatingPair(np.ones((40, 1)), 3.0, MinSeparationRounds(0.1, 1))
+    with pytest.raises(search.SampleBudgetError, match=r"it would take about .* samples") as e:
+        _candidate_of(of, 1.2, 1e-7, max_samples=10_000)
+    assert 10_000 < e.value.num_samples < math.inf
+    with pytest.raises(search.SampleBudgetError, match="a larger epsilon") as e:
+        _candidate_of(of, 0.01, 1e-5, max_samples=10_000)
+    assert math.isinf(e.value.num_samples)
+
+
+def test_nothing_is_claimed_beyond_what_is_known() -> None:
+    of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.5, 1))
+    assert search.proved(of, 1e-3, below=0.5, max_samples=2**13) is None
+
+
+@pytest.mark.parametrize(("probability", "sigma", "rounds"), [(0.04, 0.9, 30), (0.3, 2.0, 10)])
+def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: int) -> None:
+    """Coins without timers: the privacy loss distribution, within the certificate."""
+    delta = 1e-4
+    exact = sampling_scheme(
+        "poisson",
+        num_rounds=rounds,
+        num_bands=1,
+        population=100,
+        clients_per_round=round(100 * probability),
+    ).epsilon(sigma, delta)
+    of = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
+    candidate = search.proved(of, delta, max_samples=2**16)
+    assert candidate is not None
+    # The distribution is rounded up by up to 1e-4 of epsilon.
+    assert exact * (1 - 1e-3) <= candidate.epsilon <= 1.04 * exact
+
+
+@pytest.mark.short_cases(2)
+@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
+def test_what_is_proved_is_true_and_near_the_truth(
+    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
+) -> None:
+    """Against the integrals of both divergences, for mechanisms of two rounds."""
+    exact = _divergences(distribution, np.array(matrix), sigma)
+    truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
+    of = dominating_pair(distribution, np.array(matrix), sigma)
+    candidate = search.proved(of, _DELTA, max_samples=2**15)
+    assert candidate is not None
+    assert truth <= candidate.epsilon <= 1.06 * truth
+    # Anybody can prove it again.
+    assert certificates.is_proved(of, candidate)
+    assert certification.from_dict(json.loads(json.dumps(candidate.to_dict()))) == candidate
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {},
+        {"epsilon": 1.0},
+        {
+            **dataclasses.asdict(Certificate(1.0, 1e-5, 0, 2, 1, 1.0, 1, (0.0, 1.0), 0)),
+            "thresholds": 3,
+        },
+        {
+            **dataclasses.asdict(Certificate(1.0, 1e-5, 0, 2, 1, 1.0, 1, (0.0, 1.0), 0)),
+            "epsilon": "1",
+        },
+        {
+            **dataclasses.asdict(Certificate(1.0, 1e-5, 0, 2, 1, 1.0, 1, (0.0, 1.0), 0)),
+            "delta": math.nan,
+        },
+        {
+            **dataclasses.asdict(Certificate(1.0, 1e-5, 0, 2, 1, 1.0, 1, (0.0, 1.0), 0)),
+            "num_samples": True,
+        },
+        {
+            **dataclasses.asdict(Certificate(1.0, 1e-5, 0, 2, 1, 1.0, 1, (0.0, 1.0), 0)),
+            "order": 2.0,
+        },
+    ],
+)
+def test_other_descriptions_are_refused(description: dict[str, object]) -> None:
+    with refuses("certificate"):
+        certification.from_dict(description)
