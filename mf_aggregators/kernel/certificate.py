@@ -53,9 +53,11 @@ import scipy.stats
 from mf_aggregators.kernel import gaussian
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.dominating_pairs import (
+    BallsInBins,
     DominatingPair,
     Draws,
     ImportanceSampler,
+    MinSeparation,
     StrategyColumns,
     dominating_pair,
     largest_part,
@@ -69,11 +71,11 @@ ROUNDING = 1e-9
 # The failure probability of all attempts together, as a share of delta.
 FAILURE_SHARE = 0.01
 ATTEMPTS = 4
-# So many mechanisms share it as well, if a search for a noise multiplier takes the first that is
-# proved to reach its target, or the best of several is chosen.
+# Runs that share it as well, because a search for a noise multiplier takes the first that is proved
+# to reach its target, or the best of several is chosen.
 MECHANISMS = 16
 
-# Digests of what this process has proved.
+# Digests of the statements that this process has proved.
 _PROVED: set[tuple[Any, ...]] = set()
 
 
@@ -112,15 +114,11 @@ class Certificate:
         low, high = self.thresholds
         floats = (self.epsilon, self.delta, self.bet, low, high)
         integers = (self.attempt, self.order, self.num_samples, self.num_untilted, self.seed)
-        if any(type(each) is not float for each in floats) or type(self.thresholds) is not tuple:
-            raise TypeError("epsilon, delta, the bet and thresholds of a certificate are floats")
-        if any(type(each) is not int for each in integers):
-            raise TypeError("the other numbers of a certificate are ints")
-        if not (
-            all(map(math.isfinite, floats))
-            and min(*integers, self.epsilon, self.bet) >= 0
-            and 0.0 < self.delta < 1.0
-        ):
+        types = type(self.thresholds), {*map(type, floats)}, {*map(type, integers)}
+        if types != (tuple, {float}, {int}):
+            raise TypeError("a number of a certificate is not exactly a float or an int")
+        known = all(map(math.isfinite, floats)) and 0.0 < self.delta < 1.0
+        if not known or min(*integers, self.epsilon, self.bet) < 0:
             raise ValueError("a number of a certificate is out of its range")
 
     @property
@@ -174,13 +172,10 @@ def check_certificate(
       ValueError: If the columns do not fit the scheme, or sigma or delta is out of its range;
         TailError if there is too little noise.
     """
-    if (
-        type(certificate) is not Certificate
-        or type(columns) is not StrategyColumns
-        or type(draws) not in Draws.__args__
-        or type(sigma) is not float
-        or type(delta) is not float
-        or type(num_coordinates) is not int
+    types = [type(each) for each in (certificate, columns, sigma, delta, num_coordinates)]
+    if types != [Certificate, StrategyColumns, float, float, int] or type(draws) not in (
+        MinSeparation,
+        BallsInBins,
     ):
         raise TypeError("a certificate is checked for data of the kernel's own types")
     key = certificate, columns.value, draws, sigma, delta, num_coordinates
@@ -334,7 +329,7 @@ def in_batches(
     summary: Callable[[FloatArray], Any],
     advance: Callable[[int], object] | None = None,
 ) -> Iterator[Any]:
-    """Draws losses and yields what a function makes of each batch, in their order.
+    """Draws losses and yields a summary of each batch, in their order.
 
     Every batch has a generator of its own, so that results do not depend on how many are drawn at
     a time. If the iteration ends early, no more are drawn.

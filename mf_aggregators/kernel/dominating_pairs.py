@@ -179,13 +179,6 @@ class MinSeparationRounds:
     # Random numbers and cached certificates follow from this name: it never changes.
     stream_name: ClassVar[str] = "CoinsUnderTimers"
 
-    def __post_init__(self) -> None:
-        if not 0.0 < validation.number(self.probability, "probability") <= 1.0:
-            raise ValueError(
-                f"probability must be above 0 and at most 1, found {self.probability}."
-            )
-        validation.positive_integer(self.separation, "separation")
-
     def first_free_probabilities(self) -> FloatArray:
         """Returns the (b,) probabilities that a client may join first in rounds 0 to b - 1."""
         first = np.full(self.separation, self.probability)
@@ -234,9 +227,6 @@ class BallsInBinsRounds:
     # Random numbers and cached certificates follow from this name: it never changes.
     stream_name: ClassVar[str] = "OneBin"
 
-    def __post_init__(self) -> None:
-        validation.positive_integer(self.separation, "separation")
-
     def log_ratios(self, log_exponentials: FloatArray) -> FloatArray:
         """Returns the (m,) log P/Q of m outputs, of which (b, m) log e_S are given."""
         return _log_sum(log_exponentials) - math.log(self.separation)
@@ -247,7 +237,7 @@ RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
 
 @dataclasses.dataclass(frozen=True)
 class _SecretRounds:
-    """The integers of a scheme whose clients draw their rounds in secret.
+    """The integers of a sampling scheme without groups.
 
     Attributes:
       num_rounds: The rounds n.
@@ -283,7 +273,16 @@ class _SecretRounds:
 
 
 class MinSeparation(_SecretRounds):
-    """Min-separation sampling: clients join with a secret coin when their timers allow it."""
+    """Min-separation sampling: clients join with a secret coin when their timers allow it.
+
+    Raises:
+      ValueError: If the separation is below the number of bands.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shares_rows:
+            raise ValueError(f"a separation of {self.separation} is below {self.num_bands} bands.")
 
     def rounds(self) -> MinSeparationRounds:
         """Returns the distribution of a client's rounds."""
@@ -314,25 +313,12 @@ class DominatingPair:
       rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
       rounding: How far roundings may move any row from a client's first round on, beyond what
         ``columns`` has; for balls in bins alone.
-
-    Raises:
-      ValueError: If there are timers, and the separation is below the number of bands or there is
-        a rounding.
     """
 
     columns: FloatArray
     sigma: float
     rounds: RoundsDistribution
     rounding: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.has_timers and self.rounds.separation < self.columns.shape[1]:
-            raise ValueError(
-                f"a separation of {self.rounds.separation} is below the {self.columns.shape[1]} "
-                "bands."
-            )
-        if self.has_timers and self.rounding:
-            raise ValueError("with timers, columns hold what roundings move.")
 
     @property
     def has_timers(self) -> bool:
@@ -374,7 +360,7 @@ def dominating_pair(
     sigma: float,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> DominatingPair:
-    """Returns the pair that dominates a run, with what the rounding of rows adds to C.
+    """Returns the pair that dominates a run, with C enlarged by the rounding of rows.
 
     The theorem above has shifts of sum |C_ij| in row i, and roundings add a vector of at most
     sqrt(d) times so many steps. If participations share no rows, roundings reach num_bands rows
@@ -387,7 +373,7 @@ def dominating_pair(
       num_coordinates: Parameters times rounds.
 
     Raises:
-      ValueError: If the columns do not fit the scheme, or sharing rows with timers.
+      ValueError: If the columns do not fit the scheme.
     """
     num_rounds, num_bands = columns.entries.shape
     if num_rounds != draws.num_rounds or num_bands > draws.num_bands:
@@ -406,7 +392,7 @@ def dominating_pair(
 
 
 def largest_part(columns: StrategyColumns, draws: Draws) -> float:
-    """Returns a bound on what participations of one client that share rows change in C x.
+    """Returns an upper bound on the change of C x by participations of one client that share rows.
 
     It is relative to the norm of ``columns``: 1 if participations share no rows, and otherwise the
     norm of the longest sum of the columns of |C| in one bin.
@@ -497,7 +483,7 @@ class BinVectors:
             vectors[i : i + height, i % num_bins] += columns[i, :height]
         vectors += rounding * np.tri(num_rounds, num_bins)
         self.squared_norms = np.sum(vectors**2, axis=0)
-        self.vectors = np.linalg.qr(vectors, mode="r")
+        self.vectors: FloatArray = np.linalg.qr(vectors)[1]
         self.num_outputs = len(self.vectors)
 
     def transposed_times(self, y: FloatArray) -> FloatArray:
@@ -516,10 +502,10 @@ class ImportanceSampler:
     def __init__(self, pair: DominatingPair, order: int) -> None:
         self.order, self._pair = order, pair
         self._replicas: _TimerReplicas | _BinReplicas | None = None
-        self.log_mgf = 0.0
         if order:
-            self._replicas = (_TimerReplicas if pair.has_timers else _BinReplicas)(pair, order)
-            self.log_mgf = self._replicas.log_mgf
+            of_timers = pair.has_timers
+            self._replicas = _TimerReplicas(pair, order) if of_timers else _BinReplicas(pair, order)
+        self.log_mgf: float = 0.0 if self._replicas is None else self._replicas.log_mgf
 
     def log_ratios(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draws independent outputs and returns their log P/Q.
@@ -531,10 +517,11 @@ class ImportanceSampler:
         Returns:
           (m,).
         """
-        shifts = 0.0 if self._replicas is None else self._replicas.draw(rng, count)
+        shifts = None if self._replicas is None else self._replicas.draw(rng, count)
         outputs = rng.standard_normal((self._pair.products.num_outputs, count))
         outputs *= self._pair.sigma
-        outputs += shifts
+        if shifts is not None:
+            outputs += shifts
         return self._pair.log_ratios(outputs)
 
 
@@ -569,7 +556,7 @@ class _BinReplicas:
             exponents = exponents + gram.reshape(axes)
         largest = float(np.max(exponents))
         self._cumulative = np.cumsum(np.exp(exponents - largest).ravel())
-        self.log_mgf = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
+        self.log_mgf: float = largest + math.log(self._cumulative[-1]) - order * math.log(bins)
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Returns the (num_outputs, count) sums of the vectors of the replicas' bins."""
@@ -613,7 +600,7 @@ class _TimerReplicas:
             start = np.min(tuples, axis=-1)
             weights = weights * self._values[start, self._index(tuples - start[:, None])]
             self._first_waits, self._cumulative = tuples, np.cumsum(weights)
-            self.log_mgf = float(np.log(self._cumulative[-1]))
+            self.log_mgf: float = float(np.log(self._cumulative[-1]))
 
     def _set_states(self, probability: float) -> None:
         """Tabulates weights, times and next states, by how many free replicas join."""
@@ -661,7 +648,7 @@ class _TimerReplicas:
             # A replica may join in the next round that a coin of the largest probability selects,
             # if another coin with the quotient of the chain's probability and the largest says so.
             waited = rng.geometric(largest_hazard, len(who))
-            # Of a tiny probability, the largest integer, to which nothing can be added.
+            # A tiny probability gives the largest integer, to which nothing can be added.
             now = np.maximum(now + np.minimum(waited, self._rounds + 1), 0)
             goes_on = now < self._rounds
             who, now, free_at = who[goes_on], now[goes_on], free_at[goes_on]

@@ -48,7 +48,8 @@ def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
             f"{below[0]} below them."
         )
     rounds = np.arange(len(matrix))[:, None]
-    return np.pad(matrix, ((0, num_bands), (0, 0)))[rounds + np.arange(num_bands), rounds]
+    padded = np.pad(matrix, ((0, num_bands), (0, 0)))
+    return np.asarray(padded[rounds + np.arange(num_bands), rounds])
 
 
 def columns_of_encoder(

@@ -465,7 +465,8 @@ def test_certificates_of_earlier_versions_are_proved_by_the_same_random_numbers(
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((7, 0))))
         found = ImportanceSampler(pair, order).log_ratios(rng, 5)[:3]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
-    assert check_certificate(certificate, *run, _DELTA)
+    columns, draws, sigma = run
+    assert check_certificate(certificate, columns, draws, sigma, _DELTA)
 
 
 def test_what_was_proved_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +478,7 @@ def test_what_was_proved_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(certificates, "is_proved", lambda *unused: False)
     assert check_certificate(_TRUE, *_RUN, _DELTA)
     columns, draws, sigma = _RUN
-    others: list[tuple[Any, ...]] = [
+    others: list[Any] = [
         (dataclasses.replace(_TRUE, epsilon=0.81), *_RUN, _DELTA),
         (_TRUE, StrategyColumns(columns.entries, 5.0), draws, sigma, _DELTA),
         (_TRUE, StrategyColumns(columns.entries, norm=2.0), draws, sigma, _DELTA),
@@ -522,10 +523,13 @@ def test_participations_that_share_rows_leave_less_of_delta(
     sums = [np.linalg.norm(matrix[:, bin_of::10].sum(axis=1)) for bin_of in range(10)]
     assert part == pytest.approx(max(sums) / np.linalg.norm(matrix[:, 0]), rel=1e-8)
     asked = []
+
+    def delta_left(*numbers: float) -> float:
+        asked.append(numbers)
+        return 0.0
+
     monkeypatch.setattr(certificates, "_PROVED", set())
-    monkeypatch.setattr(
-        certificates.gaussian, "delta_left", lambda *found: asked.append(found) or 0.0
-    )
+    monkeypatch.setattr(gaussian, "delta_left", delta_left)
     assert not check_certificate(certificate, columns, draws, sigma, _DELTA, 2**30)
     assert asked == [(_DELTA, sigma / part, 2**30)]
     assert dominating_pairs.largest_part(*_RUN[:2]) == 1.0

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel.dominating_pairs import (
+    BallsInBins,
     BallsInBinsRounds,
     DominatingPair,
     ImportanceSampler,
+    MinSeparation,
     MinSeparationRounds,
     RoundsDistribution,
+    StrategyColumns,
 )
 from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
@@ -26,6 +30,7 @@ from tests.mf_aggregators.participation.monte_carlo.participation_patterns impor
     dominating_pair,
     log_ratios,
 )
+from tests.refusals import refuses
 
 
 def _toeplitz(rounds: int, *coefficients: float) -> np.ndarray:
@@ -287,12 +292,57 @@ def test_signs_need_the_absolute_matrix() -> None:
     assert attacked <= divergence((1.0, 1.0), np.abs(matrix)) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("probability", [0.0, -0.1, 1.1, math.nan])
-def test_bad_probabilities_are_refused(probability: float) -> None:
-    with pytest.raises(ValueError, match="probability must be above 0 and at most 1"):
-        MinSeparationRounds(probability, 2)
-    with pytest.raises(ValueError, match="separation must be at least 1"):
-        distributions.BallsInBinsRounds(0)
+_SIZES = {
+    "num_rounds": 4,
+    "num_bands": 2,
+    "population": 12,
+    "clients_per_round": 4,
+    "separation": 3,
+}
+
+
+@pytest.mark.parametrize("kind", [MinSeparation, BallsInBins])
+@pytest.mark.parametrize("name", _SIZES)
+def test_sizes_are_integers_of_at_least_1(
+    kind: type[MinSeparation | BallsInBins], name: str
+) -> None:
+    kind(**_SIZES)
+    for value in (0, -1):
+        with refuses(name):
+            kind(**{**_SIZES, name: value})
+    others: list[Any] = [2.0, np.int64(2), True, "2", None]
+    for other in others:
+        with pytest.raises(TypeError, match=f"{name} must be an int"):
+            kind(**{**_SIZES, name: other})
+
+
+@pytest.mark.parametrize("kind", [MinSeparation, BallsInBins])
+def test_clients_are_enough_for_the_separation(kind: type[MinSeparation | BallsInBins]) -> None:
+    with refuses("population"):
+        kind(4, 2, 11, 4, 3)
+
+
+def test_bands_beyond_the_separation_are_refused() -> None:
+    with refuses("separation", "2", "3 bands"):
+        MinSeparation(5, 3, 20, 4, 2)
+    assert BallsInBins(5, 3, 20, 4, 2).shares_rows
+    assert not BallsInBins(5, 3, 20, 4, 3).shares_rows
+
+
+@pytest.mark.parametrize("shape", [(11, 3), (13, 3), (12, 4)])
+def test_columns_that_do_not_fit_the_scheme_are_refused(shape: tuple[int, int]) -> None:
+    with refuses("scheme", "12", "3"):
+        distributions.dominating_pair(
+            StrategyColumns(np.ones(shape)), MinSeparation(12, 3, 200, 10, 5), 1.2
+        )
+
+
+def test_the_coin_is_that_of_the_rates() -> None:
+    """Clients that took part in the last separation - 1 rounds are not free."""
+    rounds = MinSeparation(12, 3, 200, 10, 5).rounds()
+    assert rounds == MinSeparationRounds(10 / (200 - 4 * 10), 5)
+    assert MinSeparation(4, 1, 12, 4, 3).rounds().probability == 1.0
+    assert BallsInBins(12, 3, 200, 10, 20).rounds() == BallsInBinsRounds(20)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 2.7e-162, 1e-20, 3.0, 1e200, 1.7e308])
@@ -372,11 +422,6 @@ def test_orders_end_where_tables_are_large() -> None:
             of = DominatingPair(columns, 1.0, distribution)
             orders = distributions.possible_orders(of)
             assert orders == expected
-
-
-def test_bands_beyond_the_separation_are_refused() -> None:
-    with pytest.raises(ValueError, match="a separation of 2 is below the 3 bands"):
-        DominatingPair(np.ones((5, 3)), 1.0, MinSeparationRounds(0.1, 2))
 
 
 @given(st.integers(1, 3), st.integers(0, 1000))

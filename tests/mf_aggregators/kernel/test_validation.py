@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mf_aggregators as mfa
-from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import validation
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -103,7 +102,6 @@ _REALS: list[tuple[str, Callable[[Any], Any]]] = [
     ),
     ("delta", _with(_POISSON.epsilon, "delta", noise_multiplier=1.0)),
     ("epsilon", _with(_POISSON.noise_multiplier, "epsilon", delta=0.1)),
-    ("probability", lambda value: distributions.MinSeparationRounds(value, 2)),
     (
         "noise_multiplier",
         lambda value: guarantees.planned(_ONE, _SINGLE, value, 1e-6),
