@@ -17,7 +17,7 @@ from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import composition, gaussian, validation
+from mf_aggregators.kernel import composition, gaussian, groups, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -33,7 +33,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
-from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import rounded_down
 from mf_aggregators.privacy import guarantees, ledgers
@@ -382,7 +381,7 @@ class Mechanism:
         """
         if self.sampling is not None:
             columns = guarantees.columns_of(self.factorization, self.sampling)
-            return self.sampling.event_of(SampledRun(self.sampling, self.noise_multiplier, columns))
+            return self.sampling.event_of(self.noise_multiplier, columns)
         return accounting.event(self.noise_multiplier)
 
     def privacy_loss_distribution(
@@ -435,14 +434,20 @@ class Mechanism:
             part, rounding = sigma, 0.0
         else:
             columns = guarantees.columns_of(self.factorization, self.sampling)
-            run = SampledRun(self.sampling, sigma, columns)
-            found = run.losses(
-                losses_of_runs.Approximation(
+            run = self.sampling.run(sigma, columns)
+            if run is None:
+                if not pessimistic:
+                    raise groups.nothing_from_below(self.sampling)
+                together = self.sampling.all_participations(columns)
+                found = losses_of_runs.gaussian_losses(sigma / together.norm, interval)
+                part, compositions = sigma / together.largest_part, together.disjoint
+            else:
+                approximation = losses_of_runs.Approximation(
                     interval, pessimistic, failure, _LEVEL_OVER_FAILURE * failure, seed
                 )
-            )
-            part = run.part_noise_multiplier
-            rounding = losses_of_runs.composition_rounding(run.compositions)
+                found = sampled_runs.losses(run, approximation)
+                part, compositions = run.part_noise_multiplier, run.compositions
+            rounding = losses_of_runs.composition_rounding(compositions)
         if not pessimistic:
             return found
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)

@@ -6,17 +6,19 @@ Runs compose adaptively, and the product of pairs that dominate them dominates t
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import gaussian, sampled_runs, validation
 from mf_aggregators.kernel.arrays import underflow_is_zero
+from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.losses import Approximation, composition_rounding, epsilon_of, safe_delta
+from mf_aggregators.kernel.sampled_runs import SampledRun
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
@@ -27,29 +29,6 @@ INTERVAL = 1e-4
 _FAILURE_SHARE, _COMPOSITIONS = 0.01, 16
 # The share of delta down to which the bounds of one of several runs are close.
 _LEVEL_SHARE = 0.1
-
-
-class SampledRun(Hashable, Protocol):
-    """A run whose clients are drawn, and of which losses that dominate it are known."""
-
-    @property
-    def noise_multiplier(self) -> float:
-        """That of all participations of a client, towards who knows the rounds."""
-
-    @property
-    def part_noise_multiplier(self) -> float:
-        """The noise multiplier of the largest shift of one row."""
-
-    @property
-    def compositions(self) -> int:
-        """How many mechanisms its losses are composed of, at most."""
-
-    def losses(self, approximation: Approximation) -> PrivacyLossDistribution:
-        """Returns losses that dominate the run, for real normal numbers.
-
-        Args:
-          approximation: How losses are rounded; it is pessimistic.
-        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +65,37 @@ class FixedSizeRoundDpEvent(dp_events.SampledWithoutReplacementDpEvent):  # type
     sample_size: int
     event: dp_events.DpEvent
     run: SampledRun | None = None
+
+
+def event(run: SampledRun) -> dp_events.DpEvent:
+    """Returns a run whose clients are drawn as an event of dp-accounting.
+
+    Args:
+      run: The run.
+
+    Returns:
+      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3; for fixed sizes
+      composed rounds, with half the noise multiplier for replacing a client; for other schemes an
+      event that has the run, if it is amplified.
+    """
+    draws = run.draws
+    if isinstance(draws, Poisson):
+        sampled = dp_events.PoissonSampledDpEvent(
+            draws.sampling_probability, dp_events.GaussianDpEvent(run.sigma)
+        )
+        return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
+    if isinstance(draws, FixedSize):
+        one = dataclasses.replace(draws, num_rounds=draws.num_bands)
+        sampled = FixedSizeRoundDpEvent(
+            draws.group_size,
+            draws.clients_per_round,
+            dp_events.GaussianDpEvent(run.sigma / 2.0),
+            SampledRun(one, run.sigma),
+        )
+        return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
+    if run.is_amplified:
+        return SampledRunDpEvent(run.noise_multiplier, run)
+    return dp_events.GaussianDpEvent(run.noise_multiplier)
 
 
 @underflow_is_zero
@@ -143,7 +153,7 @@ def composed_epsilon(
         # Losses are infinite with this probability: delta pays for it where epsilon is found.
         failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
         approximation = Approximation(INTERVAL, True, failure, _LEVEL_SHARE * delta, seed)
-        losses = {run: run.losses(approximation) for run in set(runs)}
+        losses = {run: sampled_runs.losses(run, approximation) for run in set(runs)}
         found = float(_Accountant(losses).compose(composed).get_epsilon(delta))
         # What is unamplified has at least the epsilon of these runs alone.
         squares = sum(run.noise_multiplier**-2 for run in runs)
@@ -178,7 +188,12 @@ class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
 
 def _run_of(event: dp_events.DpEvent) -> SampledRun | None:
     """The run whose losses are known, if an event is that of one."""
-    return event.run if isinstance(event, SampledRunDpEvent | FixedSizeRoundDpEvent) else None
+    run = event.run if isinstance(event, SampledRunDpEvent | FixedSizeRoundDpEvent) else None
+    if run is not None and type(run) is not SampledRun:
+        raise ValueError(
+            f"the run of an event must be a SampledRun, found {validation.shown(run)}."
+        )
+    return run
 
 
 def _without_amplification(event: dp_events.DpEvent) -> dp_events.DpEvent:

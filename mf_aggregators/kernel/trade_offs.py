@@ -34,8 +34,10 @@ from scipy import special
 
 from mf_aggregators.kernel import gaussian, groups, validation
 from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
-from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
+from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.sampled_runs import Draws
 
 # Of the normal distribution function, its inverse and exponentials, many times over: relative to
 # the rate, and absolute.
@@ -120,7 +122,7 @@ def true_positive_rate_of_pairs(
 
 @underflow_is_zero
 def sampled_true_positive_rate(
-    draws: Groups | None,
+    draws: Draws | None,
     noise_multiplier: float,
     false_positive_rate: float | FloatArray,
     *,
@@ -133,7 +135,7 @@ def sampled_true_positive_rate(
     """Returns the highest true positive rate of an attacker who does not know the batches.
 
     Args:
-      draws: How the batches were drawn from groups of clients; None for schemes without groups.
+      draws: How clients were drawn; None if nothing is amplified.
       noise_multiplier: Relative to the largest column norm of C; zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
       guarantees: Pairs (epsilon, delta) that are known to hold.
@@ -156,7 +158,7 @@ def sampled_true_positive_rate(
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
-    if draws is not None:
+    if draws is not None and not isinstance(draws, MinSeparation | BallsInBins):
         pairs += groups.curve(draws, sigma, num_coordinates)
         together = draws.together
     if together is None:

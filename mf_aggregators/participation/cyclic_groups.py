@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 import scipy.optimize
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import cycles, gaussian, groups, validation
@@ -23,10 +22,9 @@ from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shuffling
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
-from mf_aggregators.kernel.losses import Approximation, safe_delta
+from mf_aggregators.kernel.losses import safe_delta
 from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
-from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,
@@ -209,10 +207,6 @@ class CyclicGroups(SamplingScheme):
         while known(root) > 0.0:
             root, step = min(root + step, high), 2.0 * step
         return math.exp(root)
-
-    def run_losses(self, run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-        """Returns the privacy losses of a run, to be composed with others."""
-        return groups.losses(self.as_draws(), run.sigma, approximation)
 
     @abc.abstractmethod
     def group_slice(self, group: int) -> slice:

@@ -4,15 +4,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from dp_accounting import dp_event
-
 from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.composition import FixedSizeRoundDpEvent
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.kinds import own
-from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.random_streams import Draw, Stream
 
 
@@ -56,17 +52,6 @@ class FixedSizeSampling(CyclicGroups):
 
     def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:
         return self._too_often(groups, cohorts, self.sampling_probability)
-
-    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
-        """Returns composed sampling without replacement, with half the noise multiplier."""
-        one = dataclasses.replace(self, num_rounds=self.num_bands)
-        sampled = FixedSizeRoundDpEvent(
-            self.group_size,
-            self.clients_per_round,
-            dp_event.GaussianDpEvent(run.sigma / 2.0),
-            dataclasses.replace(run, scheme=one),
-        )
-        return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

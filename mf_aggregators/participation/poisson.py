@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
-from dp_accounting import dp_event
 
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import draws_of_clients
@@ -14,7 +13,6 @@ from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.kinds import own
-from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.samplers import LEAST_PROBABILITY, too_large
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
@@ -72,13 +70,6 @@ class PoissonSampling(CyclicGroups):
                 f"where {self.clients_per_round} are expected"
             )
         return self._too_often(groups, cohorts, probability)
-
-    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
-        """Returns the composed Poisson-sampled Gaussian mechanism."""
-        sampled = dp_event.PoissonSampledDpEvent(
-            self.sampling_probability, dp_event.GaussianDpEvent(run.sigma)
-        )
-        return dp_event.SelfComposedDpEvent(sampled, self.most_participations())
 
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed."""

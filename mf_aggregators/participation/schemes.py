@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import gaussian, trade_offs, validation
+from mf_aggregators.kernel import composition, gaussian, trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.composition import SampledRunDpEvent
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.losses import Approximation
+from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.kinds import (
     Participation,
@@ -37,7 +35,6 @@ from mf_aggregators.participation.kinds import (
 )
 from mf_aggregators.participation.monte_carlo import columns as compact_columns
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
-from mf_aggregators.participation.sampled_runs import SampledRun
 
 if TYPE_CHECKING:
     from mf_aggregators.participation.samplers import Sampler
@@ -186,11 +183,11 @@ class SamplingScheme(Participation):
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
-    def as_draws(self) -> Any:
+    def as_draws(self) -> Draws | None:
         """Returns the scheme as the integers that the kernel accounts for.
 
         Returns:
-          One of ``kernel.draws_of_clients``; None for a scheme without groups.
+          One of ``kernel.sampled_runs.Draws``; None if the schema alone is accounted for.
         """
         return None
 
@@ -318,30 +315,22 @@ class SamplingScheme(Participation):
         )
         return alone * together.norm
 
-    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
-        """Returns a run as an event of dp-accounting.
-
-        By default it carries the losses of the run, if anything is amplified. Accountants of
-        dp-accounting see the Gaussian mechanism without amplification.
+    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun | None:
+        """Returns a run as data of the kernel; None if its schema alone is accounted for.
 
         Args:
-          run: The run.
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: C, where the guarantee depends on it; else None.
         """
-        if run.is_amplified:
-            return SampledRunDpEvent(run.noise_multiplier, run)
-        return dp_event.GaussianDpEvent(run.noise_multiplier)
+        draws = self.as_draws()
+        return None if draws is None else SampledRun(draws, sigma, columns)
 
-    def run_losses(self, run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-        """Returns losses of a run whose noise is accounted for, for real normal numbers.
-
-        Args:
-          run: The run.
-          approximation: The rounding of losses.
-
-        Raises:
-          ValueError: If nothing is known of losses from below.
-        """
-        return run.unamplified_losses(approximation)
+    def event_of(self, sigma: float, columns: StrategyColumns | None) -> dp_event.DpEvent:
+        """Returns a run as an event of dp-accounting; arguments are those of :meth:`run`."""
+        run = self.run(sigma, columns)
+        if run is None:
+            return dp_event.GaussianDpEvent(sigma / self.all_participations(columns).norm)
+        return composition.event(run)
 
     def log_moments(
         self, sigma: float, columns: StrategyColumns | None, num_coordinates: int
@@ -502,7 +491,7 @@ class SamplingScheme(Participation):
         """
         sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
         scheme, columns = accounted(self), self._columns(strategy_matrix)
-        return scheme.event_of(SampledRun(scheme, sigma, columns))
+        return scheme.event_of(sigma, columns)
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:

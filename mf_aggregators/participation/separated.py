@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import dominating_pairs, gaussian, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import dominating_pairs, gaussian, profiles, validation
+from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -31,19 +30,13 @@ from mf_aggregators.kernel.dominating_pairs import (
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
-from mf_aggregators.kernel.losses import (
-    Approximation,
-    connected_losses,
-    steps_to,
-    with_infinite_losses,
-)
-from mf_aggregators.participation.monte_carlo import curves, search
+from mf_aggregators.kernel.sampled_runs import SampledRun, is_accounted
+from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certification import (
     Amplified,
     Certification,
     MechanismBudget,
 )
-from mf_aggregators.participation.sampled_runs import SampledRun, is_accounted
 from mf_aggregators.participation.samplers import too_large
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 
@@ -56,10 +49,6 @@ _RELATIVE_STEP = 2e-3
 # probability: the guarantee of its result is another result. With fewer tries left than the second
 # number, it begins with more noise.
 _MOST_TRIES, _TRIES_OF_SMALL_STEPS = MECHANISMS // 2, 5
-# Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
-# a share of the level down to which bounds are close.
-_POINTS, _POINTS_BELOW = 160, 400
-_SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
 
 _TOGETHER = """\
 All rounds together are one mechanism, whose noise is that of a Gaussian one and whose
@@ -314,9 +303,9 @@ class SeparatedScheme(SamplingScheme):
             return ()
         return _divergences(self, sigma, columns, seed, num_coordinates)
 
-    def run_losses(self, run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-        """Returns losses of a run, by samples; see :meth:`SamplingScheme.run_losses`."""
-        return _losses(run, approximation)
+    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
+        """Returns a run as data of the kernel."""
+        return SampledRun(self.as_draws(), sigma, self._fitting(columns))
 
     @property
     def _most_rounds(self) -> int:
@@ -349,50 +338,6 @@ class SeparatedScheme(SamplingScheme):
         return too_large(sizes, clients, 1.0 / self.separation, self.clients_per_round)
 
 
-# Compositions ask for the same losses again and again.
-@functools.lru_cache(maxsize=16)
-def _losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-    """Losses that dominate a run, or that its pair dominates, unless samples mislead."""
-    scheme, interval = run.scheme, approximation.interval
-    assert isinstance(scheme, SeparatedScheme)
-    pair = scheme.dominating_pair(run.sigma, run.columns)
-    failure, level = approximation.failure, approximation.level
-    profile = curves.Profile(pair, failure, level, seed=approximation.seed)
-    alone = run.noise_multiplier
-
-    def without_samples(epsilons: FloatArray) -> FloatArray:
-        return np.minimum(profile.renyi_bounds(epsilons), gaussian.exact_deltas(alone, epsilons))
-
-    most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
-    points = _POINTS if approximation.is_pessimistic else _POINTS_BELOW
-    steps = steps_to(most, interval, points)
-    epsilons = steps * interval
-    if not approximation.is_pessimistic:
-        lower = profile.lower(epsilons)
-        return connected_losses(
-            interval, steps, lower.with_client, lower.without_client, is_pessimistic=False
-        )
-    upper, unamplified = profile.upper(epsilons), gaussian.exact_deltas(alone, epsilons)
-    connected = connected_losses(
-        interval,
-        steps,
-        np.minimum(upper.with_client, unamplified),
-        np.minimum(upper.without_client, unamplified),
-    )
-    return with_infinite_losses(connected, failure, interval)
-
-
-def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:
-    """An epsilon at which a bound that falls is below a tail, and not far beyond."""
-    low, high = 0.0, 1.0
-    while bound(np.array([high]))[0] > tail and high < _LARGEST_EPSILON:
-        low, high = high, 2.0 * high
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if bound(np.array([middle]))[0] > tail else (low, middle)
-    return high
-
-
 # Statements ask for the same bounds again and again.
 @functools.lru_cache(maxsize=8)
 def _divergences(
@@ -402,7 +347,7 @@ def _divergences(
     seed: int,
     num_coordinates: int,
 ) -> tuple[tuple[float, float], ...]:
-    return curves.divergences(
+    return profiles.divergences(
         scheme.dominating_pair(sigma, columns, num_coordinates),
         _EPSILONS,
         num_samples=_SAMPLES_OF_DIVERGENCES,

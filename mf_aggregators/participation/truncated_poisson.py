@@ -4,16 +4,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
-from dp_accounting import dp_event
-
 from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups, TruncatedPoisson
 from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.poisson import PoissonSampling
-from mf_aggregators.participation.sampled_runs import SampledRun
-from mf_aggregators.participation.schemes import SamplingScheme, nth_round
+from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
@@ -96,10 +93,6 @@ class TruncatedPoissonSampling(PoissonSampling):
                 )
         # Whoever stays came: there are no more of them than without a largest batch.
         return super()._improbable(groups, cohorts)
-
-    def event_of(self, run: SampledRun) -> dp_event.DpEvent:
-        """Returns an event that is none of dp-accounting's: it has none for cut batches."""
-        return SamplingScheme.event_of(self, run)
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns who has to do what for the guarantee to hold, after "only if"."""

@@ -41,7 +41,6 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
-from mf_aggregators.participation.sampled_runs import SampledRun
 from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import (
     FALSE_POSITIVE_RATES,
@@ -206,9 +205,7 @@ class Guarantee:
     def event(self) -> dp_event.DpEvent:
         """Returns the run as an event of dp-accounting: see ``Mechanism.event``."""
         if self.sampling is not None:
-            return self.sampling.event_of(
-                SampledRun(self.sampling, self.noise_multiplier, self.columns)
-            )
+            return self.sampling.event_of(self.noise_multiplier, self.columns)
         if math.isinf(self.noise_multiplier):
             return dp_event.NoOpDpEvent()
         return accounting.event(self.noise_multiplier)

@@ -17,6 +17,7 @@ from mf_aggregators.kernel import (
     gaussian,
     groups,
     losses,
+    profiles,
 )
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -29,7 +30,7 @@ from mf_aggregators.participation import (
     monte_carlo,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import columns, curves, search
+from mf_aggregators.participation.monte_carlo import columns, search
 
 _SIZES: dict[str, Any] = {
     "num_rounds": 8,
@@ -58,7 +59,7 @@ def _values() -> dict[str, Callable[[], Any]]:
     """What every module computes, by module; smooth, so that rounding does not matter."""
     tuning = search._TuningSamples(_MECHANISM, ImportanceSampler(_MECHANISM, 3), 1e-5, 0, 2**11)
     tail = certificate.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
-    profile = curves.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
+    profile = profiles.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
     return {
         "groups": lambda: (
             _amplified("poisson"),
@@ -90,17 +91,17 @@ def _values() -> dict[str, Callable[[], Any]]:
         "columns": lambda: (
             columns.of_any_noise(columns.columns_of_matrix(np.tri(8), 8)).rounding,
         ),
-        "curves": lambda: (
+        "profiles": lambda: (
             *profile.upper(np.array([0.25, 1.0])).with_client,
             *profile.upper(np.array([0.1, 0.25])).without_client,
             *profile.lower(np.array([0.0, 0.25])).with_client,
             *(
                 bound
-                for _, bound in curves.divergences(
+                for _, bound in profiles.divergences(
                     _MECHANISM, (0.25, 1.0), num_samples=2**11, failure=1e-6, seed=0
                 )
             ),
-            curves.upper_mean(0.2, 1000, 1e-6),
+            profiles.upper_mean(0.2, 1000, 1e-6),
         ),
         "search": lambda: (
             search.most_samples(100),
@@ -181,7 +182,7 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
         1.639555981816558e-06,
     ),
     "columns": (12.0,),
-    "curves": (
+    "profiles": (
         0.003624459790402161,
         8.93652005275129e-07,
         0.018244989021055757,
@@ -241,7 +242,7 @@ def test_every_module_has_golden_numbers() -> None:
     kept = {each.name for each in pkgutil.iter_modules(kernel.__path__)}
     of_kernel = {
         *("batches", "certificate", "composition", "cycles", "dominating_pairs"),
-        *("draws_of_clients", "gaussian", "groups", "losses", "trade_offs"),
+        *("draws_of_clients", "gaussian", "groups", "losses", "profiles", "trade_offs"),
     }
     searches = {each.name for each in pkgutil.iter_modules(monte_carlo.__path__)}
     schemes = {"participation", "separated"}

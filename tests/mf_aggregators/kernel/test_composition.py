@@ -14,8 +14,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.kernel import batches, composition, gaussian, losses
-from mf_aggregators.participation.monte_carlo import curves
+from mf_aggregators.kernel import batches, composition, gaussian, losses, profiles, sampled_runs
+from mf_aggregators.kernel.draws_of_clients import Poisson
+from mf_aggregators.kernel.sampled_runs import SampledRun
 from tests.refusals import refuses
 
 _INTERVAL = 1e-2
@@ -26,7 +27,7 @@ _EPSILONS = np.linspace(-3.0, 3.0, 61)
 def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds of fewer samples hold as often, and are wider."""
     for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
-        monkeypatch.setattr(curves, name, 2**12)
+        monkeypatch.setattr(profiles, name, 2**12)
 
 
 def _profile(with_client: np.ndarray, without_client: np.ndarray, epsilon: float) -> float:
@@ -95,28 +96,33 @@ def test_deltas_of_the_gaussian_mechanism(sigma: float) -> None:
     np.testing.assert_allclose(gaussian.exact_deltas(sigma, epsilons), known, atol=1e-11)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """A run of known losses, which fail with a probability of their own."""
+def _with_losses(
+    monkeypatch: pytest.MonkeyPatch, failure: float | None = None
+) -> list[tuple[SampledRun, float]]:
+    """Gives runs the losses of twice their noise, which fail; returns what is asked for."""
+    asked: list[tuple[SampledRun, float]] = []
 
-    sigma: float = 3.0
-    failure: float | None = None
-    noise_multiplier: float = 3.0
-    part_noise_multiplier: float = 3.0
-    compositions: int = 1
-
-    def losses(self, approximation: losses.Approximation) -> PrivacyLossDistribution:
-        interval, failure = approximation.interval, self.failure or approximation.failure
+    def known(run: SampledRun, approximation: losses.Approximation) -> PrivacyLossDistribution:
+        asked.append((run, approximation.failure))
         one = privacy_loss_distribution.from_gaussian_mechanism(
-            self.sigma, value_discretization_interval=interval
+            2.0 * run.sigma, value_discretization_interval=approximation.interval
         )
-        return losses.with_infinite_losses(one, failure, interval)
+        fails = failure or approximation.failure
+        return losses.with_infinite_losses(one, fails, approximation.interval)
+
+    monkeypatch.setattr(sampled_runs, "losses", known)
+    return asked
 
 
-def test_delta_pays_for_every_run_that_may_fail() -> None:
+def _run(sigma: float) -> SampledRun:
+    return SampledRun(Poisson(1, 1, 2, 1), sigma)
+
+
+def test_delta_pays_for_every_run_that_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs that fail with 2e-6 each: nothing is stated at a delta below 6e-6."""
-    event = composition.SampledRunDpEvent(3.0, _Run(8.0, failure=2e-6))
-    unamplified = accounting.composed_epsilon([composition.SampledRunDpEvent(3.0)] * 3, 5.9e-6)
+    _with_losses(monkeypatch, failure=2e-6)
+    event = composition.SampledRunDpEvent(4.0, _run(4.0))
+    unamplified = accounting.composed_epsilon([composition.SampledRunDpEvent(4.0)] * 3, 5.9e-6)
     assert accounting.composed_epsilon([event] * 3, 5.9e-6) == unamplified
     for events in ([event] * 3, [event, dp_accounting.SelfComposedDpEvent(event, 2)]):
         left = accounting.composed_epsilon(events, 9e-6)
@@ -129,15 +135,8 @@ def test_delta_pays_for_every_run_that_may_fail() -> None:
 def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[_Run, float]] = []
-    computed = _Run.losses
-
-    def recorded(run: _Run, approximation: losses.Approximation) -> Any:
-        asked.append((run, approximation.failure))
-        return computed(run, approximation)
-
-    monkeypatch.setattr(_Run, "losses", recorded)
-    one, other = (composition.SampledRunDpEvent(4.0, _Run(sigma)) for sigma in (8.0, 9.0))
+    asked = _with_losses(monkeypatch)
+    one, other = (composition.SampledRunDpEvent(4.0, _run(sigma)) for sigma in (4.0, 4.5))
     events = [dp_accounting.SelfComposedDpEvent(one, 5), other, accounting.event(9.0)]
     accounting.composed_epsilon(events, 1e-5)
     # The same run has the same losses, and fails with the others of its kind.
@@ -146,6 +145,25 @@ def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
     total = sum(counts[run] * failure for run, failure in asked)
     assert 16 * total == pytest.approx(0.01 * 1e-5, rel=1e-3)
     assert 16 * total < 0.01 * 1e-5
+
+
+def test_an_event_has_no_run_but_the_kernels() -> None:
+    """A class of others might say anything of its losses and its noise."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Other(SampledRun):
+        @property
+        def noise_multiplier(self) -> float:
+            return 1e9
+
+    for run in (Other(Poisson(1, 1, 2, 1), 1.0), "run"):
+        event = composition.SampledRunDpEvent(1.0, run)  # type: ignore[arg-type]
+        with refuses("SampledRun"):
+            accounting.composed_epsilon([event], 1e-5)
+    # The noise multiplier beside a run counts for nothing.
+    run = _run(1.0)
+    honest, other = (composition.SampledRunDpEvent(sigma, run) for sigma in (1.0, 1e9))
+    assert accounting.composed_epsilon([other], 1e-5) == accounting.composed_epsilon([honest], 1e-5)
 
 
 def _mechanism(scheme: mfa.participation.SamplingScheme, sigma: float = 2.5) -> mfa.Mechanism:
@@ -340,7 +358,7 @@ def test_delta_pays_for_what_transforms_may_lose() -> None:
 
 def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
     run = _SMALL.event().run
-    found = run.losses(losses.Approximation(1e-3, failure=1e-3, level=1e-2))
+    found = sampled_runs.losses(run, losses.Approximation(1e-3, failure=1e-3, level=1e-2))
     for direction in ("remove", "add"):
         assert 1e-3 <= _deltas(found, direction, 400.0) < 1.1e-3
     # Each direction has the losses of its own.
@@ -374,13 +392,13 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(sigma: float) ->
 
 def test_the_seed_is_that_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
-    made = curves.Profile.__init__
+    made = profiles.Profile.__init__
 
-    def recorded(profile: curves.Profile, *arguments: Any, seed: int, **more: Any) -> None:
+    def recorded(profile: profiles.Profile, *arguments: Any, seed: int, **more: Any) -> None:
         seeds.append(seed)
         made(profile, *arguments, seed=seed, **more)
 
-    monkeypatch.setattr(curves.Profile, "__init__", recorded)
+    monkeypatch.setattr(profiles.Profile, "__init__", recorded)
     event = dataclasses.replace(_SMALL, noise_multiplier=3.0).event()
     found = [accounting.composed_epsilon([event], 1e-3, seed=seed) for seed in (3, 4)]
     assert seeds == [3, 4]

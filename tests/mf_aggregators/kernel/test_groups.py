@@ -1,7 +1,7 @@
 """Epsilons of sampled runs: against closed forms, dp-accounting, and sums in forty digits."""
 
-import itertools
 import math
+from typing import Any
 
 import dp_accounting
 import mpmath
@@ -257,11 +257,11 @@ def test_bad_arguments_are_refused(sigma: float, delta: float, message: str) -> 
 
 
 def test_only_draws_of_the_closed_list_are_accounted_for() -> None:
-    other = (4, 1, 10, 5)
-    calls = itertools.chain(
-        [lambda: groups.epsilon(other, 1.0, 1e-5)],  # type: ignore[arg-type]
-        [lambda: groups.curve(other, 1.0, 1)],  # type: ignore[arg-type]
-        [lambda: groups.losses(other, 1.0, Approximation(1e-2))],  # type: ignore[arg-type]
+    other: Any = (4, 1, 10, 5)
+    calls = (
+        lambda: groups.epsilon(other, 1.0, 1e-5),
+        lambda: groups.curve(other, 1.0, 1),
+        lambda: groups.losses(other, 1.0, Approximation(1e-2)),
     )
     for call in calls:
         with pytest.raises(TypeError, match="draws must be one of"):

@@ -7,12 +7,12 @@ import pytest
 import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
+from mf_aggregators.kernel import profiles
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.participation.monte_carlo import curves
 from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 
@@ -27,7 +27,7 @@ def test_both_divergences_are_between_their_bounds_and_near_them(
     """Against the integrals of both, of which neither is the other."""
     exact = _divergences(distribution, np.array(matrix), sigma)
     pair = dominating_pair(distribution, np.array(matrix), sigma)
-    profile = curves.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
+    profile = profiles.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
     truth = np.array([exact(float(epsilon)) for epsilon in _EPSILONS]).T
     upper, lower = profile.upper(_EPSILONS), profile.lower(_EPSILONS)
     for direction, name in enumerate(("with_client", "without_client")):
@@ -53,7 +53,7 @@ def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None
         arguments = samples, largest, bet / largest, failure
         above, below = (
             np.array([bound(np.full(count, largest), *arguments) for count in counts])
-            for bound in (curves._upper_mean, curves._lower_mean)
+            for bound in (profiles._upper_mean, profiles._lower_mean)
         )
         assert np.sum(distribution[above < mean]) <= failure
         assert np.sum(distribution[below > mean]) <= failure
@@ -74,7 +74,7 @@ def test_dp_sgd_is_bounded_as_by_losses_of_poisson_sampling() -> None:
         sigma, value_discretization_interval=1e-3, sampling_prob=probability
     )
     exact = one.self_compose(rounds)
-    profile = curves.Profile(pair, 1e-6, 1e-5, samples=2**14)
+    profile = profiles.Profile(pair, 1e-6, 1e-5, samples=2**14)
     upper, lower = profile.upper(_EPSILONS), profile.lower(_EPSILONS)
     truths = (exact._pmf_remove, exact._pmf_add)
     for truth, name in zip(truths, ("with_client", "without_client"), strict=True):
@@ -92,7 +92,7 @@ def test_samples_follow_from_pair_and_seed_alone() -> None:
     pair = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.2, 1))
 
     def bounds(seed: int, failure: float = 1e-6) -> np.ndarray:
-        profile = curves.Profile(pair, failure, 1e-3, seed=seed, samples=2**12)
+        profile = profiles.Profile(pair, failure, 1e-3, seed=seed, samples=2**12)
         return profile.upper(_EPSILONS).with_client
 
     np.testing.assert_array_equal(bounds(1), bounds(1))
@@ -109,13 +109,13 @@ def test_divergences_are_bounded_closely(
     exact = _divergences(distribution, np.array(matrix), sigma)
     of = dominating_pair(distribution, np.array(matrix), sigma)
     epsilons = (0.0, 0.4, 1.0, 2.0)
-    found = curves.divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
+    found = profiles.divergences(of, epsilons, num_samples=2**15, failure=1e-9, seed=3)
     assert [epsilon for epsilon, _ in found] == list(epsilons)
     for epsilon, bound in found:
         forward, backward = exact(epsilon)
         assert forward < bound < forward + 8.0 * math.sqrt(forward / 2**15) + 1e-3
         assert epsilon == 0.0 or backward < 0.99 * forward
-    with_failure = curves.divergences(of, epsilons, num_samples=64, failure=0.2, seed=3)
+    with_failure = profiles.divergences(of, epsilons, num_samples=64, failure=0.2, seed=3)
     assert all(bound > 0.2 for _, bound in with_failure)
 
 
@@ -123,12 +123,12 @@ def test_all_bounds_of_an_attacker_hold_together() -> None:
     """Each of many fails with its share of the probability that any of them does."""
     of = DominatingPair(np.ones((4, 1)), 1.5, MinSeparationRounds(0.1, 1))
     epsilons, failure = tuple(0.25 * step for step in range(41)), 1e-6
-    together = curves.divergences(of, epsilons, num_samples=512, failure=failure, seed=3)
+    together = profiles.divergences(of, epsilons, num_samples=512, failure=failure, seed=3)
     each = failure / len(epsilons)
     for (epsilon, bound), wanted in zip(together, epsilons, strict=True):
         assert epsilon == wanted
-        ((_, alone),) = curves.divergences(of, (epsilon,), num_samples=512, failure=each, seed=3)
+        ((_, alone),) = profiles.divergences(of, (epsilon,), num_samples=512, failure=each, seed=3)
         assert bound - failure == pytest.approx(alone - each, rel=1e-9)
     # Without its share, a bound would be lower by more than that.
-    ((_, without),) = curves.divergences(of, (0.0,), num_samples=512, failure=failure, seed=3)
+    ((_, without),) = profiles.divergences(of, (0.0,), num_samples=512, failure=failure, seed=3)
     assert without < together[0][1] * (1.0 - 1e-3)

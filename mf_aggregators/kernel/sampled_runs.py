@@ -1,0 +1,198 @@
+"""A run whose clients are drawn at random, as data, and its privacy losses.
+
+Neighbouring data sets differ in one client: all of its updates are zeroed, and it is drawn for the
+same rounds as otherwise. This composes with mechanisms of others that add or remove a client: in
+one world both have all data of the client, in the other none of it.
+
+Losses of schemes with groups are computed (``groups``). Losses of clients who draw for themselves
+follow from bounds by samples on both divergences of the pair that dominates the run
+(``profiles``). They are infinite with the probability that these bounds fail.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from mf_aggregators.kernel import (
+    dominating_pairs,
+    draws_of_clients,
+    gaussian,
+    groups,
+    profiles,
+    validation,
+)
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
+from mf_aggregators.kernel.groups import LARGEST_NOISE_MULTIPLIER, LEAST_NOISE_MULTIPLIER
+from mf_aggregators.kernel.losses import (
+    Approximation,
+    connected_losses,
+    gaussian_losses,
+    steps_to,
+    with_infinite_losses,
+)
+
+# Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
+# a share of the level down to which bounds are close.
+_POINTS, _POINTS_BELOW = 160, 400
+_SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
+
+Draws: TypeAlias = Groups | MinSeparation | BallsInBins
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledRun:
+    """A run whose clients are drawn.
+
+    Attributes:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      columns: C and its roundings, for clients who draw for themselves; None for groups.
+
+    Raises:
+      TypeError: If the draws or columns are of other classes than the kernel's.
+      ValueError: If sigma is negative or not finite, or sizes do not fit one another.
+    """
+
+    draws: Draws
+    sigma: float
+    columns: StrategyColumns | None = None
+
+    def __post_init__(self) -> None:
+        kind, draws = type(self.draws), self.draws
+        if kind in (MinSeparation, BallsInBins):
+            draws = dataclasses.replace(self.draws)
+            if type(self.columns) is not StrategyColumns:
+                raise TypeError(
+                    f"columns must be StrategyColumns, found {validation.shown(self.columns)}."
+                )
+            if isinstance(draws, MinSeparation) and draws.shares_rows:
+                raise ValueError("a separation must be at least the number of bands.")
+        else:
+            draws = draws_of_clients.check(self.draws)  # type: ignore[arg-type]
+            object.__setattr__(self, "columns", None)
+        object.__setattr__(self, "draws", draws)
+        sigma = validation.non_negative_number(self.sigma, "sigma")
+        object.__setattr__(self, "sigma", sigma)
+
+    @functools.cached_property
+    def together(self) -> AllParticipations:
+        """All participations of a client, against an adversary who knows their rounds."""
+        draws = self.draws
+        if not isinstance(draws, MinSeparation | BallsInBins):
+            return draws.together
+        if draws.shares_rows:
+            assert self.columns is not None
+            return AllParticipations(dominating_pairs.largest_part(self.columns, draws))
+        return AllParticipations(math.sqrt(self.compositions), self.compositions)
+
+    @property
+    def compositions(self) -> int:
+        """Upper bound on the number of mechanisms that its losses are composed of."""
+        draws = self.draws
+        if isinstance(draws, MinSeparation | BallsInBins):
+            return math.ceil(draws.num_rounds / draws.separation)
+        return draws.most_participations
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of all participations, for an adversary who knows their rounds."""
+        return self.sigma / self.together.norm
+
+    @property
+    def part_noise_multiplier(self) -> float:
+        """The noise multiplier of the largest shift of one row."""
+        return self._amplified_part if self.is_amplified else self._part
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether its losses are those against an adversary who does not know the rounds."""
+        return is_accounted(self.sigma) and self._amplified_part >= gaussian.LEAST_NOISE_MULTIPLIER
+
+    @property
+    def _part(self) -> float:
+        return self.sigma / self.together.largest_part
+
+    @property
+    def _amplified_part(self) -> float:
+        if isinstance(self.draws, MinSeparation | BallsInBins):
+            return min(self._part, self.sigma)
+        return min(self._part, self.sigma / self.draws.largest_move)
+
+
+def is_accounted(sigma: float) -> bool:
+    """Returns whether a noise multiplier is amplified at all.
+
+    Args:
+      sigma: The noise multiplier, relative to the largest column norm of C.
+    """
+    return LEAST_NOISE_MULTIPLIER <= sigma <= LARGEST_NOISE_MULTIPLIER
+
+
+def losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
+    """Returns losses that dominate a run, for real normal numbers, or are dominated by them.
+
+    Args:
+      run: The run.
+      approximation: The rounding of losses.
+
+    Raises:
+      ValueError: If losses are asked for that are dominated, and none are known.
+    """
+    if not run.is_amplified:
+        if not approximation.is_pessimistic:
+            raise groups.nothing_from_below(run.draws)
+        return gaussian_losses(run.noise_multiplier, approximation.interval)
+    if isinstance(run.draws, MinSeparation | BallsInBins):
+        return _bounded_losses(run, approximation)
+    return groups.losses(run.draws, run.sigma, approximation)
+
+
+# Compositions ask for the same losses again and again.
+@functools.lru_cache(maxsize=16)
+def _bounded_losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
+    """Losses that dominate the pair of a run, or that it dominates, unless samples mislead."""
+    assert isinstance(run.draws, MinSeparation | BallsInBins)
+    assert run.columns is not None
+    pair = dominating_pairs.dominating_pair(run.columns, run.draws, run.sigma)
+    failure, level = approximation.failure, approximation.level
+    interval, alone = approximation.interval, run.noise_multiplier
+    profile = profiles.Profile(pair, failure, level, seed=approximation.seed)
+
+    def without_samples(epsilons: FloatArray) -> FloatArray:
+        return np.minimum(profile.renyi_bounds(epsilons), gaussian.exact_deltas(alone, epsilons))
+
+    most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
+    points = _POINTS if approximation.is_pessimistic else _POINTS_BELOW
+    steps = steps_to(most, interval, points)
+    epsilons = steps * interval
+    if not approximation.is_pessimistic:
+        lower = profile.lower(epsilons)
+        return connected_losses(
+            interval, steps, lower.with_client, lower.without_client, is_pessimistic=False
+        )
+    upper, unamplified = profile.upper(epsilons), gaussian.exact_deltas(alone, epsilons)
+    connected = connected_losses(
+        interval,
+        steps,
+        np.minimum(upper.with_client, unamplified),
+        np.minimum(upper.without_client, unamplified),
+    )
+    return with_infinite_losses(connected, failure, interval)
+
+
+def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:
+    """An epsilon at which a bound that falls is below a tail, and not far beyond."""
+    low, high = 0.0, 1.0
+    while bound(np.array([high]))[0] > tail and high < _LARGEST_EPSILON:
+        low, high = high, 2.0 * high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if bound(np.array([middle]))[0] > tail else (low, middle)
+    return high
