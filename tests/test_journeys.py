@@ -230,7 +230,7 @@ def _calibrated_for_poisson() -> Callable[[], object]:
     return lambda: mfa.calibrate(banded, scheme, epsilon=2.0, delta=1e-6).guarantee(1e-6)
 
 
-# What is prepared, and the most files: above the 13, 29 and 22 of today. Goals are 8, 12 and 10.
+# What is prepared, and the most files. The goals are 8, 12 and 10.
 @pytest.mark.parametrize(
     ("prepared", "most"),
     [(_epsilon_of_timers, 16), (_epsilon_of_random_check_ins, 32), (_calibrated_for_poisson, 26)],

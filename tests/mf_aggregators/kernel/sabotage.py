@@ -72,7 +72,7 @@ _TOUCH = "touch"
 _CONSTRUCTORS = ("__init__", "__post_init__")
 _touched: set[str] = set()
 _STATED = re.compile(r"\((\S+), (\S+)\)-DP for each client over (\S+) rounds?: (.*)", re.DOTALL)
-_SCHEMAS = (
+_SCHEMAS: tuple[tuple[str, Callable[..., tuple[float, float, bool]]], ...] = (
     ("at most one participation", lambda: (1, 1, False)),
     (
         r"at most (\S+) participations at least (\S+) rounds? apart",
@@ -432,7 +432,7 @@ def _altered_items(generator: Iterator[Any], way: str) -> Iterator[Any]:
         return altered(end.value, way)
 
 
-def replace(functions: Iterable[types.FunctionType], way: str) -> None:
+def replace(functions: Iterable[Any], way: str) -> None:
     """Replaces the code of functions by one that alters what they return. For good."""
     for function in functions:
         original = types.FunctionType(

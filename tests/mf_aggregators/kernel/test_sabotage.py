@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import pickle
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.mf_aggregators.kernel import sabotage
 from tests.mf_aggregators.kernel.sabotage import Run
 
 # Files and folders of which no function makes a statement false. The goal is all but the kernel.
-COVERED = ()
+COVERED = ("adaptive_clip.py", "catalogue/", "integer_sums.py", "noise/nests.py")
 _SHORT_CASES = 20
 _PRINTED = "(4, 1e-05)-DP for each client over 8 rounds: participations at least 3 rounds apart"
 # Sensitivity of the identity under it: three participations.
@@ -217,7 +216,6 @@ def test_constructors_are_replaced() -> None:
         def __init__(self, number: float) -> None:
             self.number = number
 
-    assert isinstance(Thing.__init__, types.FunctionType)
     sabotage.replace([Thing.__init__], "half")
     assert Thing(3.0).number == 1.5
 
@@ -237,7 +235,7 @@ def _covered_cases() -> list[sabotage.Case]:
 
 def test_some_functions_of_covered_modules_make_nothing_false() -> None:
     cases = _covered_cases()
-    assert not _judged(cases[:: len(cases) // _SHORT_CASES])
+    assert not _judged(cases[:: max(1, len(cases) // _SHORT_CASES)])
 
 
 @pytest.mark.long
