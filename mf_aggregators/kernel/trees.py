@@ -32,7 +32,7 @@ def heights(num_leaves: int, num_rounds: int) -> IntArray:
     """
     rounds = np.arange(num_rounds)
     nodes = [rounds < num_leaves >> h << h for h in range(num_leaves.bit_length())]
-    return np.sum(nodes, axis=0)
+    return np.asarray(np.sum(nodes, axis=0))
 
 
 def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
@@ -147,7 +147,7 @@ class _Search:
             for count, value in enumerate(fewer):
                 reached = sums[count : count + len(more)]
                 np.maximum(reached, value + more[: len(reached)], out=reached)
-        return sums + _is_node(shape) * np.square(counts)
+        return np.asarray(sums + _is_node(shape) * np.square(counts))
 
     def _make_splits(self, shape: _Shape, count: int) -> list[tuple[int, int]]:
         """Counts in the left child, and by how much a split falls short of bound 2."""
