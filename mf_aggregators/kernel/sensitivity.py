@@ -217,8 +217,8 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
     if most == 1:
         return _root(num_leaves.bit_length(), _COLUMN_NORM)
     if schema.is_even:
-        found = trees.largest_even_sum(num_leaves, num_rounds, schema.separation, most)
-        return _root(found, _ENUMERATION)
+        sums = trees.even_sums(num_leaves, num_rounds, schema.separation, most)
+        return _root(np.max(sums), _ENUMERATION)
     found, is_exact = trees.largest_sum(num_leaves, num_rounds, schema.separation, most)
     if is_exact:
         return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
@@ -402,8 +402,8 @@ def _of_gram(
         rows = slice(first, first + rows_at_a_time)
         after, before = np.abs(above[: num_rounds - first, rows]), np.abs(below[: rows.stop, rows])
         row_bounds[rows] += _largest_of_both_sides(after, before, schema, num_rounds)
-    # The square of the largest sum of column norms is a bound by the triangle inequality.
-    squared = min(schema.largest_sum(row_bounds), schema.largest_sum(np.sqrt(norms)) ** 2)
+    # By |X[i, j]| <= sqrt(X[i, i] X[j, j]), the largest sum of column norms is no smaller bound.
+    squared = schema.largest_sum(row_bounds)
     return _root(squared, "upper bound for any matrix (BandMF Thm 3)", is_exact=False)
 
 

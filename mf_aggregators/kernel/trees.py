@@ -35,8 +35,8 @@ def heights(num_leaves: int, num_rounds: int) -> IntArray:
     return np.asarray(np.sum(nodes, axis=0))
 
 
-def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
-    """Returns the largest sum of squared counts over patterns of (k, b)-participation.
+def even_sums(num_leaves: int, num_rounds: int, separation: int, most: int) -> IntArray:
+    """Returns sums of squared counts of the maximal patterns of (k, b)-participation.
 
     A further participation i adds 2 c - 1 for each node over i, with c the count in the node
     including i, and dropping the first takes as much away. Sums of patterns that start in the
@@ -47,6 +47,9 @@ def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: in
       num_rounds: Rounds that count, from the first on.
       separation: b.
       most: k, at most the participations that fit.
+
+    Returns:
+      (s,) int64, by the first rounds of the patterns, 0 to s - 1.
     """
     rounds = np.arange(num_rounds)
     first, appended, dropped = (np.zeros(num_rounds, np.int64) for _ in range(3))
@@ -64,7 +67,7 @@ def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: in
         changes[: len(added)] += added
     moved = np.arange(separation, starts)
     changes[moved] = appended[moved + (most - 1) * separation] - dropped[moved - separation]
-    return int(np.max(np.cumsum(changes.reshape(-1, separation), axis=0).ravel()[:starts]))
+    return np.cumsum(changes.reshape(-1, separation), axis=0).ravel()[:starts]
 
 
 def largest_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> tuple[int, bool]:
@@ -89,7 +92,7 @@ def largest_sum(num_leaves: int, num_rounds: int, separation: int, most: int) ->
     Returns:
       The sum, and True; or an upper bound and False if the search would take too long.
     """
-    found = largest_even_sum(num_leaves, num_rounds, separation, most)
+    found = int(np.max(even_sums(num_leaves, num_rounds, separation, most)))
     search = _Search(separation, most)
     whole = (num_leaves, num_rounds)
     upper = search.by_counts(whole)

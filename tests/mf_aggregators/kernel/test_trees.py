@@ -71,7 +71,7 @@ def test_all_small_trees() -> None:
             for most in range(1, -(-num_rounds // separation) + 1):
                 sizes = num_leaves, num_rounds, separation, most
                 even = _by_patterns(num_leaves, num_rounds, Schema(most, separation, is_even=True))
-                assert trees.largest_even_sum(*sizes) == even, sizes
+                assert np.max(trees.even_sums(*sizes)) == even, sizes
                 truth = _by_patterns(num_leaves, num_rounds, Schema(most, separation))
                 assert trees.largest_sum(*sizes) == (truth, True), sizes
 
@@ -92,13 +92,13 @@ def test_the_search_finds_patterns_of_uneven_spacing(
 def test_even_sums_of_longer_runs(num_leaves: int, separation: int, most: int) -> None:
     num_rounds = num_leaves - num_leaves // 7
     most = min(most, -(-num_rounds // separation))
-    truth = 0
-    for start in range(num_rounds):
+    truth = []
+    for start in Schema(most, separation, is_even=True).starts_in(num_rounds):
         rounds = np.arange(start, num_rounds, separation)[:most]
         sizes = [1 << h for h in range(num_leaves.bit_length())]
         counts = [np.bincount(rounds // size)[: num_leaves // size] for size in sizes]
-        truth = max(truth, sum(int(np.sum(np.square(each))) for each in counts))
-    assert trees.largest_even_sum(num_leaves, num_rounds, separation, most) == truth
+        truth.append(sum(int(np.sum(np.square(each))) for each in counts))
+    assert trees.even_sums(num_leaves, num_rounds, separation, most).tolist() == truth
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,12 @@ def test_the_search_settles_what_its_bounds_leave_open(
 ) -> None:
     most = -(-num_leaves // separation)
     assert trees.largest_sum(num_leaves, num_leaves, separation, most) == (found, True)
+
+
+def test_a_pattern_that_is_better_by_one_is_found() -> None:
+    assert np.max(trees.even_sums(79, 79, 14, 6)) == 69
+    assert _from_left(79, 79, 14, 6) == 70
+    assert trees.largest_sum(79, 79, 14, 6) == (70, True)
 
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(2, 5), st.integers(0, 30))
