@@ -218,7 +218,7 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
         return _root(num_leaves.bit_length(), _COLUMN_NORM)
     if schema.is_even:
         sums = trees.even_sums(num_leaves, num_rounds, schema.separation, most)
-        return _root(np.max(sums), _ENUMERATION)
+        return _root(float(np.max(sums)), _ENUMERATION)
     found, is_exact = trees.largest_sum(num_leaves, num_rounds, schema.separation, most)
     if is_exact:
         return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")

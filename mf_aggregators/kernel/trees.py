@@ -67,7 +67,8 @@ def even_sums(num_leaves: int, num_rounds: int, separation: int, most: int) -> I
         changes[: len(added)] += added
     moved = np.arange(separation, starts)
     changes[moved] = appended[moved + (most - 1) * separation] - dropped[moved - separation]
-    return np.cumsum(changes.reshape(-1, separation), axis=0).ravel()[:starts]
+    sums = np.cumsum(changes.reshape(-1, separation), axis=0)
+    return np.asarray(sums.ravel()[:starts])
 
 
 def largest_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> tuple[int, bool]:
