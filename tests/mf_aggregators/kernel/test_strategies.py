@@ -164,6 +164,13 @@ def test_phases_after_the_run_do_not_count() -> None:
     assert isinstance(strategies.strategy(rows, 3), Dense)
 
 
+def test_later_rounds_do_not_count() -> None:
+    bands = np.array([[1.0, 0.0], [2.0, 0.5], [0.0, 1.0]])
+    np.testing.assert_array_equal(
+        dense(strategies.strategy(BandedNoise(bands), 2)), [[1.0, 0.0], [0.5, 2.0]]
+    )
+
+
 def test_zeros_of_an_inverse_are_zeros() -> None:
     """The number of bands decides which theorem applies."""
     generator = np.random.default_rng(3)
@@ -211,11 +218,12 @@ def test_no_class_of_others_is_believed() -> None:
         WindowNoise(10**5, np.ones((1, 10**5)), *np.ones((2, 10**5, 0))),
         WindowNoise(8193, np.ones((8193, 1)), *np.ones((2, 8193, 0))),
         StateSpaceNoise(
-            np.arange(8193) % 2,
-            np.ones(2),
-            *np.ones((1, 2, 1)),
-            np.zeros((2, 1)),
-            *np.ones((2, 2, 1)),
+            phases=np.arange(8193) % 2,
+            gains=np.ones(2),
+            outputs=np.ones((2, 1)),
+            sources=np.zeros((2, 1), np.int64),
+            decays=np.ones((2, 1)),
+            feedbacks=np.ones((2, 1)),
         ),
     ],
 )
