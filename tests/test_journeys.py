@@ -53,7 +53,7 @@ _ROW_DOORS = (
     # The names of its tensors, and the seed of a test.
     *("noise/nests.py", "noise/rows_of_z.py"),
     # How large rows may be, how many of them are charged for, and what else a checkpoint names.
-    *("linear_algebra/", "kernel/gaussian.py", "participation", "sensitivity.py"),
+    *("linear_algebra/", "kernel/gaussian.py", "participation", "kernel/sensitivity.py"),
     "factorizations/factorization.py",
 )
 _CHECK_IN_DOORS = (
