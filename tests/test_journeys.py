@@ -59,7 +59,7 @@ _ROW_DOORS = (
 _CHECK_IN_DOORS = (
     *_TOOLS,
     # Epsilons of one Gaussian mechanism, the schema that every draw keeps, and progress.
-    *("kernel/arrays.py", "kernel/gaussian.py", "kernel/trade_offs.py"),
+    *("kernel/arrays.py", "kernel/gaussian.py", "kernel/draws_of_clients.py"),
     *("kernel/discrete_gaussian.py", "participation/kinds.py", "participation/min_separation.py"),
     "progress_bars.py",
 )

@@ -72,8 +72,6 @@ class SampledRun:
                 raise TypeError(
                     f"columns must be StrategyColumns, found {validation.shown(self.columns)}."
                 )
-            if isinstance(draws, MinSeparation) and draws.shares_rows:
-                raise ValueError("a separation must be at least the number of bands.")
         else:
             draws = draws_of_clients.check(self.draws)  # type: ignore[arg-type]
             object.__setattr__(self, "columns", None)

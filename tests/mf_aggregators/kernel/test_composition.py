@@ -156,8 +156,9 @@ def test_an_event_has_no_run_but_the_kernels() -> None:
         def noise_multiplier(self) -> float:
             return 1e9
 
-    for run in (Other(Poisson(1, 1, 2, 1), 1.0), "run"):
-        event = composition.SampledRunDpEvent(1.0, run)  # type: ignore[arg-type]
+    others: tuple[Any, ...] = (Other(Poisson(1, 1, 2, 1), 1.0), "run")
+    for other_run in others:
+        event = composition.SampledRunDpEvent(1.0, other_run)
         with refuses("SampledRun"):
             accounting.composed_epsilon([event], 1e-5)
     # The noise multiplier beside a run counts for nothing.

@@ -1,6 +1,7 @@
 """Losses on grids have no delta and no epsilon that is below the exact one."""
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -76,11 +77,12 @@ def test_no_epsilon_is_below_the_exact_one(
     """The exact delta at what is stated is at most delta, in forty digits."""
     clients, rounds = case
     scheme = _scheme(kind, clients, rounds)
+    draws: Any = scheme.as_draws()
     with mpmath.workdps(_DIGITS):
         for found in (
             # What a run states, and what its losses have without the charge for drawn noise.
             scheme.epsilon(sigma, delta),
-            groups.amplified_epsilon(scheme.as_draws(), sigma, delta),
+            groups.amplified_epsilon(draws, sigma, delta),
         ):
             assert _exact_delta(sigma, clients / 100, rounds, found) <= delta
 

@@ -95,5 +95,5 @@ def test_what_is_no_data_of_the_kernel_is_refused() -> None:
         SampledRun(draws, 1.0)
     with pytest.raises(ValueError, match="sigma must not be negative"):
         SampledRun(draws, -1.0, _ONES)
-    with pytest.raises(ValueError, match="at least the number of bands"):
+    with pytest.raises(ValueError, match="below 3 bands"):
         SampledRun(MinSeparation(6, 3, 40, 5, 2), 1.0, _ONES)
