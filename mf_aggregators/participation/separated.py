@@ -180,7 +180,7 @@ class SeparatedScheme(SamplingScheme):
         found = None
         if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
-                part = self.all_participations(columns).largest_part
+                part = dominating_pairs.largest_part(fitting, draws)
                 left = gaussian.delta_left(delta, sigma / part, num_coordinates)
                 found = search.certificate_of(pair, left, unamplified, certification, is_proved)
             except TailError as error:

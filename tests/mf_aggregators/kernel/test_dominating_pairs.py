@@ -10,6 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.kernel import discrete_gaussian
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel.dominating_pairs import (
     BallsInBins,
@@ -335,6 +336,26 @@ def test_columns_that_do_not_fit_the_scheme_are_refused(shape: tuple[int, int]) 
         distributions.dominating_pair(
             StrategyColumns(np.ones(shape)), MinSeparation(12, 3, 200, 10, 5), 1.2
         )
+
+
+def test_rounding_enlarges_the_entries_or_the_rows_of_a_bin() -> None:
+    """By its steps of Z for each coordinate of a row, in units of the scaled columns."""
+    sigma, coordinates, steps = 1.5, 8 * 10**6, 7.0
+    rows = np.arange(8)[:, None] + np.arange(2)
+    entries = np.where(rows < 8, np.array([1.0, -0.5]), 0.0)
+    columns = StrategyColumns(entries, steps)
+    moved = sigma * steps * math.sqrt(10**6) / discrete_gaussian.STANDARD_DEVIATION
+    assert moved > 1e-6
+    apart = distributions.dominating_pair(columns, BallsInBins(8, 2, 40, 10, 4), sigma, coordinates)
+    scaled = np.abs(entries) / math.sqrt(1.25)
+    np.testing.assert_allclose(apart.columns, scaled + moved * (rows < 8), rtol=1e-14)
+    assert apart.rounding == 0.0
+    shared = distributions.dominating_pair(
+        columns, BallsInBins(8, 2, 40, 10, 1), sigma, coordinates
+    )
+    np.testing.assert_allclose(shared.columns, scaled, rtol=1e-14)
+    assert shared.rounding == pytest.approx(moved, rel=1e-14)
+    assert (apart.sigma, apart.rounds) == (sigma, BallsInBinsRounds(4))
 
 
 def test_the_coin_is_that_of_the_rates() -> None:
