@@ -61,16 +61,21 @@ class Sensitivity(float):
       is_exact: True if the value is reached by some neighbouring pair of inputs,
         False if it is an upper bound.
       theorem: The statement that gives the value.
+      error: The most that the entries of a computed C may hide of it, beside the value.
     """
 
     is_exact: bool
     theorem: str
+    error: float
 
-    def __new__(cls, value: float, *, is_exact: bool, theorem: str) -> "Sensitivity":
+    def __new__(
+        cls, value: float, *, is_exact: bool, theorem: str, error: float = 0.0
+    ) -> "Sensitivity":
         """Creates a sensitivity of ``value``."""
         self = super().__new__(cls, value)
         self.is_exact = is_exact
         self.theorem = theorem
+        self.error = error
         return self
 
     @property
@@ -87,7 +92,8 @@ class Sensitivity(float):
         return Sensitivity(float(self) * factor, is_exact=self.is_exact, theorem=self.theorem)
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
-        return (float(self),), {"is_exact": self.is_exact, "theorem": self.theorem}
+        options = {"is_exact": self.is_exact, "theorem": self.theorem, "error": self.error}
+        return (float(self),), options
 
     def __repr__(self) -> str:
         return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"
@@ -229,8 +235,8 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
 def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivity:
     """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
 
-    C comes from the rows (:mod:`mf_aggregators.kernel.strategies`). What bounds the errors of its
-    columns is added k times, for at most k participations.
+    C comes from the rows (:mod:`mf_aggregators.kernel.strategies`). The bound on the errors of its
+    columns counts k times, for at most k participations.
 
     Args:
       rows: The rows, of one of the kernel's own classes.
@@ -238,7 +244,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
       schema: The schema.
 
     Returns:
-      The sensitivity, exact but for rounding, or an upper bound.
+      The sensitivity of the computed C, exact or an upper bound, and its ``error``.
 
     Raises:
       NotProved: If C does not follow from the rows, see :func:`strategies.strategy`.
@@ -252,8 +258,37 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
         value = of_coefficients(found.coefficients, num_rounds, schema)
     else:
         value = _of_scaled_columns(found.coefficients, found.column_scales, schema)
-    errors = schema.most_in(num_rounds) * found.error
-    return Sensitivity(value.value + errors, is_exact=value.is_exact, theorem=value.theorem)
+    return Sensitivity(
+        value.value,
+        is_exact=value.is_exact,
+        theorem=value.theorem,
+        error=schema.most_in(num_rounds) * found.error,
+    )
+
+
+def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
+    """Bounds the sensitivity for one client that takes part in given rounds (BandMF Eq. 5).
+
+    Args:
+      rows: As in :func:`of_rows`.
+      num_rounds: As there.
+      rounds: The rounds of the client, increasing, each below ``num_rounds``.
+
+    Returns:
+      The root of the sum of |X[i, j]| over its rounds, and its ``error``.
+
+    Raises:
+      NotProved: As :func:`of_rows` does.
+      ValueError: If a round is not among the rounds.
+    """
+    if not rounds or rounds[-1] >= num_rounds:
+        raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
+    found = strategies.strategy(rows, num_rounds)
+    columns = strategies.columns(found, rounds)
+    gram = np.abs(columns.T @ columns)
+    theorem = "sum of one pattern (BandMF Eq. 5)"
+    error = len(rounds) * found.error
+    return Sensitivity(float(np.sqrt(np.sum(gram))), is_exact=False, theorem=theorem, error=error)
 
 
 def _of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:

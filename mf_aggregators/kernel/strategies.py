@@ -142,6 +142,41 @@ def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
     return found
 
 
+def num_bands(found: Strategy) -> int:
+    """Returns the least b with C[i, j] = 0 for i - j >= b.
+
+    Args:
+      found: C.
+    """
+    if isinstance(found, Dense):
+        is_entry = found.matrix != 0.0
+        return int(np.max(np.arange(len(is_entry)) - np.argmax(is_entry, axis=1))) + 1
+    entries = found.coefficients if isinstance(found, Coefficients) else np.any(found.bands, axis=0)
+    return int(np.flatnonzero(entries)[-1]) + 1
+
+
+def columns(found: Strategy, rounds: tuple[int, ...]) -> FloatArray:
+    """Returns columns of C as (n, m) float64.
+
+    Args:
+      found: C.
+      rounds: The m columns, from 0.
+    """
+    if isinstance(found, Dense):
+        return found.matrix[:, list(rounds)]
+    num_rounds = len(found.bands) if isinstance(found, Bands) else found.num_rounds
+    made = np.zeros((num_rounds, len(rounds)))
+    for place, j in enumerate(rounds):
+        if isinstance(found, Bands):
+            lags = np.arange(min(found.bands.shape[1], num_rounds - j))
+            made[j + lags, place] = found.bands[j + lags, lags]
+        else:
+            entries = found.coefficients[: num_rounds - j]
+            scale = 1.0 if found.column_scales is None else found.column_scales[j]
+            made[j : j + len(entries), place] = scale * entries
+    return made
+
+
 def _of_independent(rows: IndependentNoise, num_rounds: int) -> tuple[Strategy, float]:
     return Coefficients(np.ones(1), num_rounds, 0.0), 1.0
 

@@ -1,0 +1,351 @@
+"""Claims of differential privacy, and :func:`check`, the only maker of a guarantee.
+
+A claim says how much noise is drawn, how its rows follow from one another, and in which rounds one
+client may take part. It holds numbers and arrays alone. :func:`check` believes nothing else: it
+computes C from the rows, bounds its sensitivity, takes what the drawn noise costs off delta, and
+returns the epsilon that follows, with the assumptions that it rests on.
+
+Noise is absolute in a claim: sigma is the standard deviation of Z in units of the largest L2 norm
+of the vector that a client adds to a round. The noise multiplier that users type and read is sigma
+over the sensitivity of C. Adjacency is zero-out: neighbouring data sets differ in one client, whose
+contributions are replaced by zero vectors in every round that it takes part in.
+
+Python lets code reach into any object: ``object.__setattr__`` makes a false guarantee, as writing
+its text by hand does. What is refused here are all other ways: constructors, copies with changed
+attributes, subclasses and pickles. A process that needs a guarantee of another one sends its claim.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias, final
+
+from mf_aggregators.kernel import (
+    draws_of_clients,
+    gaussian,
+    groups,
+    sensitivity,
+    strategies,
+    validation,
+)
+from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.sensitivity import Sensitivity
+
+# A claimed epsilon may lack digits that a file has lost.
+_ROUNDING = 1e-9
+
+
+class Assumption(enum.Enum):
+    """A condition of a guarantee that no computation shows: its value is its name in JSON."""
+
+    PARTICIPATION = "clients_keep_participation"
+    SECRET_DRAWS = "draws_are_secret"
+    COMPLETE_LEDGER = "ledger_is_complete"
+    INDEPENDENCE = "participation_independent_of_releases"
+    STOPPING_RULE = "run_ends_by_rule"
+    SERVER = "server_sums_and_keeps_seed"
+    RANDOMNESS = "randomness_is_good"
+
+    @property
+    def sentence(self) -> str:
+        """The condition as a sentence."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Assumption.PARTICIPATION: "Every client keeps to the stated participation.",
+    Assumption.SECRET_DRAWS: "Clients are drawn as stated, and nobody learns which ones.",
+    Assumption.COMPLETE_LEDGER: "The ledger has every participation of every client.",
+    Assumption.INDEPENDENCE: "Participation did not depend on released models or on data.",
+    Assumption.STOPPING_RULE: "The server releases no round that the stopping rule forbids.",
+    Assumption.SERVER: (
+        "The server adds this library's noise to the sum of clipped updates and keeps its seed."
+    ),
+    Assumption.RANDOMNESS: "The seed of the noise comes from a good source of randomness.",
+}
+
+
+class Basis(enum.Enum):
+    """The reason why participation is as claimed; its value is the assumptions that it needs."""
+
+    PLAN = (Assumption.PARTICIPATION,)
+    DRAWS = (Assumption.SECRET_DRAWS,)
+    LEDGER = (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE)
+    RULE = (Assumption.COMPLETE_LEDGER, Assumption.STOPPING_RULE)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """The rounds of one client, for a guarantee of that client alone.
+
+    Attributes:
+      rounds: Counted from 0, increasing.
+    """
+
+    rounds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        rounds = tuple(validation.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
+        if any(later <= earlier for earlier, later in zip(rounds, rounds[1:], strict=False)):
+            raise ValueError(f"rounds must increase, found {validation.shown(rounds)}.")
+        object.__setattr__(self, "rounds", rounds)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """Any participation, as long as the sensitivity of the released rounds is within a bound.
+
+    Attributes:
+      sensitivity: The bound, above 0, in units of C.
+    """
+
+    sensitivity: float
+
+    def __post_init__(self) -> None:
+        bound = validation.positive_number(self.sensitivity, "sensitivity")
+        object.__setattr__(self, "sensitivity", bound)
+
+
+TakingPart: TypeAlias = Schema | Pattern | Limit | Groups
+_BASES: Mapping[type, tuple[Basis, ...]] = {
+    Schema: (Basis.PLAN, Basis.LEDGER),
+    Pattern: (Basis.LEDGER,),
+    Limit: (Basis.RULE,),
+}
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Claim:
+    """The claim that a run with so much noise is (epsilon, delta)-DP.
+
+    Attributes:
+      rows: How the rows of noise C^-1 Z follow from Z, of the kernel's own classes.
+      taking_part: In which rounds one client takes part, or how clients are drawn.
+      sigma: The standard deviation of Z, at least 0, in units of the clip norm.
+      delta: Above 0 and below 1.
+      epsilon: The claimed epsilon; None to take the one that is proved.
+      num_rounds: How many rows were or will be released; None for all.
+      basis: The reason why participation is as claimed.
+      num_coordinates: The most numbers that are drawn: parameters times rounds.
+
+    Raises:
+      TypeError: If participation is of another type, or the basis does not fit it.
+      ValueError: If a number is out of its range.
+    """
+
+    rows: NoiseRecursion
+    taking_part: TakingPart
+    sigma: float
+    delta: float
+    epsilon: float | None = None
+    num_rounds: int | None = None
+    basis: Basis = Basis.PLAN
+    num_coordinates: int = gaussian.DEFAULT_NUM_COORDINATES
+
+    def __post_init__(self) -> None:
+        kind = type(self.taking_part)
+        if kind not in _BASES:
+            draws_of_clients.check(self.taking_part)  # type: ignore[arg-type]
+        if self.basis not in _BASES.get(kind, (Basis.DRAWS,)):
+            raise TypeError(f"a claim of {kind.__name__} cannot rest on {self.basis!r}.")
+        sigma = validation.non_negative_number(self.sigma, "sigma")
+        object.__setattr__(self, "sigma", sigma)
+        object.__setattr__(self, "delta", validation.delta(self.delta))
+        if self.epsilon is not None:
+            object.__setattr__(self, "epsilon", validation.epsilon(self.epsilon))
+        validation.set_positive_integers(self, "num_coordinates")
+        if self.num_rounds is not None:
+            validation.set_positive_integers(self, "num_rounds")
+
+
+@final
+class Guarantee:
+    """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
+
+    :func:`check` alone makes it. Two are equal if their numbers and assumptions are.
+
+    Attributes:
+      claim: The claim, with the proved epsilon and the number of released rounds.
+      sensitivity: The sensitivity of C under the claim; its largest column norm if clients are
+        drawn.
+      noise_multiplier: sigma over the sensitivity.
+      epsilon: The epsilon; infinity if there is too little noise for any.
+      delta: The delta that epsilon is for.
+      rho: The rho of (rho, delta0)-approximate zCDP of all participations of a client, without
+        amplification; infinity if there is too little noise.
+      together: All participations of a client together, over the sensitivity.
+      assumptions: What the guarantee rests on.
+    """
+
+    __slots__ = (
+        "assumptions",
+        "claim",
+        "delta",
+        "epsilon",
+        "noise_multiplier",
+        "rho",
+        "sensitivity",
+        "together",
+    )
+
+    claim: Claim
+    sensitivity: Sensitivity
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    rho: float
+    together: AllParticipations
+    assumptions: tuple[Assumption, ...]
+
+    def __new__(cls, *arguments: object, **options: object) -> NoReturn:
+        """Raises TypeError: use :func:`check`."""
+        raise TypeError("kernel.check makes guarantees, of a Claim: nothing else does.")
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("Guarantee has no subclasses.")
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} of a guarantee cannot be set: check another claim.")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name} of a guarantee cannot be deleted.")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a guarantee is not pickled: send its claim, and check that again.")
+
+    def __copy__(self) -> "Guarantee":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Guarantee":
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Guarantee) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    def _values(self) -> tuple[object, ...]:
+        claim = self.claim
+        return (
+            claim.taking_part,
+            claim.basis,
+            claim.num_rounds,
+            self.sensitivity.value,
+            self.noise_multiplier,
+            self.epsilon,
+            self.delta,
+        )
+
+    def __repr__(self) -> str:
+        return f"<({self.epsilon!r}, {self.delta!r})-DP of {self.claim.taking_part!r}>"
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of Z, in units of the clip norm."""
+        return self.claim.sigma
+
+
+def check(claim: Claim) -> Guarantee:
+    """Proves a claim.
+
+    Args:
+      claim: The claim.
+
+    Returns:
+      The guarantee, with the epsilon that was proved: infinity if there is too little noise for
+      any and none is claimed.
+
+    Raises:
+      NotProved: If the claimed epsilon is smaller than the proved one, the rows are none of the
+        kernel's, their C is not known, or the draws do not fit them: a ValueError.
+      TypeError: If it is no claim.
+    """
+    if type(claim) is not Claim:
+        raise TypeError(f"check takes a Claim, found {validation.shown(claim)}.")
+    # Made anew, so that its numbers are those that its constructor has checked.
+    claim = dataclasses.replace(claim)
+    rows, taking_part = claim.rows, claim.taking_part
+    rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
+    if isinstance(taking_part, Schema):
+        bound, together = sensitivity.of_rows(rows, rounds, taking_part), AllParticipations()
+    elif isinstance(taking_part, Pattern):
+        bound = sensitivity.of_pattern(rows, rounds, taking_part.rounds)
+        together = AllParticipations()
+    elif isinstance(taking_part, Limit):
+        bound = Sensitivity(taking_part.sensitivity, is_exact=False, theorem="stopping rule")
+        together = AllParticipations()
+    else:
+        bound, together = _bound_of_draws(rows, rounds, taking_part), taking_part.together
+    multiplier = claim.sigma / bound.value
+    # The errors of a computed C cost noise and are not shown: digits beyond those of sigma.
+    left = claim.sigma / (bound.value + bound.error)
+    proved = _epsilon(claim, left)
+    if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
+        raise NotProved(
+            f"the claim is epsilon {claim.epsilon!r} at delta {claim.delta!r}, and {proved!r} is "
+            "proved: use more noise or a larger epsilon."
+        )
+    made = object.__new__(Guarantee)
+    values = {
+        "claim": dataclasses.replace(claim, epsilon=proved, num_rounds=rounds),
+        "sensitivity": bound,
+        "noise_multiplier": multiplier,
+        "epsilon": proved,
+        "delta": claim.delta,
+        "rho": _rho(left / together.norm, together.disjoint),
+        "together": together,
+        "assumptions": (*claim.basis.value, Assumption.SERVER, Assumption.RANDOMNESS),
+    }
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _bound_of_draws(rows: NoiseRecursion, num_rounds: int, draws: Groups) -> Sensitivity:
+    """The largest column norm of C, whose rounds, bands and noise fit the draws (BandMF Thm 4)."""
+    if draws.num_rounds < num_rounds:
+        raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
+    bands = strategies.num_bands(strategies.strategy(rows, num_rounds))
+    if bands > draws.num_bands:
+        raise NotProved(
+            f"the strategy matrix has {bands} bands: these draws need one of at most "
+            f"{draws.num_bands} (BandMF Thm 4)."
+        )
+    # Roundings of a participation stay within the bands only if rows follow from few rows.
+    reaches_far = (
+        rows.draws_earlier_rows_of_z
+        or rows.num_state_vectors > 0
+        or rows.num_earlier_rows >= draws.num_bands
+    )
+    if reaches_far and draws.num_bands < num_rounds:
+        raise NotProved(
+            "the noise follows from rows that lie further back than the bands of the strategy "
+            "matrix, and so would its roundings reach: use a banded mechanism."
+        )
+    return sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
+
+
+def _epsilon(claim: Claim, multiplier: float) -> float:
+    coordinates, draws = claim.num_coordinates, claim.taking_part
+    try:
+        if isinstance(draws, (Schema, Pattern, Limit)):
+            return gaussian.epsilon(multiplier, claim.delta, num_coordinates=coordinates)
+        return groups.epsilon(draws, multiplier, claim.delta, num_coordinates=coordinates)
+    except gaussian.TailError:
+        return math.inf
+
+
+def _rho(multiplier: float, disjoint_participations: int) -> float:
+    try:
+        gaussian.zcdp_delta(multiplier, disjoint_participations=disjoint_participations)
+    except gaussian.TailError:
+        return math.inf
+    return gaussian.zcdp_rho(multiplier)
