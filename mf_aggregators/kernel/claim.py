@@ -19,24 +19,31 @@ import dataclasses
 import enum
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias, final
+from typing import NoReturn, TypeAlias, final
+
+import numpy as np
 
 from mf_aggregators.kernel import (
-    draws_of_clients,
     gaussian,
     groups,
     sensitivity,
     strategies,
     validation,
 )
-from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
+from mf_aggregators.kernel.certificate import Certificate, check_certificate
+from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
+# The entries of columns that a certificate is for may differ from C by rounding. A participation
+# then moves a number by less than one step of Z, which the roundings of rows are charged with.
+_ROUNDING_OF_COLUMNS = 1e-11
 
 
 class Assumption(enum.Enum):
@@ -112,7 +119,7 @@ class Limit:
         object.__setattr__(self, "sensitivity", bound)
 
 
-TakingPart: TypeAlias = Schema | Pattern | Limit | Groups
+TakingPart: TypeAlias = Schema | Pattern | Limit | Draws
 _BASES: Mapping[type, tuple[Basis, ...]] = {
     Schema: (Basis.PLAN, Basis.LEDGER),
     Pattern: (Basis.LEDGER,),
@@ -132,11 +139,14 @@ class Claim:
       delta: Above 0 and below 1.
       epsilon: The claimed epsilon; None to take the one that is proved.
       num_rounds: How many rows were or will be released; None for all.
-      basis: The reason why participation is as claimed.
+      basis: The reason why participation is as claimed; None for a plan, or for draws.
       num_coordinates: The most numbers that are drawn: parameters times rounds.
+      columns: C and the roundings of rows, of clients who draw their rounds for themselves. The
+        entries are compared with the rows; the roundings are taken as they are given.
+      certificate: A proof by Monte Carlo of an epsilon of such clients; None for none.
 
     Raises:
-      TypeError: If participation is of another type, or the basis does not fit it.
+      TypeError: If an attribute is of another type, or the basis does not fit the participation.
       ValueError: If a number is out of its range.
     """
 
@@ -146,15 +156,24 @@ class Claim:
     delta: float
     epsilon: float | None = None
     num_rounds: int | None = None
-    basis: Basis = Basis.PLAN
+    basis: Basis | None = None
     num_coordinates: int = gaussian.DEFAULT_NUM_COORDINATES
+    columns: StrategyColumns | None = None
+    certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
         kind = type(self.taking_part)
+        possible = _BASES.get(kind, (Basis.DRAWS,))
+        basis = possible[0] if self.basis is None else self.basis
+        if basis not in possible:
+            raise TypeError(f"a claim of {kind.__name__} cannot rest on {basis!r}.")
+        object.__setattr__(self, "basis", basis)
         if kind not in _BASES:
-            draws_of_clients.check(self.taking_part)  # type: ignore[arg-type]
-        if self.basis not in _BASES.get(kind, (Basis.DRAWS,)):
-            raise TypeError(f"a claim of {kind.__name__} cannot rest on {self.basis!r}.")
+            # Refuses other classes than those of the kernel.
+            run = SampledRun(self.taking_part, 1.0, self.columns)  # type: ignore[arg-type]
+            object.__setattr__(self, "columns", run.columns)
+        elif self.columns is not None or self.certificate is not None:
+            raise TypeError("columns and certificates belong to clients who draw their rounds.")
         sigma = validation.non_negative_number(self.sigma, "sigma")
         object.__setattr__(self, "sigma", sigma)
         object.__setattr__(self, "delta", validation.delta(self.delta))
@@ -274,25 +293,28 @@ def check(claim: Claim) -> Guarantee:
     claim = dataclasses.replace(claim)
     rows, taking_part = claim.rows, claim.taking_part
     rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
+    together = AllParticipations()
     if isinstance(taking_part, Schema):
-        bound, together = sensitivity.of_rows(rows, rounds, taking_part), AllParticipations()
+        bound = sensitivity.of_rows(rows, rounds, taking_part)
     elif isinstance(taking_part, Pattern):
         bound = sensitivity.of_pattern(rows, rounds, taking_part.rounds)
-        together = AllParticipations()
     elif isinstance(taking_part, Limit):
         bound = Sensitivity(taking_part.sensitivity, is_exact=False, theorem="stopping rule")
-        together = AllParticipations()
     else:
-        bound, together = _bound_of_draws(rows, rounds, taking_part), taking_part.together
-    multiplier = claim.sigma / bound.value
-    # The errors of a computed C cost noise and are not shown: digits beyond those of sigma.
-    left = claim.sigma / (bound.value + bound.error)
-    proved = _epsilon(claim, left)
+        bound = _bound_of_draws(claim, rounds)
+        together = SampledRun(taking_part, claim.sigma / bound.value, claim.columns).together
+    # Nothing is released of a client who never takes part.
+    multiplier = claim.sigma / bound.value if bound.value else math.inf
+    # The errors of a computed C cost noise, and are not shown in the noise multiplier.
+    left = claim.sigma / (bound.value + bound.error) if bound.value else math.inf
+    proved = _epsilon(claim, multiplier, left, together)
     if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
         raise NotProved(
             f"the claim is epsilon {claim.epsilon!r} at delta {claim.delta!r}, and {proved!r} is "
             "proved: use more noise or a larger epsilon."
         )
+    basis = claim.basis
+    assert basis is not None
     made = object.__new__(Guarantee)
     values = {
         "claim": dataclasses.replace(claim, epsilon=proved, num_rounds=rounds),
@@ -302,18 +324,24 @@ def check(claim: Claim) -> Guarantee:
         "delta": claim.delta,
         "rho": _rho(left / together.norm, together.disjoint),
         "together": together,
-        "assumptions": (*claim.basis.value, Assumption.SERVER, Assumption.RANDOMNESS),
+        "assumptions": (*basis.value, Assumption.SERVER, Assumption.RANDOMNESS),
     }
     for name, value in values.items():
         object.__setattr__(made, name, value)
     return made
 
 
-def _bound_of_draws(rows: NoiseRecursion, num_rounds: int, draws: Groups) -> Sensitivity:
+def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     """The largest column norm of C, whose rounds, bands and noise fit the draws (BandMF Thm 4)."""
+    rows, draws = claim.rows, claim.taking_part
+    assert not isinstance(draws, (Schema, Pattern, Limit))
     if draws.num_rounds < num_rounds:
         raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
-    bands = strategies.num_bands(strategies.strategy(rows, num_rounds))
+    if claim.columns is not None:
+        # A certificate is for all rounds: fewer of them are computed from these.
+        num_rounds = draws.num_rounds
+    found = strategies.strategy(rows, num_rounds)
+    bands = strategies.num_bands(found)
     if bands > draws.num_bands:
         raise NotProved(
             f"the strategy matrix has {bands} bands: these draws need one of at most "
@@ -330,20 +358,53 @@ def _bound_of_draws(rows: NoiseRecursion, num_rounds: int, draws: Groups) -> Sen
             "the noise follows from rows that lie further back than the bands of the strategy "
             "matrix, and so would its roundings reach: use a banded mechanism."
         )
-    return sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
+    bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
+    if claim.columns is None:
+        return bound
+    entries = claim.columns.entries
+    known = strategies.compact_columns(found, entries.shape[1])
+    if entries.shape != known.shape or not np.all(
+        np.linalg.norm(entries - known, axis=1) <= _ROUNDING_OF_COLUMNS * bound.value
+    ):
+        raise NotProved("the columns of the certificate are not those of the rows' C.")
+    norm = bound.value if claim.columns.norm is None else claim.columns.norm
+    if not norm >= bound.value * (1.0 - _ROUNDING_OF_COLUMNS):
+        raise NotProved("the columns of the certificate are relative to less than their norm.")
+    # Both the noise multiplier and the certificate are relative to this norm.
+    return Sensitivity(norm, is_exact=bound.is_exact, theorem=bound.theorem, error=bound.error)
 
 
-def _epsilon(claim: Claim, multiplier: float) -> float:
+def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticipations) -> float:
+    """The epsilon at a noise multiplier, of which ``left`` remains for an exact C."""
     coordinates, draws = claim.num_coordinates, claim.taking_part
+    if left == math.inf:
+        return 0.0
+    certificate, proved = claim.certificate, math.inf
     try:
-        if isinstance(draws, (Schema, Pattern, Limit)):
-            return gaussian.epsilon(multiplier, claim.delta, num_coordinates=coordinates)
-        return groups.epsilon(draws, multiplier, claim.delta, num_coordinates=coordinates)
+        if not isinstance(draws, (Schema, Pattern, Limit, MinSeparation, BallsInBins)):
+            return groups.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
+        if certificate is not None:
+            assert isinstance(draws, (MinSeparation, BallsInBins))
+            assert claim.columns is not None
+            if not check_certificate(
+                certificate, claim.columns, draws, multiplier, claim.delta, coordinates
+            ):
+                raise NotProved("the certificate does not prove its epsilon.")
+            proved = certificate.epsilon
+        alone = gaussian.epsilon(
+            left / together.norm,
+            claim.delta,
+            num_coordinates=coordinates,
+            disjoint_participations=together.disjoint,
+        )
     except gaussian.TailError:
-        return math.inf
+        return proved
+    return min(alone, proved)
 
 
 def _rho(multiplier: float, disjoint_participations: int) -> float:
+    if multiplier == math.inf:
+        return 0.0
     try:
         gaussian.zcdp_delta(multiplier, disjoint_participations=disjoint_participations)
     except gaussian.TailError:

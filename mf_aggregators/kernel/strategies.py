@@ -155,6 +155,30 @@ def num_bands(found: Strategy) -> int:
     return int(np.flatnonzero(entries)[-1]) + 1
 
 
+def compact_columns(found: Strategy, width: int) -> FloatArray:
+    """Returns the first entries of each column of C from its diagonal on, (n, width) float64.
+
+    Args:
+      found: C.
+      width: The entries of each column, at least one; those below the last round are zero.
+    """
+    if isinstance(found, Bands):
+        num_rounds, bands = len(found.bands), found.bands
+        made = np.zeros((num_rounds, width))
+        for lag in range(min(width, bands.shape[1])):
+            made[: num_rounds - lag, lag] = bands[lag:, lag]
+        return made
+    num_rounds = len(found.matrix) if isinstance(found, Dense) else found.num_rounds
+    made = np.zeros((num_rounds, width))
+    for lag in range(min(width, num_rounds)):
+        if isinstance(found, Dense):
+            made[: num_rounds - lag, lag] = np.diagonal(found.matrix, -lag)
+        elif lag < len(found.coefficients):
+            scales = 1.0 if found.column_scales is None else found.column_scales[: num_rounds - lag]
+            made[: num_rounds - lag, lag] = found.coefficients[lag] * scales
+    return made
+
+
 def columns(found: Strategy, rounds: tuple[int, ...]) -> FloatArray:
     """Returns columns of C as (n, m) float64.
 
