@@ -18,12 +18,9 @@ _REASONS = {
     "poisson": ("tails and losses of a round are rounded up", 0.0, 1e-6),
     "truncated_poisson": ("tails and losses of a round are rounded up", 0.0, 1e-6),
     "fixed_size": ("tails and losses of a round are rounded up", 0.0, 1e-6),
-    "balls_in_bins": ("a certificate's test may end after every batch", -0.01, 0.0),
+    "balls_in_bins": ("a certificate's test ends once its wealth suffices", -0.01, 0.0),
     "composed fixed_size": ("tails and losses of a round are rounded up", 0.0, 1e-6),
 }
-# Certificates of smaller epsilons, by at most the share: a test ends once its wealth suffices, so
-# that an earlier attempt may be proved.
-_SMALLER = {"balls_in_bins": 0.02}
 
 
 def _kind(case: Mapping[str, Any]) -> str:
@@ -62,9 +59,6 @@ def _is_allowed(case: Mapping[str, Any], found: list[Any]) -> bool:
     differences = [_larger(*pair) for pair in zip(found, case["found"], strict=True)]
     if max(map(abs, differences)) <= _TOLERANCE:
         return True
-    if _kind(case) in _SMALLER and "target" not in case:
-        epsilon = differences.pop(2)
-        return -_SMALLER[_kind(case)] <= epsilon <= 0.0 and max(map(abs, differences)) <= _TOLERANCE
     if _kind(case) not in _REASONS:
         return False
     _, least, most = _REASONS[_kind(case)]
