@@ -17,6 +17,7 @@ attributes, subclasses and pickles. A process that needs a guarantee of another 
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Mapping
 from typing import NoReturn, TypeAlias, final
@@ -98,7 +99,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         rounds = tuple(validation.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
-        if any(later <= earlier for earlier, later in zip(rounds, rounds[1:], strict=False)):
+        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
             raise ValueError(f"rounds must increase, found {validation.shown(rounds)}.")
         object.__setattr__(self, "rounds", rounds)
 

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mf_aggregators.kernel import profiles
+from mf_aggregators.kernel import certificate, profiles
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
     RoundsDistribution,
 )
+from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 
@@ -132,3 +135,24 @@ def test_all_bounds_of_an_attacker_hold_together() -> None:
     # Without its share, a bound would be lower by more than that.
     ((_, without),) = profiles.divergences(of, (0.0,), num_samples=512, failure=failure, seed=3)
     assert without < together[0][1] * (1.0 - 1e-3)
+
+
+@given(
+    st.integers(1, 300), st.sampled_from([0.0, 1.0]) | st.floats(1e-12, 1.0), st.floats(1e-9, 0.4)
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_averages_are_bounded_as_often_as_they_say(
+    samples: int, mean: float, failure: float
+) -> None:
+    """For zeros and ones, whose distribution is known, and no less than by exact binomials."""
+    counts = np.arange(samples + 1)
+    bounds = np.array([profiles.upper_mean(count / samples, samples, failure) for count in counts])
+    distribution = scipy.stats.binom.pmf(counts, samples, mean)
+    assert np.sum(distribution[bounds < mean]) <= failure * (1.0 + 1e-9)
+    assert bounds[-1] == 1.0
+    assert np.all(np.diff(bounds) >= 0.0)
+    for count in (0, samples // 2):
+        exact = certificate.upper_probability(count, samples, failure)
+        assert exact <= bounds[count] + 1e-9
+    # No successes: as tight as it can be.
+    assert bounds[0] == pytest.approx(1.0 - failure ** (1.0 / samples), abs=1e-9)

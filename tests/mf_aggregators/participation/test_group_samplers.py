@@ -320,7 +320,7 @@ def test_draws_have_nothing_to_do_with_cohorts_of_the_same_seed() -> None:
 
 def test_errors() -> None:
     scheme = PoissonSampling(num_rounds=4, num_bands=2, population=10, clients_per_round=2)
-    with refuses("negative"):
+    with refuses("at least 0"):
         scheme.sampler(-1)
     sampler = scheme.sampler(0)
     for index in (-1, 4):

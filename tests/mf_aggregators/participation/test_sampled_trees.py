@@ -9,7 +9,7 @@ import pytest
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.dominating_pairs import BinVectors, StrategyColumns
 from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     BallsInBins,
@@ -45,6 +45,7 @@ def test_bins_have_the_products_of_what_a_tree_releases(num_rounds: int, decoder
         assert columns is not None
         assert columns.norm == tree.sensitivity(SingleParticipation()).value
         pair = scheme.dominating_pair(1.3, dataclasses.replace(columns, rounding=0.0))
+        assert isinstance(pair.products, BinVectors)
         vectors = pair.products.vectors
         chosen = _chosen(num_rounds, num_bins)
         products = columns.norm**2 * vectors.T @ vectors

@@ -236,7 +236,7 @@ def test_bins_are_uniform_and_independent() -> None:
 def test_errors() -> None:
     schemes: list[SeparatedScheme] = [_MIN_SEPARATION, BallsInBins(8, 3, 400, 100, 4)]
     for scheme in schemes:
-        with refuses("negative"):
+        with refuses("at least 0"):
             scheme.sampler(-1)
         sampler = scheme.sampler(0)
         for call in (sampler.draw, sampler.num_eligible):

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
@@ -16,6 +18,7 @@ from mf_aggregators.kernel.dominating_pairs import (
 )
 from mf_aggregators.participation import sampling_scheme
 from mf_aggregators.participation.monte_carlo import certification, search
+from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import (
     _CASES,
     _DELTA,
@@ -25,6 +28,21 @@ from tests.mf_aggregators.kernel.test_certificate import (
 )
 from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
 from tests.refusals import refuses
+
+
+@given(st.floats(0.01, 0.8), st.floats(1.0, 50.0), st.integers(0, 1000))
+@settings(max_examples=examples(40), deadline=None)
+def test_the_best_bet_is_the_best(ratio: float, largest: float, seed: int) -> None:
+    terms = largest * np.random.default_rng(seed).beta(0.3, 3.0, 500)
+    mean = min(float(np.mean(terms)) / ratio, 0.9 * largest)
+    bet, growth = search.best_bet(terms, mean, largest)
+    assert 0.0 < bet < 1.0 / (largest - mean)
+    assert growth == pytest.approx(certificates.log_wealth(terms, mean, bet) / 500)
+    for share in np.linspace(0.0, 0.999, 50):
+        other = certificates.log_wealth(terms, mean, share / (largest - mean)) / 500
+        assert growth >= other - 1e-6
+    below = float(np.mean(terms)) * 0.99
+    assert search.best_bet(terms, below, largest) == (0.0, 0.0)
 
 
 def test_what_would_take_too_many_samples_is_refused() -> None:
