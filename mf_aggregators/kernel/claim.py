@@ -224,7 +224,7 @@ class Guarantee:
     together: AllParticipations
     assumptions: tuple[Assumption, ...]
 
-    def __new__(cls, *arguments: object, **options: object) -> NoReturn:
+    def __new__(cls, *arguments: object, **options: object) -> "Guarantee":
         """Raises TypeError: use :func:`check`."""
         raise TypeError("kernel.check makes guarantees, of a Claim: nothing else does.")
 
