@@ -42,6 +42,8 @@ from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.workloads import Workload
 
+# The first share of the noise multiplier that is added for errors of a computed C.
+_ERRORS_OF_C = 1e-11
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
 # The most losses of a run: more would take gigabytes.
@@ -233,7 +235,11 @@ class Mechanism:
           ValueError: If delta is out of its range.
         """
         if self.sampling is None:
-            return guarantees.planned(self.factorization, self.schema, self.noise_multiplier, delta)
+            first = self.horizons[0]
+            drawn = first.noise_multiplier * first.factorization.sensitivity(first.schema).value
+            return guarantees.planned(
+                self.factorization, self.schema, self.noise_multiplier, delta, drawn
+            )
         return guarantees.sampled(
             self.factorization,
             self.sampling,
@@ -645,7 +651,15 @@ def calibrate(
                 certification or guarantees.default_certification(),
                 DEFAULT_NUM_COORDINATES,
             )
-    return dataclasses.replace(unknown, noise_multiplier=multiplier)
+    found = dataclasses.replace(unknown, noise_multiplier=multiplier)
+    if scheme is None and epsilon is not None:
+        assert delta is not None
+        share = _ERRORS_OF_C
+        # Errors of a computed C may take more than the margin of the noise multiplier.
+        while found.guarantee(delta).epsilon > epsilon:
+            found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
+            share *= 2.0
+    return found
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

@@ -182,7 +182,10 @@ class Claim:
             object.__setattr__(self, "epsilon", validation.epsilon(self.epsilon))
         validation.set_positive_integers(self, "num_coordinates")
         if self.num_rounds is not None:
-            validation.set_positive_integers(self, "num_rounds")
+            # Before the first round nothing was released of anybody.
+            least = 0 if self.taking_part == Pattern(()) else 1
+            rounds = validation.integer_at_least(self.num_rounds, least, "num_rounds")
+            object.__setattr__(self, "num_rounds", rounds)
 
 
 @final
@@ -272,6 +275,12 @@ class Guarantee:
         """The standard deviation of Z, in units of the clip norm."""
         return self.claim.sigma
 
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that were or will be released."""
+        assert self.claim.num_rounds is not None
+        return self.claim.num_rounds
+
 
 def check(claim: Claim) -> Guarantee:
     """Proves a claim.
@@ -297,6 +306,8 @@ def check(claim: Claim) -> Guarantee:
     together = AllParticipations()
     if isinstance(taking_part, Schema):
         bound = sensitivity.of_rows(rows, rounds, taking_part)
+    elif taking_part == Pattern(()):
+        bound = Sensitivity(0.0, is_exact=True, theorem="nobody took part")
     elif isinstance(taking_part, Pattern):
         bound = sensitivity.of_pattern(rows, rounds, taking_part.rounds)
     elif isinstance(taking_part, Limit):

@@ -281,7 +281,7 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
       NotProved: As :func:`of_rows` does.
       ValueError: If a round is not among the rounds.
     """
-    if rounds and rounds[-1] >= num_rounds:
+    if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
     found = strategies.strategy(rows, num_rounds)
     columns = strategies.columns(found, rounds)

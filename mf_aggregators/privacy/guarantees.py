@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, catalogue, memory, sensitivity
+from mf_aggregators import accounting, caches, catalogue, memory
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import trade_offs, validation
+from mf_aggregators.kernel import claim, trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificate import Certificate
+from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -103,48 +104,108 @@ class PartOfClient:
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """A differential privacy guarantee under zero-out adjacency, for each client.
+    """A guarantee that the kernel has proved, and the words for how clients take part.
+
+    Its numbers are those of :attr:`proved`, which ``kernel.claim.check`` alone makes.
 
     Attributes:
       participation: The participation schema that it assumes or that was observed.
-      num_rounds: The number of rounds whose noisy sums were released.
-      sensitivity: The sensitivity of C under the schema, at unit clipping; for an amplified
-        guarantee the largest column norm of C, which is that of one participation.
-      sensitivity_is_exact: False if the sensitivity is an upper bound.
-      noise_multiplier: Standard deviation of Z over (clip norm times sensitivity).
-      zcdp_rho: rho of approximate zero-concentrated DP, never amplified; infinity where epsilon is,
-        if that is not amplified either.
-      epsilon: The epsilon of (epsilon, delta)-DP; infinity without noise, and where
-        participations that broke the plan leave so little that no epsilon can be stated
-        (``kernel.gaussian``).
-      delta: The delta that epsilon is for.
-      sampling: How clients take part, if the guarantee is amplified by that.
-      certificate: For schemes without groups, what was proved for real normal noise; None where
-        nothing is amplified. With the columns of C, ``kernel.certificate`` proves it again.
+      proved: The guarantee under zero-out adjacency, for each client.
+      sampling: How clients are drawn, if the guarantee is amplified by that.
       seed: For schemes without groups, the seed of the bounds on what an attacker can do.
-      together: Where clients are sampled, all participations of one together.
-      is_by_rule: Whether it holds because a stopping rule ended the run by the ledger, and not
-        because clients kept to the participation, which is that of the plan then.
-      is_observed: Whether it follows from participations that were observed, so that it holds only
-        if these did not depend on released models or on data.
-      columns: C, where an amplified guarantee depends on it, for :meth:`event`.
+
+    Raises:
+      TypeError: If ``proved`` was not made by the kernel.
+      ValueError: If it is for another participation.
     """
 
     participation: Participation
-    num_rounds: int
-    sensitivity: float
-    sensitivity_is_exact: bool
-    noise_multiplier: float
-    zcdp_rho: float
-    epsilon: float
-    delta: float
+    proved: claim.Guarantee
     sampling: SamplingScheme | None = None
-    certificate: Certificate | None = None
     seed: int = 0
-    together: AllParticipations = dataclasses.field(default_factory=AllParticipations)
-    is_by_rule: bool = False
-    is_observed: bool = False
-    columns: StrategyColumns | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if type(self.proved) is not claim.Guarantee:
+            raise TypeError(f"the kernel proves guarantees, found {validation.shown(self.proved)}.")
+        proved, drawn = self.proved.claim.taking_part, self.sampling
+        stated = self.participation.as_schema() if drawn is None else drawn.as_draws()
+        if not isinstance(proved, (Limit, Pattern)) and stated != proved:
+            raise ValueError(f"the guarantee is for {proved}, and not for {self.participation}.")
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Guarantee has no subclasses.")
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of (epsilon, delta)-DP; infinity if there is too little noise for any."""
+        return self.proved.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The delta that epsilon is for."""
+        return self.proved.delta
+
+    @property
+    def rho(self) -> float:
+        """The rho of approximate zero-concentrated DP, never amplified; infinity for no noise."""
+        return self.proved.rho
+
+    zcdp_rho = rho
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of Z in clip norms."""
+        return self.proved.sigma
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of Z over (clip norm times sensitivity)."""
+        return self.proved.noise_multiplier
+
+    @property
+    def assumptions(self) -> tuple[claim.Assumption, ...]:
+        """The conditions that it rests on."""
+        return self.proved.assumptions
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds whose noisy sums were released."""
+        return self.proved.num_rounds
+
+    @property
+    def sensitivity(self) -> float:
+        """The sensitivity of C under the schema; its largest column norm if clients are drawn."""
+        return self.proved.sensitivity.value
+
+    @property
+    def sensitivity_is_exact(self) -> bool:
+        """False if the sensitivity is an upper bound."""
+        return self.proved.sensitivity.is_exact
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The proof by Monte Carlo that the epsilon rests on; None without one."""
+        return self.proved.claim.certificate
+
+    @property
+    def columns(self) -> StrategyColumns | None:
+        """C, if an amplified guarantee depends on its entries."""
+        return self.proved.claim.columns
+
+    @property
+    def together(self) -> AllParticipations:
+        """All participations of a client together, if clients are drawn."""
+        return self.proved.together
+
+    @property
+    def is_by_rule(self) -> bool:
+        """Whether it holds because a stopping rule ends the run by the ledger."""
+        return isinstance(self.proved.claim.taking_part, Limit)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether it holds only if participation did not depend on released models or on data."""
+        return claim.Assumption.INDEPENDENCE in self.assumptions
 
     def __str__(self) -> str:
         stated = stated_pair(self.epsilon, self.delta)
@@ -186,12 +247,24 @@ class Guarantee:
 
     def part_of_client(self) -> PartOfClient:
         """Returns what holds for a part of a client's data, at the same delta."""
-        half = 0.5 * self.unamplified_noise_multiplier
-        if math.isinf(half):
-            return PartOfClient(half, 0.0, self.delta)
-        part = PartOfClient(
-            half, stated_epsilon(half, self.delta, self.together.disjoint), self.delta
+        whole = self.proved.claim
+        taking_part = whole.taking_part
+        if self.sampling is not None:
+            taking_part = self.participation.as_schema()
+        half = claim.check(
+            dataclasses.replace(
+                whole,
+                taking_part=taking_part,
+                sigma=0.5 * whole.sigma,
+                epsilon=None,
+                basis=None if self.sampling is not None else whole.basis,
+                columns=None,
+                certificate=None,
+            )
         )
+        part = PartOfClient(half.noise_multiplier, half.epsilon, self.delta)
+        if math.isinf(half.noise_multiplier):
+            return part
         # Without the part, and before that without the client: a triangle of two guarantees.
         if not self.is_amplified or self.epsilon > _LARGEST_EXPONENT:
             return part
@@ -433,6 +506,7 @@ def planned(
     participation: Participation,
     noise_multiplier: float,
     delta: float,
+    most: float | None = None,
 ) -> Guarantee:
     """Returns the guarantee of a run that keeps its participation schema.
 
@@ -441,6 +515,8 @@ def planned(
       participation: The schema that the run will enforce.
       noise_multiplier: Relative to the sensitivity under that schema; zero for none.
       delta: Above 0 and below 1.
+      most: The standard deviation of the noise that is drawn, in clip norms, where it may be less;
+        None where it follows from the noise multiplier.
 
     Returns:
       The guarantee for all rounds of the factorization; its epsilon is infinite for so little
@@ -449,9 +525,17 @@ def planned(
     Raises:
       ValueError: If the noise multiplier or delta is out of its range.
     """
-    bound = catalogue.check_own(factorization).sensitivity(participation)
-    rounds = factorization.num_rounds
-    return _unamplified(participation, rounds, bound, noise_multiplier, delta)
+    bound = catalogue.check_own(factorization).sensitivity(participation).value
+    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier") * bound
+    return _proved(
+        participation,
+        Claim(
+            factorization.noise_recursion(),
+            participation.as_schema(),
+            sigma if most is None else min(sigma, most),
+            delta,
+        ),
+    )
 
 
 def sampled(
@@ -484,9 +568,31 @@ def sampled(
     """
     scheme = accounted(scheme)
     _check_structure(catalogue.check_own(factorization), scheme)
-    bound = factorization.sensitivity(SingleParticipation())
+    draws = scheme.as_draws()
+    if draws is None:
+        return planned(factorization, scheme.schema(), noise_multiplier, delta)
+    bound = factorization.sensitivity(SingleParticipation()).value
     columns = columns_of(factorization, scheme)
-    return _amplified(scheme, bound, noise_multiplier, delta, columns, certification)
+    certification = certification or default_certification()
+    multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    whole = Claim(
+        factorization.noise_recursion(), draws, multiplier * bound, delta, columns=columns
+    )
+    if columns is not None:
+        # What the kernel divides, so that a certificate is for the same number.
+        multiplier = claim.check(whole).noise_multiplier
+    found = scheme.amplified(multiplier, delta, columns, certification, DEFAULT_NUM_COORDINATES)
+    whole = dataclasses.replace(whole, certificate=found.certificate)
+    return _proved(scheme.schema(), whole, scheme, certification.seed)
+
+
+def _proved(
+    participation: Participation,
+    claimed: Claim,
+    sampling: SamplingScheme | None = None,
+    seed: int = 0,
+) -> Guarantee:
+    return Guarantee(participation, claim.check(claimed), sampling, seed)
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
@@ -576,61 +682,6 @@ def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> No
         )
 
 
-def _unamplified(
-    participation: Participation,
-    num_rounds: int,
-    bound: sensitivity.Sensitivity,
-    noise_multiplier: float,
-    delta: float,
-) -> Guarantee:
-    return Guarantee(
-        participation=participation,
-        num_rounds=num_rounds,
-        sensitivity=bound.value,
-        sensitivity_is_exact=bound.is_exact,
-        noise_multiplier=noise_multiplier,
-        zcdp_rho=_zcdp_rho(noise_multiplier),
-        epsilon=stated_epsilon(noise_multiplier, delta),
-        delta=delta,
-    )
-
-
-def _amplified(
-    scheme: SamplingScheme,
-    bound: sensitivity.Sensitivity,
-    noise_multiplier: float,
-    delta: float,
-    columns: StrategyColumns | None,
-    certification: Certification | None = None,
-) -> Guarantee:
-    certification = certification or default_certification()
-    found = scheme.amplified(
-        validation.non_negative_number(noise_multiplier, "noise_multiplier"),
-        delta,
-        columns,
-        certification,
-        DEFAULT_NUM_COORDINATES,
-    )
-    participation = scheme.schema()
-    together = scheme.all_participations(columns)
-    unamplified = noise_multiplier / together.norm
-    return Guarantee(
-        participation=participation,
-        num_rounds=scheme.num_rounds,
-        sensitivity=bound.value,
-        sensitivity_is_exact=bound.is_exact,
-        noise_multiplier=noise_multiplier,
-        zcdp_rho=_zcdp_rho(unamplified, together.disjoint),
-        epsilon=found.epsilon,
-        delta=delta,
-        sampling=scheme,
-        certificate=found.certificate,
-        seed=certification.seed,
-        together=together,
-        columns=columns,
-    )
-
-
 def observed(
     plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
 ) -> Guarantee:
@@ -662,28 +713,16 @@ def observed(
         # Clients are drawn with the probability of the plan, however early the run ended; those
         # that were never drawn are covered too.
         scheme = plan.sampling.of_first(rounds)
+        first = dataclasses.replace(plan.proved.claim, epsilon=None, num_rounds=rounds)
         if scheme is None:
             # Fewer rounds are post-processing of all. Another certificate would take minutes.
-            return dataclasses.replace(plan, num_rounds=rounds)
-        bound = factorization.sensitivity_of_first(rounds, SingleParticipation())
-        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-        return dataclasses.replace(
-            _amplified(scheme, bound, multiplier, plan.delta, None), num_rounds=rounds
-        )
-    schema = participation.schema()
+            return dataclasses.replace(plan, proved=claim.check(first))
+        draws = scheme.as_draws()
+        assert draws is not None
+        return _proved(scheme.schema(), dataclasses.replace(first, taking_part=draws), scheme)
     if participation.max_participations == 0:
-        return Guarantee(
-            participation=schema,
-            num_rounds=rounds,
-            sensitivity=0.0,
-            sensitivity_is_exact=True,
-            noise_multiplier=math.inf,
-            zcdp_rho=0.0,
-            epsilon=0.0,
-            delta=plan.delta,
-            is_observed=True,
-        )
-    return _under(schema, plan, rounds, factorization.sensitivity_of_first(rounds, schema))
+        return _under(participation.schema(), plan, rounds, Pattern(()))
+    return _under(participation.schema(), plan, rounds)
 
 
 def worst_case(
@@ -708,16 +747,25 @@ def worst_case(
     planned_separation = plan.participation.separation_in(rounds)
     most = max(plan.participation.most_participations(rounds), participation.max_participations, 1)
     schema = MinSeparation(min(planned_separation, participation.separation or rounds), most)
-    return _under(schema, plan, rounds, factorization.sensitivity(schema))
+    return _under(schema, plan, rounds)
 
 
 def _under(
-    schema: Participation, plan: Guarantee, num_rounds: int, bound: sensitivity.Sensitivity
+    schema: Participation, plan: Guarantee, num_rounds: int, pattern: Pattern | None = None
 ) -> Guarantee:
     """The guarantee of the noise of a plan under a schema that was observed."""
-    multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-    found = _unamplified(schema, num_rounds, bound, multiplier, plan.delta)
-    return dataclasses.replace(found, is_observed=True)
+    return _proved(
+        schema,
+        dataclasses.replace(
+            plan.proved.claim,
+            taking_part=schema.as_schema() if pattern is None else pattern,
+            epsilon=None,
+            num_rounds=num_rounds,
+            basis=Basis.LEDGER,
+            columns=None,
+            certificate=None,
+        ),
+    )
 
 
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:
@@ -783,33 +831,6 @@ def _largest_rounding(factorization: Factorization) -> float:
         )
     _ROUNDINGS[factorization] = moved
     return moved
-
-
-def stated_epsilon(
-    noise_multiplier: float, delta: float, disjoint_participations: int = 1
-) -> float:
-    """Returns an epsilon; infinity also where there is so little noise that none is stated.
-
-    Args:
-      noise_multiplier: As ``accounting.epsilon`` takes it.
-      delta: As there.
-      disjoint_participations: As there.
-    """
-    try:
-        return accounting.epsilon(
-            noise_multiplier, delta, disjoint_participations=disjoint_participations
-        )
-    except accounting.TailError:
-        return math.inf
-
-
-def _zcdp_rho(noise_multiplier: float, disjoint_participations: int = 1) -> float:
-    """Rho of approximate zCDP; infinity also where no delta0 is proved."""
-    try:
-        accounting.zcdp_delta(noise_multiplier, disjoint_participations=disjoint_participations)
-    except accounting.TailError:
-        return math.inf
-    return accounting.zcdp_rho(noise_multiplier)
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -28,10 +28,14 @@ import functools
 
 from mf_aggregators import accounting, catalogue
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import claim, validation
+from mf_aggregators.kernel.claim import Basis, Limit
 from mf_aggregators.printed_guarantees import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
+
+# The share of the noise multiplier that errors of a computed C may take: many times over.
+_ERRORS_OF_C = 2e-11
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +90,10 @@ class StoppingRule:
             return guarantees.observed(
                 self.plan, self.factorization, _sampled_rounds(self._most_rounds)
             )
-        multiplier = self._noise_multiplier
-        return dataclasses.replace(
-            self.plan,
-            sensitivity=self.plan.sensitivity * self.plan.noise_multiplier / multiplier,
-            sensitivity_is_exact=False,
-            noise_multiplier=multiplier,
-            zcdp_rho=accounting.zcdp_rho(multiplier),
-            epsilon=accounting.epsilon(multiplier, self.plan.delta),
-            is_by_rule=True,
-        )
+        plan = self.plan.proved.claim
+        limit = Limit(plan.sigma / self._noise_multiplier)
+        ruled = dataclasses.replace(plan, taking_part=limit, epsilon=None, basis=Basis.RULE)
+        return dataclasses.replace(self.plan, proved=claim.check(ruled))
 
     def allows(self, participation: ObservedParticipation) -> bool:
         """Returns whether rounds may be released, the last of which is the next one.
@@ -118,11 +116,14 @@ class StoppingRule:
         # Noise multipliers and not epsilons are compared, so that the rounds are a part of the
         # Gaussian mechanism of the guarantee, whose event may be composed with others.
         guarantee = guarantees.observed(self.plan, self.factorization, participation)
-        return guarantee.noise_multiplier >= self._noise_multiplier
+        return guarantee.noise_multiplier >= self._noise_multiplier * (1.0 + _ERRORS_OF_C)
 
     @functools.cached_property
     def _noise_multiplier(self) -> float:
-        return accounting.noise_multiplier(self.epsilon, self.plan.delta)
+        # Less by what errors of a computed C may take, if its epsilon is within the limit as well.
+        found = accounting.noise_multiplier(self.epsilon, self.plan.delta)
+        less = found * (1.0 - 2.0 * _ERRORS_OF_C)
+        return less if accounting.epsilon(less, self.plan.delta) <= self.epsilon else found
 
     @functools.cached_property
     def _most_rounds(self) -> int:

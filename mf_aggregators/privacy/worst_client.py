@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import claim, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, stated_epsilon
+from mf_aggregators.kernel.claim import Basis, Pattern
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 
 # The Gram matrix of more rounds than this takes more than half a gigabyte.
@@ -81,13 +82,19 @@ class WorstClient:
             found = float(np.sqrt(squared[at]))
             if found > largest or (found == largest and indices[at] < worst):
                 worst, largest = indices[at], found
-        multiplier = plan.noise_multiplier * plan.sensitivity / largest
-        return cls(
-            client_id=ledger.client_ids[worst],
-            rounds=tuple(int(i) for i in of_clients[worst]),
-            sensitivity=largest,
-            epsilon=stated_epsilon(multiplier, plan.delta),
+        rounds = tuple(int(i) for i in of_clients[worst])
+        alone = claim.check(
+            dataclasses.replace(
+                plan.proved.claim,
+                taking_part=Pattern(rounds),
+                epsilon=None,
+                num_rounds=ledger.num_rounds,
+                basis=Basis.LEDGER,
+                columns=None,
+                certificate=None,
+            )
         )
+        return cls(ledger.client_ids[worst], rounds, alone.sensitivity.value, alone.epsilon)
 
     def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:
         """Returns a JSON-able mapping; an infinite epsilon becomes None.
