@@ -29,6 +29,7 @@ from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.noise import integer_rows
 from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
@@ -247,21 +248,8 @@ class Guarantee:
 
     def part_of_client(self) -> PartOfClient:
         """Returns what holds for a part of a client's data, at the same delta."""
-        whole = self.proved.claim
-        taking_part = whole.taking_part
-        if self.sampling is not None:
-            taking_part = self.participation.as_schema()
-        half = claim.check(
-            dataclasses.replace(
-                whole,
-                taking_part=taking_part,
-                sigma=0.5 * whole.sigma,
-                epsilon=None,
-                basis=None if self.sampling is not None else whole.basis,
-                columns=None,
-                certificate=None,
-            )
-        )
+        whole = self.proved.claim if self.sampling is None else _without_draws(self)
+        half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
         part = PartOfClient(half.noise_multiplier, half.epsilon, self.delta)
         if math.isinf(half.noise_multiplier):
             return part
@@ -725,6 +713,28 @@ def observed(
     return _under(participation.schema(), plan, rounds)
 
 
+def of_first_rounds(plan: Guarantee, num_rounds: int) -> claim.Guarantee:
+    """Returns the guarantee of the first rounds of a plan, without amplification.
+
+    Args:
+      plan: The plan.
+      num_rounds: The rounds that were released, at least 1.
+    """
+    return claim.check(dataclasses.replace(_without_draws(plan), num_rounds=num_rounds))
+
+
+def _without_draws(plan: Guarantee) -> Claim:
+    """The claim of a plan towards an adversary who knows all draws."""
+    return dataclasses.replace(
+        plan.proved.claim,
+        taking_part=plan.participation.as_schema(),
+        epsilon=None,
+        basis=None,
+        columns=None,
+        certificate=None,
+    )
+
+
 def worst_case(
     plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
 ) -> Guarantee:
@@ -754,17 +764,20 @@ def _under(
     schema: Participation, plan: Guarantee, num_rounds: int, pattern: Pattern | None = None
 ) -> Guarantee:
     """The guarantee of the noise of a plan under a schema that was observed."""
-    return _proved(
-        schema,
-        dataclasses.replace(
-            plan.proved.claim,
-            taking_part=schema.as_schema() if pattern is None else pattern,
-            epsilon=None,
-            num_rounds=num_rounds,
-            basis=Basis.LEDGER,
-            columns=None,
-            certificate=None,
-        ),
+    taking_part = schema.as_schema() if pattern is None else pattern
+    return _proved(schema, observed_claim(plan, taking_part, num_rounds))
+
+
+def observed_claim(plan: Guarantee, taking_part: Schema | Pattern, num_rounds: int) -> Claim:
+    """Returns the claim that a ledger supports, of the noise of a plan.
+
+    Args:
+      plan: The plan.
+      taking_part: The participation that the ledger shows.
+      num_rounds: The rounds that were released.
+    """
+    return dataclasses.replace(
+        _without_draws(plan), taking_part=taking_part, num_rounds=num_rounds, basis=Basis.LEDGER
     )
 
 

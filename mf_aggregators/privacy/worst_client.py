@@ -9,8 +9,8 @@ import numpy as np
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.claim import Basis, Pattern
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee
+from mf_aggregators.kernel.claim import Pattern
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, observed_claim
 from mf_aggregators.privacy.ledgers import Ledger
 
 # The Gram matrix of more rounds than this takes more than half a gigabyte.
@@ -83,17 +83,7 @@ class WorstClient:
             if found > largest or (found == largest and indices[at] < worst):
                 worst, largest = indices[at], found
         rounds = tuple(int(i) for i in of_clients[worst])
-        alone = claim.check(
-            dataclasses.replace(
-                plan.proved.claim,
-                taking_part=Pattern(rounds),
-                epsilon=None,
-                num_rounds=ledger.num_rounds,
-                basis=Basis.LEDGER,
-                columns=None,
-                certificate=None,
-            )
-        )
+        alone = claim.check(observed_claim(plan, Pattern(rounds), ledger.num_rounds))
         return cls(ledger.client_ids[worst], rounds, alone.sensitivity.value, alone.epsilon)
 
     def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators import Mechanism, accounting, participation
+from mf_aggregators import Mechanism, participation
 from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import evidence, facts_of_runs, stated_runs
@@ -359,9 +359,4 @@ class PrivacyBudget:
             return guarantees.observed(plan, self._factorization, nobody).epsilon
         # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
-        bound = self._factorization.sensitivity_of_first(rounds, plan.participation)
-        multiplier = plan.noise_multiplier * plan.sensitivity / bound.value
-        try:
-            return accounting.epsilon(multiplier, plan.delta)
-        except accounting.TailError:
-            return math.inf
+        return guarantees.of_first_rounds(plan, rounds).epsilon
