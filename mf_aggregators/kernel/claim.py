@@ -375,8 +375,10 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         return bound
     entries = claim.columns.entries
     known = strategies.compact_columns(found, entries.shape[1])
-    if entries.shape != known.shape or not np.all(
-        np.linalg.norm(entries - known, axis=1) <= _ROUNDING_OF_COLUMNS * bound.value
+    if (
+        len(entries) != num_rounds
+        or entries.shape[1] < bands
+        or not np.all(np.linalg.norm(entries - known, axis=1) <= _ROUNDING_OF_COLUMNS * bound.value)
     ):
         raise NotProved("the columns of the certificate are not those of the rows' C.")
     norm = bound.value if claim.columns.norm is None else claim.columns.norm

@@ -1,0 +1,294 @@
+"""Claims are proved exactly as far as an arithmetic of its own says that they are true."""
+
+import copy
+import dataclasses
+import itertools
+import math
+import pickle
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.kernel import claim
+from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
+from mf_aggregators.kernel.dominating_pairs import BallsInBins, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import Poisson
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, ToeplitzNoise
+from mf_aggregators.kernel.schemas import Schema
+from tests.examples import examples
+
+_DELTA = 1e-5
+
+
+def _matrix(rng: np.random.Generator, num_rounds: int) -> np.ndarray:
+    """A lower-triangular C whose entries have both signs."""
+    matrix = np.tril(rng.uniform(-1.0, 1.0, (num_rounds, num_rounds)))
+    np.fill_diagonal(matrix, rng.uniform(0.5, 2.0, num_rounds))
+    return matrix
+
+
+def _largest_change(matrix: np.ndarray, schema: Schema) -> float:
+    """What one client moves C x by at most: all patterns, contributions of one direction."""
+    largest = 0.0
+    for pattern in schema.maximal_patterns(len(matrix)):
+        for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
+            moved = matrix[:, list(pattern)] @ np.array(signs)
+            largest = max(largest, float(np.linalg.norm(moved)))
+    return largest
+
+
+def _epsilon(shift: float, delta: float) -> float:
+    """The epsilon of a Gaussian mechanism of noise 1 and a shift (Balle and Wang, 2018, Thm 8)."""
+    with mpmath.workdps(30):
+        mu = mpmath.mpf(shift)
+
+        def excess(epsilon: Any) -> Any:
+            return (
+                mpmath.ncdf(mu / 2 - epsilon / mu)
+                - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+                - delta
+            )
+
+        if excess(mpmath.mpf(0)) <= 0:
+            return 0.0
+        low, high = mpmath.mpf(0), mpmath.mpf(1)
+        while excess(high) > 0:
+            high *= 2
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+        return float(high)
+
+
+def _claim(matrix: np.ndarray, schema: Schema, sigma: float, **values: Any) -> Claim:
+    return Claim(DenseNoise(np.linalg.inv(matrix)), schema, sigma, _DELTA, **values)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_rounds=st.integers(1, 6),
+    schema=st.builds(Schema, st.one_of(st.none(), st.integers(1, 4)), st.integers(1, 3)),
+    noise=st.floats(0.5, 4.0),
+)
+def test_an_epsilon_is_never_below_the_truth_and_hardly_above(
+    seed: int, num_rounds: int, schema: Schema, noise: float
+) -> None:
+    """For matrices without negative products, whose bounds are reached by one direction."""
+    matrix = np.abs(_matrix(np.random.default_rng(seed), num_rounds))
+    sigma = noise * float(np.linalg.norm(matrix))
+    truth = _epsilon(_largest_change(matrix, schema) / sigma, _DELTA)
+    guarantee = claim.check(_claim(matrix, schema, sigma))
+    assert guarantee.epsilon >= truth * (1.0 - 1e-12)
+    if guarantee.sensitivity.is_exact:
+        assert guarantee.epsilon <= truth * (1.0 + 1e-8) + 1e-9
+    with pytest.raises(NotProved):
+        claim.check(_claim(matrix, schema, sigma, epsilon=truth * (1.0 - 1e-6) - 1e-9))
+    worse = guarantee.epsilon * 1.001
+    assert claim.check(_claim(matrix, schema, sigma, epsilon=worse)) == guarantee
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_rounds=st.integers(2, 5))
+def test_signs_are_bounded_too(seed: int, num_rounds: int) -> None:
+    matrix = _matrix(np.random.default_rng(seed), num_rounds)
+    schema, sigma = Schema(None, 1), 3.0 * float(np.linalg.norm(matrix))
+    truth = _epsilon(_largest_change(matrix, schema) / sigma, _DELTA)
+    assert claim.check(_claim(matrix, schema, sigma)).epsilon >= truth * (1.0 - 1e-12)
+
+
+def test_noise_is_absolute() -> None:
+    """A scaling of C by two needs noise of twice the size."""
+    bands = np.ones((6, 2))
+    bands[0, 1] = 0.0
+    schema = Schema(None, 2)
+    small, large = (
+        claim.check(Claim(BandedNoise(factor * bands), schema, factor * 2.0, _DELTA))
+        for factor in (1.0, 2.0)
+    )
+    assert small.noise_multiplier == large.noise_multiplier == pytest.approx(2.0 / math.sqrt(6.0))
+    assert small.epsilon == large.epsilon
+    assert (small.sigma, large.sigma) == (2.0, 4.0)
+    assert small.rho == pytest.approx(0.75)
+
+
+def test_first_rounds_are_those_of_the_leading_part() -> None:
+    rows = ToeplitzNoise(8, np.array([1.0, 0.5, 0.25]))
+    whole, first = (
+        claim.check(Claim(rows, Schema(None, 1), 4.0, _DELTA, num_rounds=rounds))
+        for rounds in (None, 3)
+    )
+    assert (whole.num_rounds, first.num_rounds) == (8, 3)
+    matrix = np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.25, 0.5, 1.0]])
+    assert first.sensitivity.value == pytest.approx(np.linalg.norm(matrix.sum(axis=1)))
+    assert first.epsilon < whole.epsilon
+
+
+@pytest.mark.parametrize("rounds", [(0,), (1, 4), (0, 2, 4)])
+def test_one_client_has_the_epsilon_of_its_own_rounds(rounds: tuple[int, ...]) -> None:
+    matrix = np.abs(_matrix(np.random.default_rng(3), 5))
+    rows = DenseNoise(np.linalg.inv(matrix))
+    found = claim.check(Claim(rows, Pattern(rounds), 9.0, _DELTA))
+    moved = np.linalg.norm(matrix[:, list(rounds)].sum(axis=1))
+    assert found.sensitivity.value == pytest.approx(moved)
+    assert found.epsilon == pytest.approx(_epsilon(moved / 9.0, _DELTA), rel=1e-8)
+
+
+def test_of_nobody_nothing_is_released() -> None:
+    found = claim.check(Claim(BandedNoise(np.ones((3, 1))), Pattern(()), 1.0, _DELTA, num_rounds=0))
+    assert (found.epsilon, found.rho, found.num_rounds) == (0.0, 0.0, 0)
+    assert found.noise_multiplier == math.inf
+
+
+def test_a_limit_is_the_sensitivity() -> None:
+    found = claim.check(Claim(BandedNoise(np.ones((3, 1))), Limit(2.0), 6.0, _DELTA))
+    assert found.noise_multiplier == 3.0
+    assert found.epsilon == pytest.approx(_epsilon(1.0 / 3.0, _DELTA), rel=1e-8)
+
+
+def test_without_noise_there_is_no_epsilon() -> None:
+    found = claim.check(Claim(BandedNoise(np.ones((3, 1))), Schema(1, 1), 0.0, _DELTA))
+    assert (found.epsilon, found.rho) == (math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("taking_part", "basis", "assumption"),
+    [
+        (Schema(1, 1), None, Assumption.PARTICIPATION),
+        (Schema(1, 1), Basis.LEDGER, Assumption.INDEPENDENCE),
+        (Pattern((0,)), None, Assumption.COMPLETE_LEDGER),
+        (Limit(1.0), None, Assumption.STOPPING_RULE),
+        (Poisson(3, 1, 10, 2), None, Assumption.SECRET_DRAWS),
+    ],
+)
+def test_assumptions_follow_from_the_basis(
+    taking_part: Any, basis: Basis | None, assumption: Assumption
+) -> None:
+    rows = BandedNoise(np.ones((3, 1)))
+    found = claim.check(Claim(rows, taking_part, 2.0, _DELTA, basis=basis))
+    assert assumption in found.assumptions
+    assert found.assumptions[-2:] == (Assumption.SERVER, Assumption.RANDOMNESS)
+    assert all(each.sentence.endswith(".") for each in Assumption)
+
+
+@pytest.mark.parametrize(
+    ("taking_part", "basis"),
+    [(Schema(1, 1), Basis.DRAWS), (Pattern((0,)), Basis.PLAN), (Poisson(3, 1, 9, 2), Basis.PLAN)],
+)
+def test_another_basis_is_refused(taking_part: Any, basis: Basis) -> None:
+    with pytest.raises(TypeError, match="cannot rest on"):
+        Claim(BandedNoise(np.ones((3, 1))), taking_part, 1.0, _DELTA, basis=basis)
+
+
+def _guarantee() -> claim.Guarantee:
+    return claim.check(Claim(BandedNoise(np.ones((3, 1))), Schema(1, 1), 1.0, _DELTA))
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        claim.Guarantee,
+        lambda: claim.Guarantee(epsilon=1.0),
+        lambda: dataclasses.replace(_guarantee(), epsilon=1.0),  # type: ignore[type-var]
+        lambda: setattr(_guarantee(), "epsilon", 1.0),
+        lambda: delattr(_guarantee(), "epsilon"),
+        lambda: pickle.dumps(_guarantee()),
+        lambda: type("Better", (claim.Guarantee,), {}),
+        lambda: type("Better", (Claim,), {})(None, None, None, None),
+        lambda: claim.check(None),  # type: ignore[arg-type]
+    ],
+)
+def test_nothing_else_makes_a_guarantee(attempt: Any) -> None:
+    with pytest.raises((TypeError, AttributeError)):
+        attempt()
+
+
+def test_copies_are_the_guarantee_itself() -> None:
+    guarantee = _guarantee()
+    assert copy.copy(guarantee) is copy.deepcopy(guarantee) is guarantee
+    assert guarantee == _guarantee()
+    assert hash(guarantee) == hash(_guarantee())
+    assert guarantee != claim.check(dataclasses.replace(guarantee.claim, sigma=2.0))
+    assert "1e-05" in repr(guarantee)
+
+
+def test_a_claim_keeps_copies_of_its_numbers() -> None:
+    bands = np.ones((3, 1))
+    found = Claim(BandedNoise(bands), Schema(1, 1), 1.0, _DELTA)
+    before = claim.check(found)
+    bands[:] = 0.01
+    assert claim.check(found) == before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sigma": -1.0},
+        {"sigma": math.nan},
+        {"sigma": "1"},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"epsilon": -1.0},
+        {"num_rounds": 0},
+        {"num_rounds": 1.5},
+        {"num_coordinates": 0},
+    ],
+)
+def test_numbers_out_of_their_range_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Claim(
+            **{
+                "rows": BandedNoise(np.ones((3, 1))),
+                "taking_part": Schema(1, 1),
+                "sigma": 1.0,
+                "delta": _DELTA,
+                **values,
+            }
+        )
+
+
+def test_more_rounds_than_rows_are_refused() -> None:
+    with pytest.raises(NotProved, match="rounds"):
+        claim.check(Claim(BandedNoise(np.ones((3, 1))), Schema(1, 1), 1.0, _DELTA, num_rounds=4))
+
+
+def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
+    bands = np.ones((6, 2))
+    bands[0, 1] = 0.0
+    rows = BandedNoise(bands)
+    amplified = claim.check(Claim(rows, Poisson(6, 2, 100, 2), 2.0, _DELTA))
+    alone = claim.check(Claim(rows, Schema(3, 2), 2.0, _DELTA))
+    assert amplified.epsilon < alone.epsilon
+    assert amplified.noise_multiplier == pytest.approx(2.0 / math.sqrt(2.0))
+    for draws in (Poisson(6, 1, 100, 2), Poisson(5, 2, 100, 2)):
+        with pytest.raises(NotProved):
+            claim.check(Claim(rows, draws, 2.0, _DELTA))
+    # A Toeplitz matrix of all bands whose inverse has two.
+    inverse = np.linalg.inv(np.eye(6) + np.eye(6, k=-1))
+    with pytest.raises(NotProved):
+        claim.check(Claim(DenseNoise(inverse), Poisson(6, 2, 100, 2), 2.0, _DELTA))
+
+
+def test_columns_of_another_matrix_are_refused() -> None:
+    bands = np.ones((6, 2))
+    bands[0, 1] = 0.0
+    rows, draws = BandedNoise(bands), BallsInBins(6, 2, 30, 5, 2)
+    entries = np.ones((6, 2))
+    entries[-1, 1] = 0.0
+    found = claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries)))
+    assert found.noise_multiplier == pytest.approx(3.0 / math.sqrt(2.0))
+    for others in (entries * 0.5, entries[:, :1], entries + 1e-9):
+        with pytest.raises(NotProved, match="columns"):
+            claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(others)))
+    less = StrategyColumns(entries, norm=1.0)
+    with pytest.raises(NotProved, match="relative"):
+        claim.check(Claim(rows, draws, 3.0, _DELTA, columns=less))
+    with pytest.raises(TypeError, match="columns"):
+        claim.check(Claim(rows, draws, 3.0, _DELTA))
+    with pytest.raises(TypeError, match="belong to"):
+        Claim(rows, Schema(1, 1), 3.0, _DELTA, columns=StrategyColumns(entries))
