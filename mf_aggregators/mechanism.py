@@ -17,9 +17,8 @@ from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import composition, gaussian, groups, sampled_runs, validation
+from mf_aggregators.kernel import composition, gaussian, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import costs, noising_matrices
@@ -33,7 +32,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
-from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import rounded_down
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -98,10 +96,10 @@ class Mechanism:
         multiplier = validation.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):
-            object.__setattr__(self, "participation", accounted(self.participation))
+            object.__setattr__(self, "participation", participations.accounted(self.participation))
             guarantees.check_bands(self.factorization, self.participation)
         else:
-            participations.check(self.participation)
+            object.__setattr__(self, "participation", participations.check(self.participation))
         if self.extends is not None and type(self.extends) is not Mechanism:
             raise TypeError(f"extends must be a Mechanism, found {validation.shown(self.extends)}.")
         _check_extends(self)
@@ -441,19 +439,12 @@ class Mechanism:
         else:
             columns = guarantees.columns_of(self.factorization, self.sampling)
             run = self.sampling.run(sigma, columns)
-            if run is None:
-                if not pessimistic:
-                    raise groups.nothing_from_below(self.sampling)
-                together = self.sampling.all_participations(columns)
-                found = losses_of_runs.gaussian_losses(sigma / together.norm, interval)
-                part, compositions = sigma / together.largest_part, together.disjoint
-            else:
-                approximation = losses_of_runs.Approximation(
-                    interval, pessimistic, failure, _LEVEL_OVER_FAILURE * failure, seed
-                )
-                found = sampled_runs.losses(run, approximation)
-                part, compositions = run.part_noise_multiplier, run.compositions
-            rounding = losses_of_runs.composition_rounding(compositions)
+            approximation = losses_of_runs.Approximation(
+                interval, pessimistic, failure, _LEVEL_OVER_FAILURE * failure, seed
+            )
+            found = sampled_runs.losses(run, approximation)
+            part = run.part_noise_multiplier
+            rounding = losses_of_runs.composition_rounding(run.compositions)
         if not pessimistic:
             return found
         drawn = gaussian.failure_probability(part, DEFAULT_NUM_COORDINATES)
@@ -683,8 +674,6 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:
         return Mechanism.from_dict(described, factorization)
-    except NotInstalledError as error:
-        raise CheckpointError(f"{path} cannot be read here: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
 

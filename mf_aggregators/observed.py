@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.participation import Sampler, SamplingScheme, sampler_of
+from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
@@ -285,13 +285,13 @@ def _observed_draws(
         if sampler.scheme != scheme:
             raise ValueError("the sampler draws by another scheme than that of the mechanism.")
         # Whom it leaves out is believed only where absences cost nothing.
-        drawn = sampler if scheme.covers_absences else sampler_of(scheme, sampler.seed)
+        drawn = sampler if scheme.covers_absences else scheme.sampler(sampler.seed)
         deviation = drawn.deviation(num_clients, cohorts)
         return Observed(mechanism, ledger, found, deviation is None, deviation)
     elif seed is None:
         deviation = scheme.deviation(num_clients, cohorts)
     else:
-        sampler = sampler_of(scheme, seed)
+        sampler = scheme.sampler(seed)
         deviation = sampler.deviation(num_clients, cohorts, may_be_absent=scheme.covers_absences)
         if deviation is None:
             absent = sampler.num_absent(cohorts)

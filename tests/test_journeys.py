@@ -60,7 +60,7 @@ _CHECK_IN_DOORS = (
     *_TOOLS,
     # Epsilons of one Gaussian mechanism, the schema that every draw keeps, and progress.
     *("kernel/arrays.py", "kernel/gaussian.py", "kernel/draws_of_clients.py"),
-    *("kernel/discrete_gaussian.py", "participation/kinds.py", "participation/min_separation.py"),
+    *("kernel/discrete_gaussian.py", "participation/kinds.py"),
     "progress_bars.py",
 )
 _RUN_DOORS = (

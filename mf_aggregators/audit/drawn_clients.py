@@ -36,7 +36,6 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     SingleParticipation,
-    sampler_of,
     secret_seed,
 )
 from mf_aggregators.participation.cyclic_groups import GroupSampler
@@ -179,7 +178,7 @@ def mixture_scores(
 
 def _draws(scheme: SamplingScheme) -> FloatArray:
     """The rounds of all clients that are drawn independently, by a new seed: (clients, n)."""
-    sampler = sampler_of(scheme, secret_seed())
+    sampler = scheme.sampler(secret_seed())
     joins = np.zeros((scheme.population, scheme.num_rounds))
     for index in range(scheme.num_rounds):
         joins[sampler.draw(index), index] = 1.0

@@ -23,7 +23,6 @@ from mf_aggregators.catalogue.entry import (
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.errors import NotInstalledError
 
 __all__ = [
     "Entry",
@@ -58,12 +57,11 @@ def entry(name: str) -> Entry:
       The entry.
 
     Raises:
-      NotInstalledError: If there is none of this name, a ValueError; the message has those that
-        there are.
+      ValueError: If there is none of this name; the message has those that there are.
     """
     known = entries()
     if name not in known:
-        raise NotInstalledError(
+        raise ValueError(
             f"the mechanism {name!r} is not one of {', '.join(known)}: give a matrix of another "
             "package as data, factorizations.from_matrix(C)."
         )

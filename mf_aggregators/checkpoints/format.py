@@ -28,7 +28,7 @@ from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.errors import Error, NotInstalledError
+from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Participation, SingleParticipation
 
 # The format that is written, and the newest that can be read.
@@ -218,8 +218,6 @@ def load_with_description(
         workload = description["errors"]["workload"]
     except KeyError as error:
         raise CheckpointError(f"{description_path} is broken: {error} is missing.") from error
-    except NotInstalledError as error:
-        raise CheckpointError(f"{description_path} cannot be read here: {error}") from error
     except (TypeError, ValueError) as error:
         message = str(error).rstrip(".")
         raise CheckpointError(f"{description_path} is broken: {message}.") from error

@@ -21,7 +21,6 @@ from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.participation.schemes import UnamplifiedScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
@@ -417,11 +416,7 @@ def _sampler_of(plan: Plan) -> str | None:
 def _sampler(scheme: SamplingScheme | None) -> str | None:
     if scheme is None:
         return None
-    module = "mfa.participation"
-    if isinstance(scheme, UnamplifiedScheme):
-        scheme = scheme.scheme
-        module = type(scheme).__module__
-    return f"{module}.{scheme!r}.sampler(seed={_SECRET_SEED})"
+    return f"mfa.participation.{scheme!r}.sampler(seed={_SECRET_SEED})"
 
 
 def _shell(*words: str) -> Step:

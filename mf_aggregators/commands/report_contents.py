@@ -379,14 +379,11 @@ def drawn_sentences(plan: Guarantee, condition: str) -> str:
     if math.isinf(plan.epsilon):
         found = stated_pair(plan.epsilon, plan.delta)
         return f"There is so little noise that {found} is accounted for{condition}."
-    learns = ", and does not learn who was drawn, learns" if plan.is_amplified else " learns"
-    attacker = printed_guarantees.rates_sentence(
-        plan.attacker(), knows_rounds=not plan.is_amplified
-    )
+    attacker = printed_guarantees.rates_sentence(plan.attacker(), knows_rounds=False)
     return (
-        f"Whoever observes all {plan.num_rounds} rounds{learns} about one client at most what "
-        f"{stated_pair(plan.epsilon, plan.delta)} allows (zero-out adjacency){condition}. "
-        f"{attacker}"
+        f"Whoever observes all {plan.num_rounds} rounds, and does not learn who was drawn, learns "
+        f"about one client at most what {stated_pair(plan.epsilon, plan.delta)} allows "
+        f"(zero-out adjacency){condition}. {attacker}"
     )
 
 

@@ -9,9 +9,5 @@ class Error(Exception):
     """
 
 
-class NotInstalledError(Error, ValueError):
-    """A mechanism or a sampling scheme that is not known here; the message names it."""
-
-
 class NotProved(Error, ValueError):  # noqa: N818
     """A claim that the kernel does not prove; the message says why."""

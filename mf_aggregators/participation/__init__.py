@@ -1,4 +1,4 @@
-"""Ways to take part in a run, a file each: timers, fixed orders, and sampling schemes.
+"""Ways to take part in a run: timers, fixed orders, and sampling schemes.
 
 ``SingleParticipation``, ``FixedEpochOrder`` and ``MinSeparation`` are schemas: sets of rounds in
 which one client may take part, however they come about. ``PoissonSampling``, ``FixedSizeSampling``,
@@ -9,15 +9,21 @@ draws.
 
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
-from mf_aggregators.participation.kinds import Participation, check, check_fits
-from mf_aggregators.participation.min_separation import MinSeparation
+from mf_aggregators.participation.kinds import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check,
+    check_fits,
+)
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.random_allocation import RandomAllocation
 from mf_aggregators.participation.registry import (
+    accounted,
     check_extended,
     check_population,
     from_dict,
@@ -26,11 +32,10 @@ from mf_aggregators.participation.registry import (
     sampling_schemes,
     smallest_population,
 )
-from mf_aggregators.participation.samplers import Sampler, sampler_of
+from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.participation.separated import SeparatedScheme
 from mf_aggregators.participation.shuffling import Shuffling
-from mf_aggregators.participation.single import SingleParticipation
 from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
 from mf_aggregators.random_streams import secret_seed
 
@@ -52,12 +57,12 @@ __all__ = [
     "Shuffling",
     "SingleParticipation",
     "TruncatedPoissonSampling",
+    "accounted",
     "check",
     "check_extended",
     "check_fits",
     "check_population",
     "from_dict",
-    "sampler_of",
     "sampling_from_dict",
     "sampling_scheme",
     "sampling_schemes",

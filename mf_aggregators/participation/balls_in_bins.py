@@ -9,17 +9,13 @@ import numpy as np
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import dominating_pairs, validation
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import AllParticipations
-from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
-from mf_aggregators.participation.kinds import own
+from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(SeparatedScheme):
     """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
@@ -62,13 +58,6 @@ class BallsInBins(SeparatedScheme):
     def schema(self) -> FixedEpochOrder:
         """Returns the schema of the rounds of one bin."""
         return FixedEpochOrder(self._most_rounds, self.separation)
-
-    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
-        """Returns the participations of the bin whose columns of |C| have the longest sum."""
-        if not self.shares_rows:
-            return super().all_participations(columns)
-        part = dominating_pairs.largest_part(self._fitting(columns), self.as_draws())
-        return AllParticipations(part)
 
     def as_draws(self) -> dominating_pairs.BallsInBins:
         """Returns the scheme as the integers that the kernel takes."""

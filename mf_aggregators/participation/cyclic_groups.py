@@ -23,7 +23,7 @@ from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shu
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import safe_delta
-from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
+from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,

@@ -8,11 +8,9 @@ from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.kinds import own
 from mf_aggregators.random_streams import Draw, Stream
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(CyclicGroups):
     """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).

@@ -13,22 +13,17 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.schemas import Schema
-
-# The classes whose guarantees are computed here.
-_OWN: set[type] = set()
-_Kind = TypeVar("_Kind")
 
 
 @dataclasses.dataclass(frozen=True)
 class Participation(abc.ABC):
     """A participation schema: in which sets of rounds one client may take part.
 
-    Subclasses are frozen dataclasses, one a file. Sampling schemes are schemas as well, of the
-    sets of rounds that they may draw.
+    Sampling schemes are schemas as well, of the sets of rounds that they may draw.
 
     Attributes:
       name: The kind's name in JSON and in flags.
@@ -105,62 +100,143 @@ class Participation(abc.ABC):
         return {"schema": self.name, **dataclasses.asdict(self)}
 
 
-def own(kind: type[_Kind]) -> type[_Kind]:
-    """Marks a class whose guarantees the library computes: a class decorator.
+@dataclasses.dataclass(frozen=True)
+class SingleParticipation(Participation):
+    """Each client takes part in at most one round."""
 
-    Args:
-      kind: The class.
+    name: ClassVar[str] = "single"
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(1, 1)
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of timers that let nobody return, by name."""
+        return {"max_participations": 1}
+
+    def __str__(self) -> str:
+        return "at most one participation"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedEpochOrder(Participation):
+    """(k, b)-participation: at most k participations, adjacent ones exactly b rounds apart.
+
+    The schema of a data centre that goes through its data in one fixed order, once
+    an epoch (Choquette-Choo et al., Multi-epoch MF; BandMF Sec. 2).
+
+    Attributes:
+      epochs: The most participations k, at least 1.
+      separation: The rounds b between adjacent participations, at least 1.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
     """
-    _OWN.add(kind)
-    return kind
+
+    epochs: int
+    separation: int
+
+    name: ClassVar[str] = "fixed_epoch"
+    is_evenly_spaced: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "epochs", "separation")
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.epochs, self.separation, is_even=True)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        return (
+            f"{super().factorize_flags()} --separation={self.separation} "
+            f"--max_participations={self.epochs}"
+        )
+
+    def condition(self, sampler: str | None = None) -> str:
+        """Returns who has to go through all clients, after "only if"."""
+        del sampler
+        times = "once" if self.epochs == 1 else f"{self.epochs} times at most"
+        return (
+            "a data centre goes through all clients in one fixed order of "
+            f"{self.separation} batches, each client in one of them, {times}: batch i + "
+            f"{self.separation} has the clients of batch i. No draw has to be secret. A random "
+            "order, or devices that decide themselves when they take part, have a weaker guarantee."
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"at most {self.epochs} participations, adjacent ones exactly "
+            f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
+        )
 
 
-def is_own(participation: Any) -> bool:
-    """Returns whether something is a schema or scheme of the library, and of no subclass.
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(Participation):
+    """b-min-sep-participation: any two participations at least b rounds apart (BandMF, Def. 1).
 
-    Args:
-      participation: Anything.
+    The schema that a timer on each device enforces.
+
+    Attributes:
+      separation: The least distance b of two participations: rounds i and j of one client
+        satisfy |i - j| >= b. 1 allows every round.
+      max_participations: The most participations k of one client; None for as many
+        as fit into the rounds.
+
+    Raises:
+      ValueError: If an attribute is not a positive integer.
     """
-    return type(participation) in _OWN
 
+    separation: int
+    max_participations: int | None = None
 
-def refused_subclass(participation: Any) -> None:
-    """Raises TypeError if something is of a subclass of the library's schemas and schemes.
+    name: ClassVar[str] = "min_sep"
 
-    Args:
-      participation: Anything.
-    """
-    kind = type(participation)
-    for base in kind.__mro__[1:]:
-        if base in _OWN and kind not in _OWN:
-            raise TypeError(
-                f"{kind.__qualname__} is a subclass of {base.__name__}, whose guarantee would be "
-                f"stated for it: use {base.__name__} itself, or subclass "
-                "participation.SamplingScheme, which is accounted for by its schema alone."
-            )
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "separation")
+        if self.max_participations is not None:
+            validation.set_positive_integers(self, "max_participations")
+
+    def as_schema(self) -> Schema:
+        """Returns the schema as numbers, for the kernel."""
+        return Schema(self.max_participations, self.separation)
+
+    def factorize_flags(self) -> str:
+        """Returns the flags that name the schema to ``mf-factorize`` and ``mf-report``."""
+        limit = self.max_participations
+        most = "" if limit is None else f" --max_participations={limit}"
+        return f"{super().factorize_flags()} --separation={self.separation}{most}"
+
+    def run_flags(self) -> Mapping[str, int | str | None]:
+        """Returns the flags of the timers, by name."""
+        return {"separation": self.separation, "max_participations": self.max_participations}
+
+    def __str__(self) -> str:
+        limit = (
+            "participations"
+            if self.max_participations is None
+            else f"at most {self.max_participations} participations"
+        )
+        apart = f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
+        return f"{limit} at least {apart}"
 
 
 def check(participation: Any) -> Participation:
-    """Returns ``participation``, or raises TypeError unless it is a schema without sampling.
+    """Returns a copy of a schema without sampling, made anew from its fields.
 
     Args:
       participation: What was given for a schema.
 
     Raises:
-      TypeError: If it is none of the library's classes, or has attributes beside their fields.
+      TypeError: If it is of another class than these three.
     """
-    refused_subclass(participation)
-    if not is_own(participation) or participation.is_sampled:
+    if type(participation) not in (SingleParticipation, FixedEpochOrder, MinSeparation):
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
             f"of mf_aggregators.participation, found {validation.shown(participation)}."
         )
-    names = {field.name for field in dataclasses.fields(participation)}
-    if not vars(participation).keys() <= names:
-        raise TypeError(
-            f"{validation.shown(participation)} has attributes of its own: make it anew."
-        )
-    return cast(Participation, participation)
+    found: Participation = dataclasses.replace(participation)
+    return found
 
 
 def check_fits(participation: Any, num_rounds: int) -> Participation:

@@ -10,8 +10,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.kernel import dominating_pairs
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
-from mf_aggregators.participation.kinds import own
-from mf_aggregators.participation.min_separation import MinSeparation
+from mf_aggregators.participation.kinds import MinSeparation
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,
@@ -23,7 +22,6 @@ from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class MinSeparationSampling(SeparatedScheme):
     """Each client whose timer allows it joins with a secret coin (b-min-sep, arXiv 2602.09338).

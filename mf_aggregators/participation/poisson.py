@@ -12,13 +12,11 @@ from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.samplers import LEAST_PROBABILITY, too_large
 from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(CyclicGroups):
     """Each client of a round's group joins independently with probability B b / m (Cor. F.1).

@@ -12,13 +12,11 @@ from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.samplers import too_large
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(CyclicGroups):
     """Each client of a group is in one secret round of every cycle of its group's rounds.

@@ -1,34 +1,27 @@
-"""Kinds of participation by their names, and the rules that all schemas keep.
+"""Kinds of participation by their names, and the rules that all schemas keep."""
 
-Another package registers a :class:`~mf_aggregators.participation.SamplingScheme` by an entry point
-of the group ``mf_aggregators.sampling_schemes``, whose name is the scheme's.
-"""
-
-import functools
-import importlib.metadata
+import dataclasses
 import itertools
-import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.errors import NotInstalledError
 from mf_aggregators.participation.balls_in_bins import BallsInBins
-from mf_aggregators.participation.fixed_epoch_order import FixedEpochOrder
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
-from mf_aggregators.participation.kinds import Participation, check
-from mf_aggregators.participation.min_separation import MinSeparation
+from mf_aggregators.participation.kinds import (
+    FixedEpochOrder,
+    MinSeparation,
+    Participation,
+    SingleParticipation,
+    check,
+)
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.random_allocation import RandomAllocation
-from mf_aggregators.participation.schemes import SamplingScheme, accounted
+from mf_aggregators.participation.schemes import SamplingScheme
 from mf_aggregators.participation.shuffling import Shuffling
-from mf_aggregators.participation.single import SingleParticipation
 from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
-
-# The group of entry points that other packages register sampling schemes in.
-GROUP = "mf_aggregators.sampling_schemes"
 
 _SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
     {
@@ -37,7 +30,7 @@ _SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
         MinSeparation.name: MinSeparation,
     }
 )
-_OWN_SCHEMES: tuple[type[SamplingScheme], ...] = (
+_KINDS: tuple[type[SamplingScheme], ...] = (
     PoissonSampling,
     FixedSizeSampling,
     Shuffling,
@@ -46,41 +39,32 @@ _OWN_SCHEMES: tuple[type[SamplingScheme], ...] = (
     TruncatedPoissonSampling,
     RandomAllocation,
 )
+_SCHEMES = MappingProxyType({each.name: each for each in _KINDS})
 
 
-class SchemeWarning(UserWarning):
-    """A sampling scheme of another package cannot be offered; the message says why."""
-
-
-@functools.cache
 def sampling_schemes() -> Mapping[str, type[SamplingScheme]]:
-    """Returns all sampling schemes by name: the library's own, then those of other packages.
+    """Returns all sampling schemes by name."""
+    return _SCHEMES
 
-    Warns:
-      SchemeWarning: If one of another package is not offered, and why.
+
+def accounted(scheme: Any) -> SamplingScheme:
+    """Returns a copy of one of the library's sampling schemes, made anew from its fields.
+
+    Args:
+      scheme: The scheme.
+
+    Raises:
+      TypeError: If it is of another class than :func:`sampling_schemes` has.
+      ValueError: If its sizes do not fit one another.
     """
-    found = {scheme.name: scheme for scheme in _OWN_SCHEMES}
-    entry_points = importlib.metadata.entry_points(group=GROUP)
-    for entry_point in sorted(entry_points, key=lambda each: (each.name, each.value)):
-        try:
-            scheme = entry_point.load()
-            if not (isinstance(scheme, type) and issubclass(scheme, SamplingScheme)):
-                raise TypeError("it is no subclass of mf_aggregators.participation.SamplingScheme")
-            if scheme.name != entry_point.name or scheme.name in found:
-                raise ValueError(
-                    f"its name {scheme.name!r} must be that of the entry point, and new"
-                )
-        except Exception as error:
-            # Whatever is wrong with another package, the library's own schemes remain.
-            warnings.warn(
-                f"the sampling scheme {entry_point.name} of {entry_point.value} is not offered: "
-                f"{error}.",
-                SchemeWarning,
-                stacklevel=2,
-            )
-            continue
-        found[scheme.name] = scheme
-    return MappingProxyType(found)
+    if type(scheme) not in _KINDS:
+        raise TypeError(
+            f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
+            f"found {validation.shown(scheme)}. For draws of your own, give a schema that they "
+            "keep, such as MinSeparation."
+        )
+    found: SamplingScheme = dataclasses.replace(scheme)
+    return found
 
 
 def sampling_scheme(
@@ -96,7 +80,7 @@ def sampling_scheme(
     """Returns a sampling scheme by its name.
 
     Args:
-      name: The name of a scheme of this library or of an installed package.
+      name: The name of a scheme.
       num_rounds: The rounds n.
       num_bands: The bands b of C, 1 to n.
       population: The clients m, at least B b; for ``balls_in_bins`` at least B times the bins.
@@ -111,21 +95,15 @@ def sampling_scheme(
       The scheme.
 
     Raises:
-      NotInstalledError: If the name is unknown, a ValueError.
-      ValueError: If the sizes do not fit one another.
+      ValueError: If the name is unknown, or the sizes do not fit one another.
     """
-    schemes = sampling_schemes()
-    if name not in schemes:
-        raise NotInstalledError(
-            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(schemes)}: "
-            f"install the package that registers it as one of {GROUP}."
+    if name not in _SCHEMES:
+        raise ValueError(
+            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(_SCHEMES)}."
         )
-    # Schemes of other packages may know of no largest batch.
-    given = {} if largest_batch is None else {"largest_batch": largest_batch}
-    made = schemes[name].of_sizes(
-        num_rounds, num_bands, population, clients_per_round, separation, **given
+    return _SCHEMES[name].of_sizes(
+        num_rounds, num_bands, population, clients_per_round, separation, largest_batch
     )
-    return accounted(made)
 
 
 def sampling_from_dict(description: Any) -> SamplingScheme:

@@ -3,19 +3,13 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
-from mf_aggregators.participation.schemes import (
-    SamplingScheme,
-    UnamplifiedScheme,
-    accounted,
-    nth_round,
-)
+from mf_aggregators.participation.schemes import SamplingScheme, nth_round
 
 # What a scheme draws with a smaller probability counts as drawn in another way. A run by the scheme
 # fails each of three checks with at most this probability.
@@ -61,19 +55,10 @@ class Sampler(abc.ABC):
           a round is released as any other, with its own noise.
 
         Raises:
-          ValueError: If the scheme has no such round, or what is drawn are no increasing indices of
-            clients of the population.
+          ValueError: If the scheme has no such round.
         """
         self._check_round(round_index)
-        drawn = self._draw(round_index)
-        problem = self._problem_of(drawn)
-        if problem is not None:
-            raise ValueError(
-                f"draw({round_index}) of the sampling scheme {self.scheme.name} has {problem}, and "
-                f"must have increasing integers, each of another client of the "
-                f"population of {self.scheme.population}."
-            )
-        return drawn.astype(np.int64, copy=False)
+        return self._draw(round_index)
 
     def num_eligible(self, round_index: int) -> int:
         """Returns how many clients might have been in the batch of a round.
@@ -125,23 +110,6 @@ class Sampler(abc.ABC):
             len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
         )
 
-    def _problem_of(self, drawn: Any) -> str | None:
-        """What is wrong with a batch, as what it has; names no client."""
-        if not isinstance(drawn, np.ndarray):
-            return f"no array but {type(drawn).__name__}"
-        if drawn.ndim != 1 or drawn.dtype.kind not in "iu":
-            return f"an array of {drawn.dtype} of shape {drawn.shape}"
-        if not len(drawn):
-            return None
-        if drawn.min() < 0 or drawn.max() >= self.scheme.population:
-            return "a client outside of the population"
-        # Compared, for differences of unsigned integers are never negative.
-        if np.all(drawn[1:] > drawn[:-1]):
-            return None
-        ordered = np.sort(drawn)
-        is_twice = np.any(ordered[1:] == ordered[:-1])
-        return "a client twice" if is_twice else "clients that are not in increasing order"
-
     @abc.abstractmethod
     def _draw(self, round_index: int) -> IntArray:
         """The batch of a round of the scheme."""
@@ -157,49 +125,6 @@ class Sampler(abc.ABC):
                 f"round {round_index} is not one of the {self.scheme.num_rounds} rounds, from 0, "
                 "of the sampling scheme."
             )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _OtherSampler(Sampler):
-    """Draws of another package's sampler, which are checked as the library's own are."""
-
-    drawing: Sampler = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert isinstance(self.scheme, UnamplifiedScheme)
-        made = self.scheme.sampler(self.seed)
-        if not isinstance(made, Sampler) or made.scheme != self.scheme.scheme:
-            raise ValueError(
-                f"sampler(seed) of the sampling scheme {self.scheme.name} returned "
-                f"{validation.shown(made)}: return a participation.Sampler of this scheme."
-            )
-        object.__setattr__(self, "drawing", made)
-
-    def _draw(self, round_index: int) -> IntArray:
-        try:
-            return self.drawing._draw(round_index)
-        except Exception as error:
-            raise ValueError(
-                f"draw({round_index}) of the sampling scheme {self.scheme.name} failed: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-
-def sampler_of(scheme: SamplingScheme, seed: int) -> Sampler:
-    """Returns the sampler of a scheme; draws of another package's sampler are checked.
-
-    Args:
-      scheme: How clients are drawn.
-      seed: What they are drawn from.
-
-    Raises:
-      ValueError: If the scheme of another package makes none, or one that draws by another scheme;
-        or the seed is negative.
-    """
-    scheme = accounted(scheme)
-    is_other = isinstance(scheme, UnamplifiedScheme)
-    return _OtherSampler(scheme, seed) if is_other else scheme.sampler(seed)
 
 
 def too_large(

@@ -26,13 +26,7 @@ from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.participation.kinds import (
-    Participation,
-    check,
-    is_own,
-    own,
-    refused_subclass,
-)
+from mf_aggregators.participation.kinds import Participation
 from mf_aggregators.participation.monte_carlo import columns as compact_columns
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 
@@ -50,10 +44,6 @@ _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 class SamplingScheme(Participation):
     """A random rule by which clients take part, and its sizes, checked against one another.
 
-    Another package adds a scheme by a subclass: what is abstract here is all that it has to say,
-    ``name``, ``schema`` and ``sampler``. Guarantees of it rest on the schema alone, without
-    amplification, see ``schemes.UnamplifiedScheme``.
-
     Attributes:
       num_rounds: The rounds n of the run.
       num_bands: The bands of C.
@@ -63,7 +53,6 @@ class SamplingScheme(Participation):
         as C has bands.
       depends_on_matrix: Whether the guarantee depends on all entries of C, and is proved for
         one C; otherwise it depends on the number of bands alone.
-      is_amplified: Whether guarantees rest on draws that nobody knows.
       covers_absences: Whether the guarantee holds where clients that were drawn are absent.
       has_random_sizes: Whether batches vary in size around ``clients_per_round``.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
@@ -82,7 +71,6 @@ class SamplingScheme(Participation):
     is_sampled: ClassVar[bool] = True
     has_groups: ClassVar[bool] = False
     depends_on_matrix: ClassVar[bool] = False
-    is_amplified: ClassVar[bool] = True
     covers_absences: ClassVar[bool] = False
     has_random_sizes: ClassVar[bool] = True
     largest_move: ClassVar[float] = 2.0
@@ -142,11 +130,7 @@ class SamplingScheme(Participation):
     @property
     def shares_rows(self) -> bool:
         """Whether two participations of a client may change the same row of C x."""
-        schema = self.schema()
-        return (
-            schema.most_participations(self.num_rounds) > 1
-            and schema.separation_in(self.num_rounds) < self.num_bands
-        )
+        return False
 
     # Rounds.
 
@@ -183,14 +167,11 @@ class SamplingScheme(Participation):
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
-    def as_draws(self) -> Draws | None:
-        """Returns the scheme as the integers that the kernel accounts for.
+    @abc.abstractmethod
+    def as_draws(self) -> Draws:
+        """Returns the scheme as the integers that the kernel accounts for."""
 
-        Returns:
-          One of ``kernel.sampled_runs.Draws``; None if the schema alone is accounted for.
-        """
-        return None
-
+    @abc.abstractmethod
     def amplified(
         self,
         sigma: float,
@@ -199,7 +180,7 @@ class SamplingScheme(Participation):
         certification: Certification,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
-        """Returns the epsilon of a run, and its proof: without amplification, by default.
+        """Returns the epsilon of a run, and its proof.
 
         Args:
           sigma: The noise multiplier, at least 0.
@@ -212,12 +193,8 @@ class SamplingScheme(Participation):
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
         """
-        del certification
-        found, refused = self._unamplified(sigma, delta, columns, num_coordinates)
-        if refused is not None:
-            raise refused
-        return Amplified(found, None)
 
+    @abc.abstractmethod
     def calibrated(
         self,
         target: float,
@@ -238,8 +215,6 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: If no noise multiplier gives the target.
         """
-        del certification
-        return self._enough(target, delta, columns, num_coordinates)
 
     def estimated(
         self,
@@ -263,20 +238,8 @@ class SamplingScheme(Participation):
 
         Args:
           columns: C, where the guarantee ``depends_on_matrix``; else None.
-
-        Raises:
-          ValueError: If two participations may be fewer rounds apart than C has bands, so that
-            their columns share rows and norms do not add in squares.
         """
-        del columns
-        schema, most = self.schema(), self.most_participations()
-        separation = schema.separation_in(self.num_rounds)
-        if most > 1 and separation < self.num_bands:
-            raise ValueError(
-                f"with {self.name}, a client may take part in rounds that are {separation} apart, "
-                f"and C has {self.num_bands} bands: use at most {separation}."
-            )
-        return AllParticipations(math.sqrt(most), most)
+        return self.run(1.0, columns).together
 
     def _unamplified(
         self,
@@ -315,22 +278,18 @@ class SamplingScheme(Participation):
         )
         return alone * together.norm
 
-    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun | None:
-        """Returns a run as data of the kernel; None if its schema alone is accounted for.
+    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
+        """Returns a run as data of the kernel.
 
         Args:
           sigma: The noise multiplier, relative to the largest column norm of C.
           columns: C, where the guarantee depends on it; else None.
         """
-        draws = self.as_draws()
-        return None if draws is None else SampledRun(draws, sigma, columns)
+        return SampledRun(self.as_draws(), sigma, columns)
 
     def event_of(self, sigma: float, columns: StrategyColumns | None) -> dp_event.DpEvent:
         """Returns a run as an event of dp-accounting; arguments are those of :meth:`run`."""
-        run = self.run(sigma, columns)
-        if run is None:
-            return dp_event.GaussianDpEvent(sigma / self.all_participations(columns).norm)
-        return composition.event(run)
+        return composition.event(self.run(sigma, columns))
 
     def log_moments(
         self, sigma: float, columns: StrategyColumns | None, num_coordinates: int
@@ -387,17 +346,13 @@ class SamplingScheme(Participation):
           TailError: As in ``accounting.epsilon``.
           ValueError: If an argument is out of its range, or C is missing or does not fit.
         """
-        return (
-            accounted(self)
-            .amplified(
-                validation.non_negative_number(noise_multiplier, "noise_multiplier"),
-                delta,
-                self._columns(strategy_matrix),
-                Certification(seed=seed),
-                num_coordinates,
-            )
-            .epsilon
-        )
+        return self.amplified(
+            validation.non_negative_number(noise_multiplier, "noise_multiplier"),
+            delta,
+            self._columns(strategy_matrix),
+            Certification(seed=seed),
+            num_coordinates,
+        ).epsilon
 
     def noise_multiplier(
         self,
@@ -423,7 +378,7 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: As there, and if no noise multiplier gives the target.
         """
-        return accounted(self).calibrated(
+        return self.calibrated(
             validation.positive_number(epsilon, "epsilon"),
             delta,
             self._columns(strategy_matrix),
@@ -459,7 +414,7 @@ class SamplingScheme(Participation):
           TailError: If so little noise cannot be accounted for: a ValueError.
           ValueError: As :meth:`epsilon` does.
         """
-        scheme, columns = accounted(self), self._columns(strategy_matrix)
+        scheme, columns = self, self._columns(strategy_matrix)
         return trade_offs.sampled_true_positive_rate(
             scheme.as_draws(),
             noise_multiplier,
@@ -490,7 +445,7 @@ class SamplingScheme(Participation):
           ValueError: If the noise multiplier is negative or not finite.
         """
         sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-        scheme, columns = accounted(self), self._columns(strategy_matrix)
+        scheme, columns = self, self._columns(strategy_matrix)
         return scheme.event_of(sigma, columns)
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
@@ -524,11 +479,9 @@ class SamplingScheme(Participation):
 
         Checked are the population, the number of rounds, that each cohort has every client once
         and as many as the scheme draws, and what the scheme itself says of its rounds. Random
-        draws can give almost anything, some of it with next to no probability: with a scheme of
-        this library, a client, a round or a whole run with more participations than draws give,
-        but for a probability of 1e-12, is a deviation as well, and draws by the scheme deviate
-        with a probability of at most 3e-12. Of another package's scheme, only the schema is
-        checked.
+        draws can give almost anything, some of it with next to no probability: a client, a round
+        or a whole run with more participations than draws give, but for a probability of 1e-12,
+        is a deviation as well. Draws by the scheme deviate with a probability of at most 3e-12.
 
         Args:
           num_clients: The clients of the population, drawn or not.
@@ -554,46 +507,23 @@ class SamplingScheme(Participation):
         """The clients of every batch; None where it varies."""
         return None if self.has_random_sizes else self.clients_per_round
 
+    @abc.abstractmethod
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
-        """Why cohorts of different clients of the population cannot come from the scheme.
-
-        By default, the rounds of each client have to keep the schema, and nothing else is checked.
-
-        Args:
-          cohorts: As :meth:`deviation` takes them, each of different clients of the population.
-
-        Returns:
-          As :meth:`deviation`; None where nothing is wrong.
-        """
-        if not cohorts:
-            return None
-        clients = np.concatenate(cohorts)
-        rounds = np.repeat(np.arange(len(cohorts)), [len(cohort) for cohort in cohorts])
-        order = np.lexsort((rounds, clients))
-        gaps = np.diff(rounds[order])[np.diff(clients[order]) == 0]
-        most = int(np.bincount(clients, minlength=1).max())
-        smallest, largest = (int(gaps.min()), int(gaps.max())) if len(gaps) else (None, None)
-        if self.schema().as_schema().allows_separations(most, smallest, largest):
-            return None
-        return f"the rounds of a client are not as the scheme has them: {self.schema()}"
+        """Why cohorts of different clients of the population cannot come from the scheme."""
 
     # Words.
 
     @property
+    @abc.abstractmethod
     def label(self) -> str:
         """How clients take part, in a few words, for tables of mechanisms."""
-        return f"{self.name} sampling"
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns who has to do what for the guarantee to hold: sentences, after "only if"."""
-        drawn = (
-            f"a data centre draws every batch itself, round i by draw(i) of the sampler {sampler}"
-        )
-        if not self.is_amplified:
-            return f"{drawn}."
         return (
-            f"{drawn}, whose seed and draws stay secret for ever. Devices that decide themselves "
-            "when they take part have a much weaker guarantee."
+            f"a data centre draws every batch itself, round i by draw(i) of the sampler {sampler}, "
+            "whose seed and draws stay secret for ever. Devices that decide themselves when they "
+            "take part have a much weaker guarantee."
         )
 
     def factorize_flags(self) -> str:
@@ -604,16 +534,13 @@ class SamplingScheme(Participation):
         """Returns the flags of commands that train, by name."""
         return {"sampling": self.name, "clients_per_round": self.clients_per_round}
 
+    @abc.abstractmethod
     def accounting_words(self) -> str:
         """Returns how the amplified guarantee is computed, in whole sentences."""
-        return "Sampling amplifies nothing here: the guarantee holds towards who knows all draws."
 
+    @abc.abstractmethod
     def assumption_words(self) -> str:
         """Returns what the guarantee assumes of how clients take part, in whole sentences."""
-        return (
-            f"Sampling: {self}, by which each client takes part as follows: {self.schema()}. The "
-            "server draws every batch itself, and every client that was drawn takes part."
-        )
 
     def together_words(self) -> str:
         """Returns what all rounds together are, as a mechanism."""
@@ -621,86 +548,6 @@ class SamplingScheme(Participation):
 
     def __str__(self) -> str:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
-
-
-@own
-@dataclasses.dataclass(frozen=True)
-class UnamplifiedScheme(SamplingScheme):
-    """A sampling scheme of another package: its sizes, schema and draws, and nothing amplified.
-
-    Its other overrides have no part in guarantees or in checks of ledgers.
-
-    Attributes:
-      scheme: The scheme of the other package, compared by its fields.
-      rounds: The schema that every draw keeps.
-      fields: The fields of the scheme.
-
-    Raises:
-      ValueError: If ``schema()`` returns none of the library's schemas, or two participations of a
-        client may share rows of C.
-    """
-
-    is_amplified: ClassVar[bool] = False
-
-    scheme: SamplingScheme = dataclasses.field(compare=False)
-    rounds: Participation = dataclasses.field(init=False, repr=False)
-    fields: str = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            schema = check(self.scheme.schema())
-        except Exception as error:
-            raise ValueError(
-                f"schema() of the sampling scheme {self.name} failed: {error}"
-            ) from error
-        object.__setattr__(self, "rounds", schema)
-        object.__setattr__(self, "fields", repr(self.to_dict()))
-        self.all_participations(None)
-
-    @classmethod
-    def of(cls, scheme: SamplingScheme) -> "UnamplifiedScheme":
-        """Returns the scheme by which another package's scheme is accounted for.
-
-        Args:
-          scheme: The scheme.
-        """
-        return cls(
-            scheme.num_rounds, scheme.num_bands, scheme.population, scheme.clients_per_round, scheme
-        )
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The name of the scheme."""
-        return str(self.scheme.name)
-
-    def schema(self) -> Participation:
-        """Returns the schema that every draw keeps."""
-        return self.rounds
-
-    def sampler(self, seed: int) -> "Sampler":
-        """Creates the sampler of the other package."""
-        return self.scheme.sampler(seed)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the description of the scheme."""
-        return {**dataclasses.asdict(self.scheme), "name": self.name}
-
-
-def accounted(scheme: SamplingScheme) -> SamplingScheme:
-    """Returns the scheme that guarantees rest on: without amplification if it is not the library's.
-
-    Args:
-      scheme: A scheme of the library, which is made anew from its fields, or of another package.
-
-    Raises:
-      TypeError: If its class is a subclass of one of the library's schemes.
-      ValueError: If its sizes or its schema cannot be accounted for.
-    """
-    if is_own(scheme):
-        return dataclasses.replace(scheme)
-    refused_subclass(scheme)
-    return UnamplifiedScheme.of(scheme)
 
 
 def nth_round(index: int) -> str:

@@ -28,6 +28,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     StrategyColumns,
     possible_orders,
 )
+from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.sampled_runs import SampledRun, is_accounted
@@ -119,7 +120,7 @@ class SeparatedScheme(SamplingScheme):
 
     @abc.abstractmethod
     def as_draws(self) -> Draws:
-        """Returns the scheme as the integers that the kernel takes."""
+        """Returns the scheme as the integers that the kernel accounts for."""
 
     def dominating_pair(
         self,
@@ -302,6 +303,12 @@ class SeparatedScheme(SamplingScheme):
         if not is_accounted(sigma):
             return ()
         return _divergences(self, sigma, columns, seed, num_coordinates)
+
+    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
+        """Returns what all participations of a client are together."""
+        if self.shares_rows:
+            return super().all_participations(columns)
+        return AllParticipations(math.sqrt(self._most_rounds), self._most_rounds)
 
     def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
         """Returns a run as data of the kernel."""

@@ -12,12 +12,10 @@ from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class Shuffling(CyclicGroups):
     """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.

@@ -8,7 +8,6 @@ from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups, TruncatedPoisson
-from mf_aggregators.participation.kinds import own
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.random_streams import Draw, Stream
@@ -19,7 +18,6 @@ _PROBABILITY_OF_CUT = 1e-6
 _Self = TypeVar("_Self", bound="TruncatedPoissonSampling")
 
 
-@own
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampling(PoissonSampling):
     """Poisson sampling whose batches have a largest size: of more, a random subset stays.

@@ -50,7 +50,7 @@ class Setting:
       participation: The schema that participation timers enforce; None where clients are
         drawn.
       sampling: The name of a sampling scheme; ``ANY_SAMPLING`` to evaluate timers alone and all
-        schemes that are not dominated, those of other packages too; None for timers alone.
+        schemes that are not dominated; None for timers alone.
       epsilon: The privacy target; with ``rho`` or ``noise_multiplier``, the one that
         ``accounting.epsilon`` has for the least sufficient noise, or for that noise, at ``delta``.
       delta: Of the target.

@@ -39,11 +39,11 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
+    accounted,
 )
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
-from mf_aggregators.participation.schemes import accounted
 from mf_aggregators.printed_guarantees import (
     FALSE_POSITIVE_RATES,
     counted,
@@ -244,7 +244,7 @@ class Guarantee:
     @property
     def is_amplified(self) -> bool:
         """Whether it rests on draws that nobody knows."""
-        return self.sampling is not None and self.sampling.is_amplified
+        return self.sampling is not None
 
     def part_of_client(self) -> PartOfClient:
         """Returns what holds for a part of a client's data, at the same delta."""

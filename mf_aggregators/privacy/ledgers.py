@@ -27,8 +27,7 @@ from mf_aggregators import atomic_files
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.errors import Error
-from mf_aggregators.participation import SamplingScheme, sampling_from_dict
-from mf_aggregators.participation.schemes import accounted
+from mf_aggregators.participation import SamplingScheme, accounted, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
 # Of the ledger in the directory of a training run.
@@ -85,8 +84,6 @@ class Ledger:
                 raise LedgerError(f"{name} must be a tuple, found {validation.shown(given)}.")
         names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
         if self.sampling is not None:
-            if not isinstance(self.sampling, SamplingScheme):
-                raise TypeError(f"sampling must be a scheme, found {self.sampling!r}.")
             object.__setattr__(self, "sampling", accounted(self.sampling))
         try:
             rounds = validation.integer_at_least(self.num_rounds, 0, "num_rounds")

@@ -14,11 +14,10 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, packages, printed_guarantees, version
+from mf_aggregators import accounting, printed_guarantees, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.kernel import validation
 from mf_aggregators.participation import check_extended
-from mf_aggregators.participation.schemes import UnamplifiedScheme
 from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.privacy import client_names, ledgers, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
@@ -362,14 +361,6 @@ class PrivacyStatement:
         return dataclasses.replace(self, other_runs=runs)
 
     @property
-    def other_packages(self) -> dict[str, Any]:
-        """What other packages have a part in, JSON-able: fields of ``privacy.json``."""
-        scheme = self.plan.sampling
-        if not isinstance(scheme, UnamplifiedScheme):
-            return {}
-        return {"sampling_package": dataclasses.asdict(packages.package_of(type(scheme.scheme)))}
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know first."""
         found = []
@@ -505,7 +496,6 @@ class PrivacyStatement:
                 }
             ),
             "warnings": list(self.warnings),
-            **self.other_packages,
         }
 
     def to_markdown(self) -> str:
@@ -522,8 +512,6 @@ class PrivacyStatement:
                 ),
                 texts.SAMPLING_VERIFIED_BY_ROUNDS,
             )
-            if sampling.is_amplified
-            else (texts.DRAWS_VERIFIED_BY_FILES, texts.DRAWS_VERIFIED_BY_ROUNDS)
         )
         if self._is_by_times:
             by_rounds = texts.VERIFIED_BY_TIMES
@@ -585,19 +573,9 @@ class PrivacyStatement:
             widened=self._widened_text(),
             rule=self._rule_text(),
             version=version.__version__,
-            others=self._text_of_others(),
             other_runs=provenance.in_words(self.other_runs),
             provenance=facts.provenance.to_markdown(),
         )
-
-    def _text_of_others(self) -> str:
-        """What of the statement rests on other packages, after what rests on this one."""
-        others = self.other_packages
-        if "sampling_package" not in others:
-            return ""
-        package = packages.Package(**others["sampling_package"])
-        # What follows begins a line.
-        return f"{statement_texts.OTHER_SCHEME.format(package=package)}\n  "
 
     def _summary(self) -> str:
         guarantee = self.stated

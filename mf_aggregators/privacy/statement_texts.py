@@ -172,9 +172,7 @@ def accounting(plan: Guarantee, *, has_run_directory: bool) -> str:
     if plan.sampling is None:
         return f"{gaussian} No amplification by sampling or shuffling.\n     {bits}"
     words = plan.sampling.accounting_words()
-    if plan.is_amplified:
-        words += " Approximate zCDP is stated without amplification."
-    return f"{words}\n     {bits}"
+    return f"{words} Approximate zCDP is stated without amplification.\n     {bits}"
 
 
 def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
@@ -190,8 +188,6 @@ def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
             "on one condition: clients are drawn at random as the assumption below says, and "
             "nobody who sees what was released learns who took part"
         )
-    if guarantee.sampling is not None:
-        return "if clients are drawn as the assumption below says"
     found = (
         "timers and uploads were as the observed statement below says"
         if by_times
@@ -264,11 +260,7 @@ def formal(guarantee: Guarantee) -> str:
     multiplier = repr(guarantee.noise_multiplier)
     dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
-        stated = (
-            f"with amplification is {dp}, and without it {zcdp(guarantee)}"
-            if guarantee.is_amplified
-            else f"is {dp} and {zcdp(guarantee)}"
-        )
+        stated = f"with amplification is {dp}, and without it {zcdp(guarantee)}"
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
             f"it {multiplier}, which {stated}.{_certificate(guarantee)}"
@@ -312,8 +304,6 @@ def part_of_client(guarantee: Guarantee) -> str:
         "half the noise multiplier"
         if guarantee.sampling is None
         else "half the noise multiplier\n     of all its participations without amplification"
-        if guarantee.is_amplified
-        else "half the noise multiplier\n     of all its participations"
     )
     stated = (
         f"{half}, {part.noise_multiplier!r},\n"
@@ -386,15 +376,6 @@ SAMPLING_VERIFIED_BY_ROUNDS = """\
 Every client's rounds are secret here, and so are the sampler's seed and the sizes of batches:
    towards whoever knows who took part nothing is amplified. Whoever has the rounds, the sampling
    scheme and the seed can repeat every draw and compare."""
-
-DRAWS_VERIFIED_BY_FILES = """\
-`participation.npz` holds every client's rounds and the sampling scheme, `config.json` all settings.
-   Whoever has these files and the sampler's seed checks every draw, with
-   `mf-report --ledger=participation.npz --sampling_seed=checkpoints/sampling_seed.json`."""
-
-DRAWS_VERIFIED_BY_ROUNDS = """\
-Whoever has every client's rounds, the sampling scheme and the seed can repeat every draw and
-   compare."""
 
 _TOGETHER = """\
 All rounds together are one Gaussian mechanism, also with updates that depend on earlier rounds."""
@@ -476,10 +457,6 @@ LEFT_OUT_WITH = """\
 {what} are replaced by zero in every round that it takes part in: as if it were not
      there. A special form of adding or removing a client."""
 
-OTHER_SCHEME = """
-   The sampling scheme is not part of it. It is of another package, {package}, and nothing is
-   amplified."""
-
 MARKDOWN = """\
 # Privacy statement
 
@@ -507,7 +484,7 @@ MARKDOWN = """\
    - *With other runs.* {other_runs}
 4. **Verifiability.** {verification}
    It rests on the program, mf_aggregators {version}: `docs/privacy-proofs.md` of its source has its
-   proofs, and names the tests that attack them.{others} A review of the program by others is not
+   proofs, and names the tests that attack them. A review of the program by others is not
    stated.
 5. **Responsibility.**
 {provenance}"""

@@ -215,10 +215,6 @@ def plan(
     else:
         known_noise = (begun or {}).get("noise_multiplier")
         mechanism = _of_sampling(config, data, own, workload, known_noise)
-        # By any seed: what another package's scheme cannot draw is refused before anything is
-        # written.
-        assert mechanism.sampling is not None
-        participations.sampler_of(mechanism.sampling, 0).draw(0)
     if begun is None and config.saved is not None:
         assert config.checkpoint is not None
         # Few clients that stand for more have less noise than was asked for.
@@ -310,15 +306,14 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     Raises:
       CommandError: If the seed of rounds that were released is lost or damaged: other draws
         would not be of the same partition.
-      ValueError: If the scheme of another package makes no sampler.
       OSError: If it cannot be saved.
     """
     if fixed_seed is not None:
-        return participations.sampler_of(scheme, fixed_seed)
+        return scheme.sampler(fixed_seed)
     path = directory.sampling_seed
     if path.exists():
         try:
-            return participations.sampler_of(scheme, random_streams.load_seed(path))
+            return scheme.sampler(random_streams.load_seed(path))
         except SeedError as error:
             raise CommandError(
                 f"{path} cannot be read: restore it, or start a new run and account for both."
@@ -331,7 +326,7 @@ def sampler_of(scheme: SamplingScheme, directory: RunDirectory, fixed_seed: int 
     seed = random_streams.secret_seed()
     directory.states.mkdir(parents=True, exist_ok=True, mode=0o700)
     random_streams.save_seed(seed, path)
-    return participations.sampler_of(scheme, seed)
+    return scheme.sampler(seed)
 
 
 def horizons_of(begun: Mapping[str, Any], directory: RunDirectory) -> tuple[Horizon, ...]:

@@ -46,15 +46,12 @@ def test_a_checkpoint_of_another_packages_mechanism_is_read_by_its_structure(
     assert loaded.sensitivity(MinSeparation(2)) == made.sensitivity(MinSeparation(2))
 
 
-def test_a_checkpoint_of_no_known_structure_is_refused_and_not_called_broken(
+def test_a_checkpoint_of_no_known_structure_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     _saved(monkeypatch, tmp_path / "theirs")
-    with refuses(
-        *("the mechanism 'discounted'", "from_matrix"), error=checkpoints.CheckpointError
-    ) as refused:
+    with refuses("the mechanism 'discounted'", "from_matrix", error=checkpoints.CheckpointError):
         checkpoints.load(tmp_path / "theirs")
-    assert "broken" not in str(refused.value)
 
 
 def test_a_plan_says_which_mechanism_offers_nothing_for_its_clients() -> None:

@@ -1,7 +1,6 @@
 """The statement says what holds, and warns of what does not."""
 
 import dataclasses
-import importlib.metadata
 import itertools
 import json
 import math
@@ -18,8 +17,6 @@ from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     PoissonSampling,
-    Sampler,
-    SamplingScheme,
     sampling_scheme,
     sampling_schemes,
 )
@@ -754,46 +751,3 @@ def test_plans_of_an_extended_run_allow_what_was_allowed_before() -> None:
     between = guarantees.planned(identity(7), MinSeparation(1), 1.0, 1e-4)
     with refuses("7"):
         dataclasses.replace(statement, earlier_plans=(earlier[0], between))
-
-
-class _OfNumPy(SamplingScheme):
-    """Stands for a scheme of an installed package."""
-
-    __module__ = "numpy.random"
-    name = "theirs"
-
-    def schema(self) -> MinSeparation:
-        return MinSeparation(self.num_bands)
-
-    def sampler(self, seed: int) -> Sampler:
-        raise AssertionError("a statement draws nobody")
-
-
-class _OfNobody(_OfNumPy):
-    """Of a module that no installed package has."""
-
-    __module__ = "nobodys_module"
-
-
-def test_what_rests_on_another_package_is_not_credited_to_this_one() -> None:
-    """By name and version; statements of the library's own name none."""
-    schemes: tuple[type[SamplingScheme], ...] = (PoissonSampling, _OfNumPy, _OfNobody)
-    factorization = banded(workloads.prefix_sum(12), 3)
-    facts = _statement(None).facts
-    texts, fields = [], []
-    for scheme in schemes:
-        mechanism = Mechanism(factorization, scheme(12, 3, 300, 10), 1.2)
-        found = mechanism.statement(facts, 1e-4)
-        fields.append(found.to_dict())
-        texts.append(" ".join(found.to_markdown().split()))
-        statement_schemas.check(fields[-1])
-    assert "sampling_package" not in fields[0]
-    assert "another package" not in texts[0]
-    version = importlib.metadata.version("numpy")
-    assert fields[1]["sampling_package"] == {"name": "numpy", "version": version}
-    assert f"of another package, numpy {version}, and nothing is amplified" in texts[1]
-    assert fields[2]["sampling_package"] == {"name": "nobodys_module", "version": None}
-    assert "nobodys_module of unknown version, and nothing is amplified" in texts[2]
-    # All the rest is the same.
-    rest = [text.replace(text.split("attack them.")[1].split(" A review")[0], "") for text in texts]
-    assert rest[1] == rest[2] != rest[0]
