@@ -82,8 +82,11 @@ class Mechanism:
       >>> print(mechanism)
       banded factorization for 16 rounds, noise multiplier 0.6529
       participations at least 4 rounds apart
-      >>> print(mechanism.guarantee(delta=1e-6))
+      >>> guarantee = mechanism.guarantee(delta=1e-6)
+      >>> print(str(guarantee).splitlines()[0])
       (8, 1e-06)-DP for each client over 16 rounds: participations at least 4 rounds apart
+      >>> guarantee.assumptions[0].sentence
+      'Every client keeps to the stated participation.'
     """
 
     factorization: Factorization

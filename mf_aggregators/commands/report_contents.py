@@ -9,7 +9,6 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import (
-    accounting,
     catalogue,
     checkpoints,
     factorizations,
@@ -158,15 +157,16 @@ class Subject:
             names = ("zcdp_rho", "zcdp_delta", "epsilon", "delta", *map(_field_of, _DELTAS))
             stated = None if mechanism is None else delta
             return {**found, **dict.fromkeys(names), "delta": stated, **_no_rates()}
+        guarantee = mechanism.guarantee(delta)
         return {
             **found,
-            "zcdp_rho": accounting.zcdp_rho(multiplier),
+            "zcdp_rho": guarantee.zcdp_rho,
             # Zero without noise: nothing is stated then.
-            "zcdp_delta": accounting.zcdp_delta(multiplier),
-            "epsilon": accounting.epsilon(multiplier, delta),
+            "zcdp_delta": guarantee.zcdp_delta,
+            "epsilon": guarantee.epsilon,
             "delta": delta,
-            **{_field_of(each): accounting.epsilon(multiplier, each) for each in _DELTAS},
-            **mechanism.guarantee(delta).attacker(),
+            **{_field_of(each): mechanism.guarantee(each).epsilon for each in _DELTAS},
+            **guarantee.attacker(),
         }
 
     def extension_fields(
@@ -243,9 +243,7 @@ def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
         found = {guarantee.delta: guarantee.epsilon}
         if guarantee.sampling is None and math.isfinite(guarantee.epsilon):
             found |= {
-                delta: accounting.epsilon(guarantee.noise_multiplier, delta)
-                for delta in _DELTAS
-                if delta != guarantee.delta
+                delta: guarantee.at(delta).epsilon for delta in _DELTAS if delta != guarantee.delta
             }
         rows = tuple(
             (

@@ -146,6 +146,15 @@ class Guarantee:
         """The delta that epsilon is for."""
         return self.proved.delta
 
+    def at(self, delta: float) -> "Guarantee":
+        """Returns the guarantee of the same run at another delta, without a certificate.
+
+        Args:
+          delta: Above 0 and below 1.
+        """
+        other = dataclasses.replace(self.proved.claim, delta=delta, epsilon=None, certificate=None)
+        return dataclasses.replace(self, proved=claim.check(other))
+
     @property
     def rho(self) -> float:
         """The rho of approximate zero-concentrated DP, never amplified; infinity for no noise."""
@@ -211,11 +220,12 @@ class Guarantee:
     def __str__(self) -> str:
         stated = stated_pair(self.epsilon, self.delta)
         who = self.participation if self.sampling is None else self.sampling
+        ifs = " ".join(each.sentence for each in self.assumptions)
         if self.is_by_rule:
-            return f"{stated} for each client, by a stopping rule"
+            return f"{stated} for each client, by a stopping rule\nif: {ifs}"
         secret = ", if nobody learns who was drawn" if self.is_amplified else ""
         rounds = counted(self.num_rounds, "round")
-        return f"{stated} for each client over {rounds}: {who}{secret}{self.only_if}"
+        return f"{stated} for each client over {rounds}: {who}{secret}{self.only_if}\nif: {ifs}"
 
     @property
     def only_if(self) -> str:
@@ -351,6 +361,7 @@ class Guarantee:
             **self.attacker(),
             "sampling": None if self.sampling is None else self.sampling.to_dict(),
             "certificate": None if self.certificate is None else self.certificate.to_dict(),
+            "assumptions": {each.value: each.sentence for each in self.assumptions},
             **self.independence,
         }
 

@@ -56,7 +56,7 @@ def test_factorize_with_noise_saves_a_mechanism(
     assert mechanism.participation == MinSeparation(3)
     assert mechanism.noise_multiplier == pytest.approx(expected, rel=1e-12)
     assert fields["noise_multiplier"] == mechanism.noise_multiplier
-    assert fields["epsilon"] == accounting.epsilon(mechanism.noise_multiplier, 1e-5)
+    assert fields["epsilon"] == mechanism.guarantee(1e-5).epsilon
     # A report of it needs neither noise nor schema, and has the errors of its workload.
     report = ("mf-report", f"--checkpoint={tmp_path / 'saved'}", "--delta=1e-5", "--format=json")
     reported = json.loads(console_commands.call(*report)[1])
