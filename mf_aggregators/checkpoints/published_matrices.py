@@ -7,15 +7,14 @@ sensitivity, here it is computed from C. B says what C is for, and that the two 
 
 ``tf.io.serialize_tensor`` and ``tf.make_tensor_proto(...).SerializeToString()`` write a
 ``tensorflow.TensorProto`` (tensorflow/core/framework/tensor.proto), which is read here without
-TensorFlow and protobuf: its data type (1), shape (2), version (3), values as bytes (4) and as
-numbers (6), the fields that a float64 tensor uses. A file that holds anything else, or is not byte
-for byte what writers of protocol buffers make of these fields, is refused rather than guessed at.
+TensorFlow and protobuf: its data type (1), shape (2), and values as bytes (4) or as numbers (6), in
+this order, each once. A file that holds anything else is refused.
 """
 
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -48,6 +47,11 @@ _DIGITS_OF_MOMENTUM = 6
 _ROUNDING_OF_MOMENTUM = 1e-7
 # tensorflow.DataType of a float64 tensor.
 _DT_DOUBLE = 2
+# Keys of fields: of a tensor its data type, shape, bytes and list of values; of a shape a dimension,
+# and of that its size.
+_DATA_TYPE, _CONTENT, _LIST = 0x08, 0x22, 0x32
+_HEAD = (_DATA_TYPE, 0x12)
+_DIMENSION, _DIMENSION_SIZE = 0x12, 0x08
 # Protocol buffers hold at most 2 GiB less a byte; a constant of more entries than fit into
 # that is refused as well, since a few bytes could ask for any amount of memory.
 _MOST_BYTES = (1 << 31) - 1
@@ -312,114 +316,55 @@ class _FormatError(Exception):
 
 
 def _tensor(contents: memoryview) -> FloatArray:
-    data_type, shape = 0, None
-    content, listed = memoryview(b""), np.empty(0)
-    for number, value in _fields(contents):
-        if number == 1 and isinstance(value, int):
-            data_type = value
-        if data_type != _DT_DOUBLE:
-            # Before all else: a tensor of another type holds fields that are not known here.
-            break
-        if number == 2 and isinstance(value, memoryview):
-            shape = _shape(value)
-        elif number == 4 and isinstance(value, memoryview) and value:
-            content = value
-        elif number == 6 and isinstance(value, memoryview) and value and len(value) % 8 == 0:
-            listed = np.frombuffer(value, "<f8")
-        elif number > 1 and not (number == 3 and isinstance(value, int) and _is_int32(value)):
-            raise _FormatError(_OTHER_BYTES)
+    fields = _fields(contents)
+    keys = [key for key, _ in fields]
+    data_type = fields[0][1] if keys[0] == _DATA_TYPE else 0
     if data_type != _DT_DOUBLE:
         raise _FormatError(f"its data type has the number {data_type}, not {_DT_DOUBLE}")
-    if shape is None:
-        raise _FormatError("it states no shape")
-    size = math.prod(shape)
-    if content:
-        if len(listed):
-            raise _FormatError("it states its values twice")
-        if len(content) != 8 * size:
-            raise _FormatError(
-                f"it holds {len(content)} bytes of values, and its shape {shape} needs {8 * size}"
-            )
-        return np.frombuffer(content, dtype="<f8").astype(np.float64).reshape(shape)
-    # TensorFlow reads a tensor without values as zeros; a file cut short looks the same.
-    if len(listed) > size or (size > 0 and not len(listed)):
-        raise _FormatError(f"it holds {len(listed)} values, and its shape {shape} needs {size}")
-    values = np.empty(size)
-    values[: len(listed)] = listed
-    if len(listed):
-        values[len(listed) :] = listed[-1]
-    return values.reshape(shape)
-
-
-def _shape(contents: memoryview) -> tuple[int, ...]:
-    shape: list[int] = []
-    is_known = True
-    for number, value in _fields(contents, repeated=2):
-        if number == 2 and isinstance(value, memoryview):
-            shape.append(_size(value))
-        elif number == 3 and value == 1:
-            is_known = False
-        else:
-            raise _FormatError(_OTHER_BYTES)
-    if not is_known:
-        raise _FormatError("it states no shape")
-    if any(size < 0 for size in shape):
-        raise _FormatError(f"its shape {tuple(shape)} is not fully known")
-    if len(shape) > _MOST_DIMENSIONS:
-        raise _FormatError(f"its shape has {len(shape)} dimensions")
+    if keys not in ([*_HEAD], [*_HEAD, _CONTENT], [*_HEAD, _LIST]):
+        raise _FormatError(_OTHER_BYTES)
+    shape = tuple(_size(key, value) for key, value in _fields(fields[1][1]))
     # Sizes of zero aside: beside one, the others could be of any size.
-    if math.prod(size for size in shape if size) > _MOST_ENTRIES:
-        raise _FormatError(f"its shape {tuple(shape)} is of more than 2 GiB")
-    return tuple(shape)
+    if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) > _MOST_ENTRIES:
+        raise _FormatError(f"its shape {shape} is of more than 2 GiB or too many dimensions")
+    size = math.prod(shape)
+    content = fields[2][1] if len(fields) > 2 else b""
+    # The last entry of a list stands for all that follow. A file cut short has none.
+    is_cut = keys[-1] == _LIST and 0 < len(content) < 8 * size and len(content) % 8 == 0
+    if not is_cut and len(content) != 8 * size or (len(fields) > 2 and not content):
+        raise _FormatError(
+            f"it holds {len(content)} bytes of values, and its shape {shape} needs {8 * size}"
+        )
+    values = np.frombuffer(content, "<f8")
+    rest = np.full(size - len(values), values[-1] if is_cut else 0.0)
+    return np.concatenate([values, rest]).reshape(shape)
 
 
-def _size(contents: memoryview) -> int:
-    """The size of a dimension, which may have a name."""
-    size = 0
-    for number, value in _fields(contents):
-        if number == 1 and isinstance(value, int) and value:
-            size = value if value < 1 << 63 else value - (1 << 64)
-        elif number == 2 and isinstance(value, memoryview) and value:
-            try:
-                str(value, "utf-8")
-            except UnicodeDecodeError:
-                raise _FormatError(_TRUNCATED) from None
-        else:
-            raise _FormatError(_OTHER_BYTES)
-    return size
+def _size(key: int, dimension: Any) -> int:
+    """The size of a dimension, which may have no name."""
+    fields = _fields(dimension) if key == _DIMENSION else [(0, 0)]
+    if [each for each, _ in fields] not in ([], [_DIMENSION_SIZE]):
+        raise _FormatError(_OTHER_BYTES)
+    return int(fields[0][1]) if fields else 0
 
 
-def _is_int32(value: int) -> bool:
-    """Whether a varint is an int32 that is written at all: zero is not."""
-    return 0 < value < 1 << 31 or value >= (1 << 64) - (1 << 31)
-
-
-def _fields(contents: memoryview, repeated: int = 0) -> Iterator[tuple[int, int | memoryview]]:
-    """Yields the number and the value of each field of a message.
-
-    A message may be cut between two entries of a list, or have anything behind it, and still be
-    valid. Writers of protocol buffers put fields in order of their numbers, each once, and lists of
-    numbers in one piece; only that is accepted.
-
-    Args:
-      contents: The message.
-      repeated: The number of the one field that may occur several times.
-    """
-    position, last = 0, 0
+def _fields(contents: memoryview) -> list[tuple[int, Any]]:
+    """Returns the key (number and kind) and the value of each field of a message."""
+    found: list[tuple[int, Any]] = []
+    position = 0
     while position < len(contents):
         key, position = _varint(contents, position)
-        number, kind = key >> 3, key & 7
-        if number < last or (number == last and number != repeated) or kind not in (0, 2):
-            raise _FormatError(_OTHER_BYTES)
-        last = number
         value, position = _varint(contents, position)
-        if kind == 0:
-            yield number, value
+        if key & 7 not in (0, 2):
+            raise _FormatError(_OTHER_BYTES)
+        if key & 7 == 0:
+            found.append((key, value))
             continue
         if position + value > len(contents):
             raise _FormatError(_TRUNCATED)
-        yield number, contents[position : position + value]
+        found.append((key, contents[position : position + value]))
         position += value
+    return found
 
 
 def _varint(contents: memoryview, position: int) -> tuple[int, int]:
@@ -428,8 +373,6 @@ def _varint(contents: memoryview, position: int) -> tuple[int, int]:
     for index, byte in enumerate(contents[position : position + 10]):
         value |= (byte & 127) << (7 * index)
         if byte < 128:
-            if (index and not byte) or value >> 64:
-                raise _FormatError(_OTHER_BYTES)  # longer than it is written
             return value, position + index + 1
     raise _FormatError(_TRUNCATED)
 

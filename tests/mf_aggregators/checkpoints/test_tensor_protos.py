@@ -149,15 +149,15 @@ def _set_size(proto: Any, size: int) -> None:
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (lambda proto: proto.ClearField("tensor_shape"), ["no shape"]),
-        (lambda proto: setattr(proto.tensor_shape, "unknown_rank", True), ["no shape"]),
-        (lambda proto: _set_size(proto, -1), ["(-1, 3)"]),
+        (lambda proto: proto.ClearField("tensor_shape"), ["other bytes"]),
+        (lambda proto: setattr(proto.tensor_shape, "unknown_rank", True), ["other bytes"]),
+        (lambda proto: _set_size(proto, -1), ["2 GiB"]),
         (lambda proto: _set_size(proto, 2), ["72 bytes", "48"]),
         (lambda proto: _set_size(proto, 0), ["72 bytes", "0"]),
         (lambda proto: _set_size(proto, 1 << 60), ["2 GiB"]),
-        (lambda proto: proto.ClearField("tensor_content"), ["0 values"]),
-        (lambda proto: proto.double_val.append(1.0), ["twice"]),
-        (lambda proto: proto.float_val.append(1.0), ["bytes"]),
+        (lambda proto: proto.ClearField("tensor_content"), ["0 bytes", "72"]),
+        (lambda proto: proto.double_val.append(1.0), ["other bytes"]),
+        (lambda proto: proto.float_val.append(1.0), ["other bytes"]),
     ],
 )
 def test_inconsistent_tensors_are_refused(change: Callable[[Any], None], names: list[str]) -> None:
@@ -170,14 +170,14 @@ def test_shapes_that_no_array_can_have_are_refused(shape: list[int]) -> None:
     proto = tf.make_tensor_proto(1.0, dtype=tf.float64)
     for size in shape:
         proto.tensor_shape.dim.add(size=size)
-    with pytest.raises(ValueError, match=r"more than 2 GiB|has 33 dimensions"):
+    with pytest.raises(ValueError, match=r"2 GiB or too many dimensions"):
         parse_tensor(proto.SerializeToString(), "file")
 
 
 def test_more_values_than_the_shape_holds_are_refused() -> None:
     proto = tf.make_tensor_proto(1.0, shape=[2], dtype=tf.float64)
     proto.double_val[:] = [1.0, 2.0, 3.0]
-    with refuses("3", "2"):
+    with refuses("24", "16"):
         parse_tensor(proto.SerializeToString(), "file")
 
 

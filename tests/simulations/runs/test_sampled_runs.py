@@ -13,8 +13,6 @@ from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
-    PoissonSampling,
-    Sampler,
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
@@ -170,20 +168,6 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
         assert contents["keeps_plan"] is False
         assert contents["earned"]["sampling"] is None
         assert contents["earned"]["epsilon"] > planned["epsilon"]
-
-
-def test_what_a_scheme_cannot_draw_is_refused_before_a_run_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Twice(Sampler):
-        def _draw(self, round_index: int) -> np.ndarray:
-            return np.array([1, 1])
-
-    given = ("--sampling=poisson", "--num_bands=3", "--clients_per_round=40", "--delta=0.001")
-    assert _plan(*given, "--noise_multiplier=1").sampler is None
-    with refuses("poisson", "draw(0)", "a client twice"), monkeypatch.context() as broken:
-        broken.setattr(PoissonSampling, "sampler", lambda scheme, seed: Twice(scheme, seed))
-        _plan(*given, "--noise_multiplier=1")
 
 
 def test_the_seed_of_a_run_is_kept_and_needed(tmp_path: pathlib.Path) -> None:
