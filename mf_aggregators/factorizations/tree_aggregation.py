@@ -5,7 +5,7 @@ rounds, so that C_T x holds the sums over the nodes (Denisov et al. App. C, Eq. 
 prefix-sum paper Sec. 2). It has more rows than columns, and Honaker's two estimators are
 two choices of its left inverse (Denisov et al. Prop. C.1).
 
-The tree (see ``_binary_tree``) exists for any number n of rounds. Unless n is a power of
+The tree (see ``kernel.trees``) exists for any number n of rounds. Unless n is a power of
 two, the nodes on the right edge are over a number of leaves that is none; the sums over
 those are not released, as in DP-FTRL, where a node is released when all of its 2^h leaves
 have arrived. Their rows of C_T are zero, and what remains are the complete trees of the
@@ -21,15 +21,20 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import memory, workloads
-from mf_aggregators.factorizations._binary_tree import (
-    Tree,
-    binary_tree,
-)
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
+from mf_aggregators.kernel.trees import (
+    Tree,
+    binary_tree,
+    complete_variances,
+    full_recursion,
+    most_rounds,
+    online_recursion,
+    variances_from_below,
+)
 from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
@@ -221,20 +226,6 @@ def tree_aggregation(num_rounds: int, decoder: str = "online") -> TreeAggregatio
     return TreeAggregationFactorization(num_rounds, decoder)
 
 
-def _variances_from_below(tree: Tree) -> FloatArray:
-    """Returns for each node the variance of the best estimate of its sum from its subtree alone.
-
-    A leaf has only its own observation, of variance 1. The sum of a node is observed twice,
-    by the node itself and by the sum of its children's estimates, and precisions add:
-    1 / v = 1 + 1 / (v_left + v_right), without the 1 where the node is not released.
-    """
-    variances = np.ones(len(tree.starts))
-    for nodes in reversed(tree.levels):
-        below = variances[tree.left[nodes]] + variances[tree.right[nodes]]
-        variances[nodes] = below / (1.0 + tree.precisions[nodes] * below)
-    return variances
-
-
 def online_noising_matrix(tree: Tree) -> FloatArray:
     """Returns the left inverse of C_T that is the estimator from below.
 
@@ -248,7 +239,7 @@ def online_noising_matrix(tree: Tree) -> FloatArray:
     Returns:
       (n, 2 n - 1) float64.
     """
-    weights = _variances_from_below(tree)
+    weights = variances_from_below(tree)
     noising = np.zeros((tree.num_rounds, len(tree.starts)))
     # E of the largest completed nodes, from left to right.
     estimates: list[FloatArray] = []
@@ -266,14 +257,6 @@ def online_noising_matrix(tree: Tree) -> FloatArray:
     return noising
 
 
-def _complete_variances(num_heights: int) -> FloatArray:
-    """Returns :func:`_variances_from_below` of complete nodes over 1, 2, 4, ... leaves."""
-    variances = np.ones(num_heights)
-    for height in range(1, num_heights):
-        variances[height] = 2.0 * variances[height - 1] / (1.0 + 2.0 * variances[height - 1])
-    return variances
-
-
 def num_slots(num_rounds: int) -> int:
     """Returns how many state vectors the estimator from below keeps.
 
@@ -285,121 +268,6 @@ def num_slots(num_rounds: int) -> int:
       over another number of vectors would not be the same to the last bit.
     """
     return num_rounds.bit_length() - 1 + _SPARE_SLOTS
-
-
-def most_rounds(num_slots: int) -> int:
-    """Returns the most rounds that so many state vectors are enough for."""
-    return (1 << (num_slots + 1)) - 1
-
-
-def online_recursion(num_rounds: int, num_slots: int) -> StateSpaceNoise:
-    """Returns the recursion of the estimator from below.
-
-    The estimates E of the largest completed nodes form a stack, a node of 2^h leaves in
-    slot h, and their sum is the prefix estimate. Round i completes its leaf and merges it
-    with the slots 0 to t - 1, for t the number of trailing ones of i in binary. Of the new
-    noise in the nodes completed together only the part in the topmost is ever used,
-    E_top = g Z_i + sum_h c_h s_h with s_h the entry of slot h, c_h the product of 1 - w
-    over the new nodes of more than 2^h leaves, and g^2 the variance of what the new nodes
-    contribute: f = 1 for the leaf, then w^2 + (1 - w)^2 f. The noise row is
-    E_top - sum_h s_h. State vector h is Q_h, the sum of slots 0 to h, which changes by that
-    row unless all of them were merged, and then is zero.
-
-    Args:
-      num_rounds: The number of rounds n.
-      num_slots: The number of state vectors, for at least so many rounds.
-    """
-    weights = _complete_variances(num_slots + 1)
-    gains = np.ones(num_slots + 1)
-    # A phase for each number of merges.
-    outputs, kept = (np.zeros((num_slots + 1, num_slots)) for _ in range(2))
-    for merges in range(1, num_slots + 1):
-        own = weights[merges]
-        gains[merges] = np.sqrt(own**2 + ((1.0 - own) * gains[merges - 1]) ** 2)
-        changes = np.cumprod(1.0 - weights[merges:0:-1])[::-1] - 1.0
-        # s_h = Q_h - Q_{h - 1}.
-        outputs[merges, :merges] = changes
-        outputs[merges, : merges - 1] -= changes[1:]
-    for merges in range(num_slots + 1):
-        kept[merges, merges:] = 1.0
-    lengths = np.arange(1, num_rounds + 1)
-    trailing_ones = np.frexp((lengths & -lengths).astype(np.float64))[1] - 1
-    return StateSpaceNoise(
-        phases=trailing_ones.astype(np.int64),
-        gains=gains,
-        outputs=outputs,
-        sources=np.tile(np.arange(num_slots), (num_slots + 1, 1)),
-        decays=kept,
-        feedbacks=kept.copy(),
-    )
-
-
-def full_recursion(tree: Tree) -> StateSpaceNoise:
-    """Returns the recursion of the pseudo-inverse, whose noise has precision matrix C_T^T C_T.
-
-    Its density is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
-    released node, so that rows can be drawn one after the other by messages along the tree.
-    Given the rows before its first leaf, and by the factors of v and of all nodes that are
-    not below v, the sum over v is normal with a precision lambda_v and a mean mu_v. Let
-    p_v be 1 if v is released and else 0, and tau_v the variance of the sum by the factors
-    of v and below (:func:`_variances_from_below`):
-
-    * for the root r, lambda = p_r and mu = 0;
-    * for the left child a of v, with b its sibling and
-      rho = 1 / (1 / lambda_v + tau_b), lambda = p_a + rho and mu = rho / lambda mu_v;
-    * for the right child b, the sum s over the left one being known,
-      lambda = p_b + lambda_v and mu = lambda_v / lambda (mu_v - s).
-
-    (Where lambda is zero, so is mu.) Row i is mu of its leaf plus Z_i / sqrt(lambda). State
-    vector d belongs to the node at depth d above the current leaf and is R = mu_v - (sum of
-    the rows within v so far): every mean is then a multiple of its parent's R, so that
-    the nodes on the way from the last common ancestor of leaves i and i + 1 down to leaf
-    i + 1 get multiples of that ancestor's R, and the nodes above it lose the row.
-
-    Args:
-      tree: The tree.
-    """
-    # At least one state vector, unused for one round: a recurrence without a state is none.
-    num_rounds, height = tree.num_rounds, max(tree.height, 1)
-    variances = _variances_from_below(tree)
-    precisions = tree.precisions.copy()
-    # mu of a node over R of the node from which the way to its first leaf branches off.
-    shares = np.ones(len(tree.starts))
-    for nodes in tree.levels:
-        left, right = tree.left[nodes], tree.right[nodes]
-        from_above = precisions[nodes] / (1.0 + precisions[nodes] * variances[right])
-        precisions[left] += from_above
-        precisions[right] += precisions[nodes]
-        shares[left] = shares[nodes] * from_above / precisions[left]
-        known = precisions[right] > 0.0
-        shares[right] = np.where(
-            known, precisions[nodes] / np.where(known, precisions[right], 1), 0
-        )
-    # Depth of the last common ancestor of each leaf and the one before it.
-    branchings = np.full(num_rounds, height)
-    np.minimum.at(branchings, tree.starts, tree.depths)
-    branchings -= 1
-    # Nodes that start at leaf i are those below the branching on its way.
-    shares_on_path = np.zeros((num_rounds, height))
-    for nodes in tree.levels:
-        shares_on_path[tree.starts[nodes], tree.depths[nodes]] = shares[nodes]
-
-    outputs = np.zeros((num_rounds, height))
-    later = np.arange(1, num_rounds)
-    outputs[later, branchings[later]] = shares[tree.leaves[later]]
-    slots = np.arange(height)
-    sources = np.tile(slots, (num_rounds, 1))
-    decays = np.zeros((num_rounds, height))
-    sources[:-1] = np.minimum(slots, branchings[later, np.newaxis])
-    decays[:-1] = np.where(slots <= branchings[later, np.newaxis], 1.0, shares_on_path[later])
-    return StateSpaceNoise(
-        phases=np.arange(num_rounds),
-        gains=1.0 / np.sqrt(precisions[tree.leaves]),
-        outputs=outputs,
-        sources=sources,
-        decays=decays,
-        feedbacks=-decays,
-    )
 
 
 def online_prefix_variances(num_rounds: int) -> FloatArray:
@@ -415,7 +283,7 @@ def online_prefix_variances(num_rounds: int) -> FloatArray:
     """
     lengths = np.arange(1, num_rounds + 1)
     result = np.zeros(num_rounds)
-    for height, variance in enumerate(_complete_variances(num_rounds.bit_length())):
+    for height, variance in enumerate(complete_variances(num_rounds.bit_length())):
         result += variance * (lengths >> height & 1)
     return result
 
@@ -437,7 +305,7 @@ def full_prefix_variances(tree: Tree) -> FloatArray:
     Returns:
       (n,) float64.
     """
-    variances = _variances_from_below(tree)
+    variances = variances_from_below(tree)
     slopes, remainders = np.ones(tree.num_rounds), np.zeros(tree.num_rounds)
     for rounds, nodes in tree.paths():
         parents = tree.parents[nodes]

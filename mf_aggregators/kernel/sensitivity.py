@@ -30,7 +30,7 @@ import scipy.linalg
 
 from mf_aggregators.kernel import strategies, trees, validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise
 from mf_aggregators.kernel.schemas import Schema
 
 # Entries of X, relative to its diagonal, that may be rounding errors of a product.
@@ -236,7 +236,9 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
     """Computes the sensitivity of the first rounds, from the rows that are drawn in them alone.
 
     C comes from the rows (:mod:`mf_aggregators.kernel.strategies`). The bound on the errors of its
-    columns counts k times, for at most k participations.
+    columns counts k times, for at most k participations, and that on roundings of the value once.
+    Where a dense C would be too large, rows of a binary tree are known by their arrays
+    (:func:`trees.tree_of_rows`).
 
     Args:
       rows: The rows, of one of the kernel's own classes.
@@ -249,21 +251,22 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
     Raises:
       NotProved: If C does not follow from the rows, see :func:`strategies.strategy`.
     """
+    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    most, tree = schema.most_in(num_rounds), _long_tree(rows, num_rounds)
+    if tree is not None:
+        return _by_tree(of_tree(tree.num_leaves, num_rounds, schema), tree, most)
     found = strategies.strategy(rows, num_rounds)
     if isinstance(found, strategies.Dense):
-        value = of_matrix(found.matrix, schema)
+        array, value = found.matrix, of_matrix(found.matrix, schema)
     elif isinstance(found, strategies.Bands):
-        value = of_bands(found.bands, schema)
+        array, value = found.bands, of_bands(found.bands, schema)
     elif found.column_scales is None:
-        value = of_coefficients(found.coefficients, num_rounds, schema)
+        array, value = found.coefficients, of_coefficients(found.coefficients, num_rounds, schema)
     else:
-        value = _of_scaled_columns(found.coefficients, found.column_scales, schema)
-    return Sensitivity(
-        value.value,
-        is_exact=value.is_exact,
-        theorem=value.theorem,
-        error=schema.most_in(num_rounds) * found.error,
-    )
+        array = found.coefficients
+        value = _of_scaled_columns(array, found.column_scales, schema)
+    error = most * found.error + value.value * _roundings(array, num_rounds, most)
+    return Sensitivity(value.value, is_exact=value.is_exact, theorem=value.theorem, error=error)
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
@@ -283,12 +286,57 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     """
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
+    most, tree = len(rounds), _long_tree(rows, num_rounds)
+    theorem = "sum of one pattern (BandMF Eq. 5)"
+    if tree is not None:
+        value = _root(trees.sum_of_pattern(tree.num_leaves, rounds), theorem, is_exact=False)
+        return _by_tree(value, tree, most)
     found = strategies.strategy(rows, num_rounds)
     columns = strategies.columns(found, rounds)
-    gram = np.abs(columns.T @ columns)
-    theorem = "sum of one pattern (BandMF Eq. 5)"
-    error = len(rounds) * found.error
-    return Sensitivity(float(np.sqrt(np.sum(gram))), is_exact=False, theorem=theorem, error=error)
+    value = _root(np.sum(np.abs(columns.T @ columns)), theorem, is_exact=False)
+    error = most * found.error + value.value * _roundings(columns.T, num_rounds, most)
+    return Sensitivity(value.value, is_exact=False, theorem=theorem, error=error)
+
+
+def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
+    """The relative error of a sensitivity by roundings, of a C that is known exactly.
+
+    In k columns of at most m entries at most t = min(n, k m) rounds count, and the squared value
+    comes from at most three nested sums of so many terms. If none is negative, its relative error
+    is at most 3 t u, u = 2^-53. Else an entry of X has one of m u times two column norms (Higham,
+    Sec. 3.1), and the squared sum of k norms is at most k times the squared value.
+
+    Args:
+      array: The entries of C, whose last axis has m of them.
+      num_rounds: n.
+      most: k.
+    """
+    entries = most * array.shape[-1]
+    signed = entries / 4.0 if np.min(array) < 0.0 else 0.0
+    return float((min(num_rounds, entries) + 4.0 + signed) * 2.0**-52)
+
+
+def _long_tree(rows: NoiseRecursion, num_rounds: int) -> trees.TreeRows | None:
+    """The tree that rows are of, for more rounds than a dense C can have."""
+    most_dense = strategies.MOST_DENSE_ROUNDS
+    if type(rows) is not StateSpaceNoise or not most_dense < num_rounds <= rows.num_rounds:
+        return None
+    return trees.tree_of_rows(rows, num_rounds)
+
+
+def _by_tree(value: Sensitivity, tree: trees.TreeRows, most: int) -> Sensitivity:
+    """The sensitivity of rows of a tree, from that of its C_T."""
+    # No column of C is larger than one of C_T, which has as many ones as there are nodes over it.
+    error = most * tree.error * tree.num_leaves.bit_length() ** 0.5
+    theorem = value.theorem
+    if not tree.is_equal:
+        theorem = f"upper bound by a binary tree: {theorem.removeprefix('upper bound: ')}"
+    return Sensitivity(
+        value.value * tree.factor,
+        is_exact=value.is_exact and tree.is_equal,
+        theorem=theorem,
+        error=error * tree.factor,
+    )
 
 
 def _of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:

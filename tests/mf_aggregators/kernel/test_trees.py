@@ -1,14 +1,17 @@
 """Sums of squared counts in the nodes of binary trees, against the nodes one by one."""
 
+import dataclasses
 import functools
 import itertools
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import trees
+from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
@@ -76,6 +79,15 @@ def test_all_small_trees() -> None:
                 assert trees.largest_sum(*sizes) == (truth, True), sizes
 
 
+@given(st.integers(1, 80), st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_one_pattern_has_the_sum_of_its_columns(num_leaves: int, data: st.DataObject) -> None:
+    found = data.draw(st.sets(st.integers(0, num_leaves - 1), min_size=1))
+    columns = strategy_of(num_leaves, num_leaves)[:, sorted(found)]
+    truth = np.sum(np.square(np.sum(columns, axis=1)))
+    assert trees.sum_of_pattern(num_leaves, tuple(sorted(found))) == truth
+
+
 @given(st.integers(13, 45), st.integers(2, 9), st.integers(2, 8), st.integers(0, 12))
 @settings(max_examples=examples(60), deadline=None)
 def test_the_search_finds_patterns_of_uneven_spacing(
@@ -140,3 +152,172 @@ def test_giving_up_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = nodes_of(1000)
     truth = sum(min(10, -(-len(node) // 100)) ** 2 for node in nodes)
     assert trees.largest_sum(1000, 1000, 100, 10) == (truth, False)
+
+
+# Noise rows.
+
+
+def _rows(decoder: str, num_rounds: int, slots: int = 9) -> StateSpaceNoise:
+    if decoder == "full":
+        return trees.full_recursion(trees.binary_tree(num_rounds))
+    return trees.online_recursion(num_rounds, slots)
+
+
+def _strategy_of_rows(rows: StateSpaceNoise, number: type = float) -> np.ndarray:
+    """C as the definition of the recurrence gives it, of floats or of numbers of more digits."""
+    gains, outputs, decays, feedbacks = (
+        np.vectorize(number, otypes=[float if number is float else object])(array)
+        for array in (rows.gains, rows.outputs, rows.decays, rows.feedbacks)
+    )
+    identity = np.eye(rows.num_rounds, dtype=int)
+    states, strategy = 0 * np.tile(outputs[0, 0], (rows.num_state_vectors, rows.num_rounds)), []
+    for i, p in enumerate(rows.phases):
+        strategy.append((identity[i] - outputs[p] @ states) / gains[p])
+        states = decays[p][:, np.newaxis] * states[rows.sources[p]]
+        states = states + np.multiply.outer(feedbacks[p], identity[i])
+    return np.array(strategy)
+
+
+def _estimator_from_below(num_rounds: int) -> np.ndarray:
+    """The left inverse of C_T of the decoder ``online``, from its definition.
+
+    The best estimate of a node's sum from the observations within the node is least squares over
+    the node's own leaves; a prefix sum is estimated by the largest nodes completed so far.
+    """
+    nodes, strategy = nodes_of(num_rounds), strategy_of(num_rounds, num_rounds)
+    prefixes = np.zeros((num_rounds + 1, len(nodes)))
+    for i in range(1, num_rounds + 1):
+        start = 0
+        for size in (1 << h for h in range(i.bit_length() - 1, -1, -1)):
+            if i & size:
+                within = [
+                    v
+                    for v, node in enumerate(nodes)
+                    if start <= min(node) <= max(node) < start + size
+                ]
+                inverse = np.linalg.pinv(strategy[within, start : start + size])
+                prefixes[i, within] += np.sum(inverse, axis=0)
+                start += size
+    return np.diff(prefixes, axis=0)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 8, 13, 32, 45])
+def test_full_rows_have_the_product_of_columns_of_the_tree(num_rounds: int) -> None:
+    """To 50 digits but for the roundings of the arrays, which are within their bound."""
+    tree = strategy_of(num_rounds, num_rounds)
+    with mpmath.workdps(50):
+        rows = _rows("full", num_rounds)
+        found = _strategy_of_rows(rows, mpmath.mpf)
+        # The lower-triangular C with C^T C = X, from the last row on.
+        flipped = mpmath.matrix((tree.T @ tree)[::-1, ::-1].tolist())
+        exact = np.array(mpmath.cholesky(flipped).T.tolist())[::-1, ::-1]
+        known = trees.tree_of_rows(rows, num_rounds)
+        assert known is not None
+        assert known[:2] == (num_rounds, 1.0)
+        assert known.is_equal
+        assert np.all(np.abs(found - exact) <= known.error * np.abs(exact))
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 8, 13, 32, 45])
+def test_online_rows_have_the_distribution_of_the_estimator_from_below(num_rounds: int) -> None:
+    found = _strategy_of_rows(_rows("online", num_rounds))
+    left_inverse = _estimator_from_below(num_rounds)
+    product = left_inverse @ left_inverse.T
+    np.testing.assert_allclose(np.linalg.inv(found.T @ found), product, atol=1e-13)
+    tree = strategy_of(num_rounds, num_rounds)
+    np.testing.assert_allclose(left_inverse @ tree, np.eye(num_rounds), atol=1e-13)
+
+
+@pytest.mark.parametrize("slots", [1, 4, 20])
+def test_errors_of_online_rows_are_within_their_bound(slots: int) -> None:
+    """Against the same recursion with 50 digits: entries are (1 - c) / g."""
+    num_rounds = min(trees.most_rounds(slots), 70)
+    rows = trees.online_recursion(num_rounds, slots)
+    known = trees.tree_of_rows(rows, num_rounds)
+    assert known is not None
+    error = known.error
+    assert not known.is_equal
+    with mpmath.workdps(50):
+        variances, gains = [mpmath.mpf(1)], [mpmath.mpf(1)]
+        for _ in range(slots):
+            own = 2 * variances[-1] / (1 + 2 * variances[-1])
+            variances.append(own)
+            gains.append(mpmath.sqrt(own**2 + ((1 - own) * gains[-1]) ** 2))
+        for merges in range(slots + 1):
+            assert abs(rows.gains[merges] - gains[merges]) <= error * gains[merges]
+            for slot in range(merges):
+                kept = mpmath.fprod(1 - each for each in variances[slot + 1 : merges + 1])
+                entry = -mpmath.fsum(rows.outputs[merges, slot:]) / rows.gains[merges]
+                exact = (1 - kept) / gains[merges]
+                assert abs(entry - exact) <= error * exact
+        assert np.all(rows.outputs <= 0.0)
+
+
+@pytest.mark.parametrize("num_rounds", [2, 7, 33, 64, 200])
+def test_no_rows_of_a_tree_have_more_than_its_matrix(num_rounds: int) -> None:
+    """In the order of positive semi-definite matrices, of leading parts as well."""
+    for decoder, first in itertools.product(("online", "full"), (num_rounds, num_rounds // 2)):
+        rows = _rows(decoder, num_rounds)
+        strategy = _strategy_of_rows(rows)[:first, :first]
+        leaves = num_rounds if decoder == "full" else first
+        tree = strategy_of(leaves, first)
+        least = np.min(np.linalg.eigvalsh(tree.T @ tree - strategy.T @ strategy))
+        assert least >= -1e-12
+
+
+@given(st.sampled_from(["online", "full"]), st.integers(8, 60), st.integers(0, 9), st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_one_other_number_is_no_tree(
+    decoder: str, num_rounds: int, unreleased: int, data: st.DataObject
+) -> None:
+    rows, first = _rows(decoder, num_rounds, slots=6), max(8, num_rounds - unreleased)
+    factor = data.draw(st.sampled_from([1.0, 0.125, 3.3, 1e9]))
+    rows = dataclasses.replace(rows, gains=rows.gains / factor)
+    found = trees.tree_of_rows(rows, first)
+    assert found is not None
+    assert found.num_leaves == (num_rounds if decoder == "full" else first)
+    assert found.is_equal == (decoder == "full" and first == num_rounds)
+    assert found.factor == pytest.approx(factor, rel=1e-15)
+    name = data.draw(st.sampled_from([each.name for each in dataclasses.fields(rows)]))
+    array = getattr(rows, name).copy()
+    end = first if name == "phases" else array.size
+    index = data.draw(st.integers(0, end - 1))
+    if name in ("phases", "sources"):
+        array.flat[index] += 1 if array.flat[index] == 0 else -1
+    else:
+        array.flat[index] = array.flat[index] * (1.0 + 1e-9) or 1e-9
+    assert trees.tree_of_rows(dataclasses.replace(rows, **{name: array}), first) is None
+
+
+def test_what_else_is_no_tree() -> None:
+    online = _rows("online", 60, slots=6)
+    assert trees.tree_of_rows(online, 60) is not None
+    # Phases after the run do not count.
+    phases = online.phases.copy()
+    phases[50:] = 0
+    stopped = dataclasses.replace(online, phases=phases)
+    assert trees.tree_of_rows(stopped, 50) == trees.tree_of_rows(online, 50)
+    assert trees.tree_of_rows(stopped, 60) is None
+    for gain in (0.0, -1.0, 1e-101, 1e101, np.nextafter(0.0, 1.0)):
+        other = dataclasses.replace(online, gains=online.gains * gain)
+        assert trees.tree_of_rows(other, 60) is None
+    # Too few state vectors for so many rounds, and another number of phases.
+    few = dataclasses.replace(_rows("online", 15, slots=3), phases=np.arange(16) % 4)
+    assert trees.tree_of_rows(few, 16) is None
+    more = dataclasses.replace(
+        online,
+        **{
+            each: np.concatenate([getattr(online, each)] * 2)
+            for each in ("gains", "outputs", "sources", "decays", "feedbacks")
+        },
+    )
+    assert trees.tree_of_rows(more, 60) is None
+
+
+def test_gains_of_less_noise_by_roundings_are_charged() -> None:
+    rows = _rows("full", 40)
+    gains = rows.gains.copy()
+    gains[7] *= 1.0 - 1e-14
+    found = trees.tree_of_rows(dataclasses.replace(rows, gains=gains), 40)
+    assert found is not None
+    assert found.factor == pytest.approx(1.0 + 1e-14, abs=3e-16)
