@@ -47,8 +47,8 @@ _DIGITS_OF_MOMENTUM = 6
 _ROUNDING_OF_MOMENTUM = 1e-7
 # tensorflow.DataType of a float64 tensor.
 _DT_DOUBLE = 2
-# Keys of fields: of a tensor its data type, shape, bytes and list of values; of a shape a dimension,
-# and of that its size.
+# Keys of fields: of a tensor its data type, shape, bytes and list of values; of a shape a
+# dimension, and of that its size.
 _DATA_TYPE, _CONTENT, _LIST = 0x08, 0x22, 0x32
 _HEAD = (_DATA_TYPE, 0x12)
 _DIMENSION, _DIMENSION_SIZE = 0x12, 0x08
@@ -331,7 +331,7 @@ def _tensor(contents: memoryview) -> FloatArray:
     content = fields[2][1] if len(fields) > 2 else b""
     # The last entry of a list stands for all that follow. A file cut short has none.
     is_cut = keys[-1] == _LIST and 0 < len(content) < 8 * size and len(content) % 8 == 0
-    if not is_cut and len(content) != 8 * size or (len(fields) > 2 and not content):
+    if (not is_cut and len(content) != 8 * size) or (len(fields) > 2 and not content):
         raise _FormatError(
             f"it holds {len(content)} bytes of values, and its shape {shape} needs {8 * size}"
         )

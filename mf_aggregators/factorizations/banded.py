@@ -126,9 +126,9 @@ class BandedFactorization(Factorization):
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
         return BandedNoise(self.bands)
 
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""
-        return of_bands(self.bands[:rounds, :rounds], check(participation).as_schema())
+        return of_bands(self.bands, check(participation).as_schema())
 
     def gap_holds_for(self, participation: Participation) -> bool:
         """Returns whether the gap holds: with equal norms, under any schema that separates."""

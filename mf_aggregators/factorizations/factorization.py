@@ -408,32 +408,11 @@ class Factorization(abc.ABC):
         """
         known: dict[Participation, Sensitivity] = self.__dict__.setdefault("_sensitivities", {})
         if check(participation) not in known:
-            known[participation] = self._sensitivity_of_first(self.num_rounds, participation)
+            known[participation] = self._sensitivity(participation)
         return known[participation]
 
-    def sensitivity_of_first(self, num_rounds: int, participation: Participation) -> Sensitivity:
-        """Returns the sensitivity of what the first rounds of a run release.
-
-        Args:
-          num_rounds: How many rounds were released, 1 to n.
-          participation: The schema that their participations kept.
-
-        Returns:
-          The sensitivity of the leading part of C.
-
-        Raises:
-          ValueError: If ``num_rounds`` is not between 1 and n.
-        """
-        rounds = validation.positive_integer(num_rounds, "num_rounds")
-        if rounds > self.num_rounds:
-            raise ValueError(
-                f"num_rounds must be at most {self.num_rounds}, the rounds of the factorization, "
-                f"found {rounds}."
-            )
-        return self._sensitivity_of_first(rounds, participation)
-
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        return sensitivities.compute(self.strategy_matrix_of_first(rounds), participation)
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
+        return sensitivities.compute(self.strategy_matrix(), participation)
 
     def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
         """Returns the part of C that the first rounds of a run follow from.

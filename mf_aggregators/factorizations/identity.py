@@ -55,8 +55,8 @@ class IdentityFactorization(Factorization):
     def _encode(self, x: FloatArray) -> FloatArray:
         return x.copy()
 
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
-        return of_coefficients([1.0], rounds, check(participation).as_schema())
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
+        return of_coefficients([1.0], self.num_rounds, check(participation).as_schema())
 
     def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of the workload: see the base class."""

@@ -97,9 +97,9 @@ class ToeplitzStructure(Factorization):
         column = self._strategy_column().reshape((-1,) + (1,) * (x.ndim - 1))
         return np.asarray(scipy.signal.fftconvolve(x, column, axes=0)[: self.num_rounds])
 
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
         schema = check(participation).as_schema()
-        return sensitivities.of_coefficients(self._strategy_column()[:rounds], rounds, schema)
+        return sensitivities.of_coefficients(self._strategy_column(), self.num_rounds, schema)
 
     def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns the squared row norms of B; without any (n, n) matrix for a ``Workload``.
@@ -202,12 +202,12 @@ class ToeplitzFactorization(ToeplitzStructure):
         norms = self._column_norms().reshape((-1,) + (1,) * (x.ndim - 1))
         return super()._encode(x / norms)
 
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
         if not self.equal_column_norms:
-            return super()._sensitivity_of_first(rounds, participation)
-        schema = check(participation).as_schema()
+            return super()._sensitivity(participation)
+        schema, rounds = check(participation).as_schema(), self.num_rounds
         most, separation = schema.most_in(rounds), schema.separation_in(rounds)
-        norms = self._column_norms()[:rounds]
+        norms = self._column_norms()
         first = power_series.padded(self.coefficients, rounds)
         if self.num_bands <= separation:
             squared = power_series.truncated_column_norms(first, rounds) / np.square(norms)

@@ -159,7 +159,7 @@ class TreeAggregationFactorization(Factorization):
             return online_prefix_variances(self.num_rounds)
         return super().squared_decoder_rows(workload)
 
-    def _sensitivity_of_first(self, rounds: int, participation: Participation) -> Sensitivity:
+    def _sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C_T, from counts of participations in the nodes.
 
         C_T^T C_T has no negative entry, so that the squared sensitivity is the largest sum,
@@ -167,9 +167,7 @@ class TreeAggregationFactorization(Factorization):
         (BandMF Prop. E.1). Where the search over patterns with a least separation would
         take too long, the result is an upper bound that says so.
         """
-        # What the first rounds release follows from C_T x + Z with x zero in later rounds:
-        # C_T without the columns of those.
-        return of_tree(self.num_rounds, rounds, check(participation).as_schema())
+        return of_tree(self.num_rounds, self.num_rounds, check(participation).as_schema())
 
     def _extended(
         self,

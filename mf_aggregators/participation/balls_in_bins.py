@@ -51,7 +51,9 @@ class BallsInBins(SeparatedScheme):
             )
 
     @classmethod
-    def _default_separation(cls, num_bands: int, population: int, clients_per_round: int) -> int:
+    def _default(
+        cls, num_rounds: int, num_bands: int, population: int, clients_per_round: int
+    ) -> int:
         positive = validation.positive_integer(clients_per_round, "clients_per_round")
         return max(validation.positive_integer(population, "population") // positive, 1)
 

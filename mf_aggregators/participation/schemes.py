@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators.kernel import composition, gaussian, trade_offs, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import composition, gaussian, validation
+from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
@@ -112,15 +112,24 @@ class SamplingScheme(Participation):
           ValueError: If the scheme takes no separation or no largest batch, as by default, and
             one is given.
         """
-        if separation is not None:
-            raise ValueError(
-                f"the sampling scheme {cls.name!r} takes no separation, found {separation}."
-            )
-        if largest_batch is not None:
-            raise ValueError(
-                f"the sampling scheme {cls.name!r} takes no largest batch, found {largest_batch}."
-            )
-        return cls(num_rounds, num_bands, population, clients_per_round)
+        sizes = (num_rounds, num_bands, population, clients_per_round)
+        given = {"separation": separation, "largest_batch": largest_batch}
+        own = [field.name for field in dataclasses.fields(cls)][len(sizes) :]
+        for name, value in given.items():
+            if name not in own and value is not None:
+                words = name.replace("_", " ")
+                raise ValueError(
+                    f"the sampling scheme {cls.name!r} takes no {words}, found {value}."
+                )
+        others = [cls._default(*sizes) if given[name] is None else given[name] for name in own]
+        return cls(*sizes, *others)
+
+    @classmethod
+    def _default(
+        cls, num_rounds: int, num_bands: int, population: int, clients_per_round: int
+    ) -> int:
+        """The size that a scheme has besides the common ones, where nobody names it."""
+        raise NotImplementedError
 
     @property
     def largest_cohort(self) -> int:
@@ -384,46 +393,6 @@ class SamplingScheme(Participation):
             self._columns(strategy_matrix),
             Certification(seed=seed),
             num_coordinates,
-        )
-
-    def true_positive_rate(
-        self,
-        noise_multiplier: float,
-        false_positive_rate: float | FloatArray,
-        strategy_matrix: Any = None,
-        *,
-        guarantees: Sequence[tuple[float, float]] = (),
-        num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    ) -> float | FloatArray:
-        """Returns the highest true positive rate of an attacker who does not know the draws.
-
-        ``kernel.trade_offs`` says what the attacker knows and decides, and why no test does
-        better.
-
-        Args:
-          noise_multiplier: As in :meth:`epsilon`.
-          false_positive_rate: From 0 to 1, or an array of them.
-          strategy_matrix: As in :meth:`epsilon`.
-          guarantees: Pairs (epsilon, delta) that are known to hold, as further bounds.
-          num_coordinates: As in :meth:`epsilon`.
-
-        Returns:
-          The rate, of the shape of the argument; never above that without amplification.
-
-        Raises:
-          TailError: If so little noise cannot be accounted for: a ValueError.
-          ValueError: As :meth:`epsilon` does.
-        """
-        scheme, columns = self, self._columns(strategy_matrix)
-        return trade_offs.sampled_true_positive_rate(
-            scheme.as_draws(),
-            noise_multiplier,
-            false_positive_rate,
-            guarantees=guarantees,
-            together=scheme.all_participations(columns),
-            log_moments=scheme.log_moments(noise_multiplier, columns, num_coordinates),
-            divergences=scheme.divergences(noise_multiplier, columns, 0, num_coordinates),
-            num_coordinates=num_coordinates,
         )
 
     def event(self, noise_multiplier: float, strategy_matrix: Any = None) -> dp_event.DpEvent:

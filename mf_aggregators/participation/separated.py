@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,8 +64,6 @@ SECRET_OF_CLIENTS = (
     "and their sums are divided by the same number."
 )
 
-_Self = TypeVar("_Self", bound="SeparatedScheme")
-
 
 @dataclasses.dataclass(frozen=True)
 class SeparatedScheme(SamplingScheme):
@@ -93,27 +91,10 @@ class SeparatedScheme(SamplingScheme):
             )
 
     @classmethod
-    def of_sizes(
-        cls: type[_Self],
-        num_rounds: int,
-        num_bands: int,
-        population: int,
-        clients_per_round: int,
-        separation: int | None = None,
-        largest_batch: int | None = None,
-    ) -> _Self:
-        """Returns the scheme of some sizes, with its default separation where that is None."""
-        if largest_batch is not None:
-            raise ValueError(
-                f"the sampling scheme {cls.name!r} takes no largest batch, found {largest_batch}."
-            )
-        if separation is None:
-            separation = cls._default_separation(num_bands, population, clients_per_round)
-        return cls(num_rounds, num_bands, population, clients_per_round, separation)
-
-    @classmethod
-    def _default_separation(cls, num_bands: int, population: int, clients_per_round: int) -> int:
-        del population, clients_per_round
+    def _default(
+        cls, num_rounds: int, num_bands: int, population: int, clients_per_round: int
+    ) -> int:
+        del num_rounds, population, clients_per_round
         return num_bands
 
     # Accounting.

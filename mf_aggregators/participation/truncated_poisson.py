@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
@@ -14,8 +14,6 @@ from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
 _PROBABILITY_OF_CUT = 1e-6
-
-_Self = TypeVar("_Self", bound="TruncatedPoissonSampling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,31 +36,17 @@ class TruncatedPoissonSampling(PoissonSampling):
     _kind: ClassVar[Callable[..., Groups]] = TruncatedPoisson
 
     @classmethod
-    def of_sizes(
-        cls: type[_Self],
-        num_rounds: int,
-        num_bands: int,
-        population: int,
-        clients_per_round: int,
-        separation: int | None = None,
-        largest_batch: int | None = None,
-    ) -> _Self:
-        """Returns the scheme of some sizes.
-
-        By default the largest batch is the least that a round exceeds with a probability of at
-        most 1e-6.
-        """
+    def _default(
+        cls, num_rounds: int, num_bands: int, population: int, clients_per_round: int
+    ) -> int:
+        """The least batch that a round exceeds with a probability of at most 1e-6."""
         # Without a largest batch it is Poisson sampling, which checks the other sizes.
-        poisson = PoissonSampling.of_sizes(
-            num_rounds, num_bands, population, clients_per_round, separation
+        poisson = PoissonSampling(num_rounds, num_bands, population, clients_per_round)
+        return _seldom_exceeded(
+            max(poisson.size_of_group(group) for group in range(num_bands)),
+            poisson.sampling_probability,
+            clients_per_round,
         )
-        if largest_batch is None:
-            largest_batch = _seldom_exceeded(
-                max(poisson.size_of_group(group) for group in range(num_bands)),
-                poisson.sampling_probability,
-                clients_per_round,
-            )
-        return cls(num_rounds, num_bands, population, clients_per_round, largest_batch)
 
     @property
     def label(self) -> str:

@@ -6,82 +6,28 @@ that differ in case, width or normal form alone are counted and reported.
 """
 
 import collections
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable
 
-# Unicode's property Default_Ignorable_Code_Point, of DerivedCoreProperties.txt, first and last
-# character of each range. Python has it in no module. Versions 14.0 (Perl 5.36) and 17.0 (the
-# package regex) have the same 4,174 characters: characters that are not assigned yet are among
-# them, so that it hardly ever changes.
-_DEFAULT_IGNORABLE = (
-    (0x00AD, 0x00AD),
-    (0x034F, 0x034F),
-    (0x061C, 0x061C),
-    (0x115F, 0x1160),
-    (0x17B4, 0x17B5),
-    (0x180B, 0x180F),
-    (0x200B, 0x200F),
-    (0x202A, 0x202E),
-    (0x2060, 0x206F),
-    (0x3164, 0x3164),
-    (0xFE00, 0xFE0F),
-    (0xFEFF, 0xFEFF),
-    (0xFFA0, 0xFFA0),
-    (0xFFF0, 0xFFF8),
-    (0x1BCA0, 0x1BCA3),
-    (0x1D173, 0x1D17A),
-    (0xE0000, 0xE0FFF),
-)
-# Unicode's property White_Space, of PropList.txt, the same in both versions.
-_WHITE_SPACE = (
-    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000"
-)
-# Blank characters of braille, musical notes, Egyptian hieroglyphs and the Khitan script, which have
-# neither property.
+# Blank characters that are letters or symbols: of braille, musical notes, Egyptian hieroglyphs and
+# the Khitan script.
 _BLANKS = "\u2800\U0001d159\U00013441\U00013442\U00016fe4"
-# Categories of characters that control, mark up or order others, with neither property.
-_CONTROLS = frozenset({"Cc", "Cf"})
-# Categories of characters that fonts show as one and the same box.
-_WITHOUT_SHAPE = frozenset({"Cn", "Co", "Cs"})
-
-_IS_IGNORABLE = re.compile("[" + "".join(f"{chr(a)}-{chr(b)}" for a, b in _DEFAULT_IGNORABLE) + "]")
-
-
-class _Seen(dict[int, str | None]):
-    """A table of ``str.translate``, filled as it is used: what is seen of each character."""
-
-    def __missing__(self, code: int) -> str | None:
-        character = chr(code)
-        seen: str | None = character
-        if character in _WHITE_SPACE or character in _BLANKS:
-            seen = " "
-        elif _is_hidden(character):
-            seen = None
-        self[code] = seen
-        return seen
-
-
-class _Shapes(dict[int, str]):
-    """A table of ``str.translate``: one character for all that fonts have no shape for."""
-
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        has_none = unicodedata.category(character) in _WITHOUT_SHAPE
-        self[code] = "\ufffd" if has_none else character
-        return self[code]
-
-
-_SEEN, _SHAPES = _Seen(), _Shapes()
+# Categories of controls, formats and separators.
+_CONTROLS = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
+# Characters of other categories with Unicode's property Default_Ignorable_Code_Point.
+_IGNORABLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
+)
 
 
 def hidden_character(name: str) -> str | None:
     """Returns the first character of a name that cannot be seen; None if there is none.
 
-    These are the characters with Unicode's property Default_Ignorable_Code_Point, those with
-    White_Space but for the space itself, all of the categories Cc and Cf, and blanks of notations
-    and scripts.
+    These are the characters with Unicode's property Default_Ignorable_Code_Point, controls,
+    formats, separators other than the space, and blanks of notations and scripts.
 
     Args:
       name: The name.
@@ -110,8 +56,7 @@ def in_one_form(name: str) -> str:
 def folded(name: str) -> str:
     """Returns what names that differ in case, width or normal form alone have in common.
 
-    Unicode's NFKC_Casefold of :func:`in_one_form`, with one character in place of all those that
-    fonts have no shape for.
+    This is Unicode's NFKC_Casefold of :func:`in_one_form`.
 
     Args:
       name: The name.
@@ -120,7 +65,7 @@ def folded(name: str) -> str:
         return " ".join(name.lower().split())
     text = unicodedata.normalize("NFD", _seen(name))
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKD", text.casefold()).casefold())
-    return _seen(text).translate(_SHAPES)
+    return _seen(text)
 
 
 def num_alike(names: Iterable[str]) -> int:
@@ -194,14 +139,19 @@ def _is_whole(text: str) -> bool:
 
 def _is_hidden(character: str) -> bool:
     return (
-        character in _WHITE_SPACE
-        or character in _BLANKS
+        character in _BLANKS
         or unicodedata.category(character) in _CONTROLS
-        or _IS_IGNORABLE.match(character) is not None
+        or _IGNORABLE.match(character) is not None
     )
+
+
+@functools.cache
+def _seen_character(character: str) -> str:
+    if character.isspace() or character in _BLANKS:
+        return " "
+    return "" if _is_hidden(character) else character
 
 
 def _seen(name: str) -> str:
     """Returns a name with one space for white space, and without all else that is hidden."""
-    # Without an argument, split would take some more characters for white space.
-    return " ".join(filter(None, name.translate(_SEEN).split(" ")))
+    return " ".join("".join(map(_seen_character, name)).split())

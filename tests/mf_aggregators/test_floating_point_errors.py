@@ -18,6 +18,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
+from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 
 _ROUNDS = 16
 
@@ -55,7 +56,7 @@ def test_sampled_runs(name: str, sigma: float) -> None:
     scheme: SamplingScheme = sampling_scheme(name, **sizes)
     matrix = np.eye(_ROUNDS) + 0.5 * np.eye(_ROUNDS, k=-1) if scheme.depends_on_matrix else None
     assert scheme.epsilon(sigma, 1e-4, matrix) >= 0.0
-    scheme.true_positive_rate(sigma, np.array([0.0, 0.01, 1.0]), matrix)
+    _true_positive_rate(scheme, sigma, np.array([0.0, 0.01, 1.0]), matrix)
     if not scheme.depends_on_matrix:
         assert scheme.noise_multiplier(3.0, 1e-4) > 0.0
         accounting.composed_epsilon([scheme.event(sigma), accounting.event(3.0)], 1e-4)

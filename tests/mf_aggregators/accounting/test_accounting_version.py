@@ -31,6 +31,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.monte_carlo import columns, search
+from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 
 _SIZES: dict[str, Any] = {
     "num_rounds": 8,
@@ -146,7 +147,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             dense.get_delta_for_epsilon(0.3),
             losses.safe_delta(1e-6, 100),
         ),
-        "trade_offs": lambda: sampling_scheme("poisson", **_SIZES).true_positive_rate(1.5, 0.01),
+        "trade_offs": lambda: _true_positive_rate(sampling_scheme("poisson", **_SIZES), 1.5, 0.01),
     }
 
 

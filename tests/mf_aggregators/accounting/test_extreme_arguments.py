@@ -28,6 +28,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from tests.examples import examples, of_many
+from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 
 # Of one search: losses that are composed, samples that are asked for, tails.
 _MOST = (
@@ -174,16 +175,10 @@ def test_searches_for_noise_multipliers_end(
 @settings(_ENDS, max_examples=examples(16))
 def test_rates_of_attackers_end(scheme: SamplingScheme, sigma: float) -> None:
     rates = np.array([0.0, 1e-300, 1e-9, 0.01, 0.5, 0.999, 1.0])
-    sizes = {
-        field: getattr(scheme, field)
-        for field in ("num_rounds", "num_bands", "population", "clients_per_round")
-    }
 
     def bound() -> Any:
         with _few_steps():
-            return sampling_scheme(
-                scheme.name, **sizes, separation=getattr(scheme, "separation", None)
-            ).true_positive_rate(sigma, rates)
+            return _true_positive_rate(scheme, sigma, rates)
 
     found = _or_refused(bound)
     if found is None:

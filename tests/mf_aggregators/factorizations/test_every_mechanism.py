@@ -314,9 +314,6 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
     for workload in (workloads.prefix_sum(5), Workload("prefix_sum", 5)):
         with refuses("rounds"):
             factorization.squared_decoder_rows(workload)
-    for rounds in (0, _NUM_ROUNDS + 1):
-        with refuses("num_rounds"):
-            factorization.sensitivity_of_first(rounds, SingleParticipation())
 
 
 @every_mechanism
@@ -339,24 +336,6 @@ def test_a_checkpoint_gives_the_mechanism_back(name: str, tmp_path: pathlib.Path
                 loaded.per_round_variance(workload, schema),
                 factorization.per_round_variance(workload, schema),
             )
-
-
-@pytest.mark.short_cases(18)
-@every_mechanism
-@pytest.mark.parametrize("rounds", [1, 4, 9, _NUM_ROUNDS])
-def test_a_run_that_ends_early_has_the_sensitivity_of_its_part(name: str, rounds: int) -> None:
-    factorization = _made(name)
-    strategy = factorization.strategy_matrix()
-    part = strategy[:, :rounds] if _is_tree(factorization) else strategy[:rounds, :rounds]
-    for schema in _SCHEMAS:
-        computed = factorization.sensitivity_of_first(rounds, schema)
-        truth = brute_force.scalar_sensitivity(part, schema)
-        assert computed.value >= truth * (1 - 1e-12)
-        if computed.is_exact:
-            assert computed.value == pytest.approx(truth, rel=1e-9)
-        if rounds == _NUM_ROUNDS:
-            whole = factorization.sensitivity(schema)
-            assert computed.value == pytest.approx(whole.value, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +392,6 @@ def test_many_rounds_need_no_dense_matrix(
     try:
         factorization = make(num_rounds)
         rmse = factorization.rmse(workload, schema)
-        part = factorization.sensitivity_of_first(1000, MinSeparation(100))
         checkpoints.save(factorization, tmp_path / "c", participation=schema)
         loaded = checkpoints.load(tmp_path / "c")
         peak = tracemalloc.get_traced_memory()[1]
@@ -423,7 +401,6 @@ def test_many_rounds_need_no_dense_matrix(
     bound = lower_bounds.compute(workload, schema)
     assert bound is not None
     assert bound.rmse <= rmse <= identity(num_rounds).rmse(workload, schema)
-    assert 0.0 < part.value < np.inf
     for each in (schema, MinSeparation(10_000, 6)):
         assert loaded.sensitivity(each) == factorization.sensitivity(each)
 
@@ -459,24 +436,6 @@ def test_parameters_that_are_none_are_a_broken_checkpoint(
     path.write_text(json.dumps(description))
     with refuses("factorization.json", error=checkpoints.CheckpointError):
         checkpoints.load(tmp_path / "c")
-
-
-@pytest.mark.parametrize(
-    "factorization",
-    [
-        ToeplitzFactorization(3000, np.array([1.0, 0.5]), equal_column_norms=True),
-        BandedFactorization(np.tri(3000, 2)),
-    ],
-    ids=lambda factorization: factorization.mechanism,
-)
-def test_the_first_rounds_need_no_matrix_of_all_rounds(
-    factorization: Factorization, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: Factorization) -> np.ndarray:
-        raise AssertionError("a dense matrix of all rounds was made")
-
-    monkeypatch.setattr(type(factorization), "strategy_matrix", fail)
-    assert 0.0 < factorization.sensitivity_of_first(5, SingleParticipation()) < 2.0
 
 
 @pytest.mark.parametrize(
@@ -558,19 +517,13 @@ def test_sensitivities_of_any_matrix(kind: str, data: st.DataObject) -> None:
     factorization, _ = data.draw(_unoptimised(kind, 8))
     num_rounds = factorization.num_rounds
     schema = data.draw(schemas(num_rounds))
-    rounds = data.draw(st.integers(1, num_rounds))
-    strategy = factorization.strategy_matrix()
-    part = strategy[:, :rounds] if _is_tree(factorization) else strategy[:rounds, :rounds]
-    for computed, matrix in (
-        (factorization.sensitivity(schema), strategy),
-        (factorization.sensitivity_of_first(rounds, schema), part),
-    ):
-        truth = brute_force.scalar_sensitivity(matrix, schema)
-        assert computed.value >= truth * (1 - 1e-11)
-        if computed.is_exact:
-            assert computed.value == pytest.approx(truth, rel=1e-9)
-        exact = kind in ("identity", "online", "full", "blt") or schema == SingleParticipation()
-        assert computed.is_exact or not exact
+    computed = factorization.sensitivity(schema)
+    truth = brute_force.scalar_sensitivity(factorization.strategy_matrix(), schema)
+    assert computed.value >= truth * (1 - 1e-11)
+    if computed.is_exact:
+        assert computed.value == pytest.approx(truth, rel=1e-9)
+    exact = kind in ("identity", "online", "full", "blt") or schema == SingleParticipation()
+    assert computed.is_exact or not exact
 
 
 @pytest.mark.long_cases(2)

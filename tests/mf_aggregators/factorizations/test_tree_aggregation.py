@@ -13,6 +13,7 @@ from mf_aggregators.factorizations.tree_aggregation import (
     TreeAggregationFactorization,
     tree_aggregation,
 )
+from mf_aggregators.kernel.sensitivity import of_tree
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -141,7 +142,7 @@ def test_the_sensitivity_is_that_of_the_worst_pattern(num_rounds: int, data: st.
     participation = data.draw(st.sampled_from(schemas))
     factorization = tree_aggregation(num_rounds, data.draw(_DECODERS))
     strategy = factorization.strategy_matrix()[:, :rounds]
-    found = factorization.sensitivity_of_first(rounds, participation)
+    found = of_tree(num_rounds, rounds, participation.as_schema())
     assert found.is_exact
     assert found == pytest.approx(np.sqrt(_largest_sum(strategy, participation)), rel=1e-12)
     assert found <= sensitivities.compute(strategy, participation) * (1 + 1e-9)

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.kernel import discrete_gaussian, gaussian, trade_offs
-from mf_aggregators.kernel import dominating_pairs as distributions
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
@@ -23,10 +21,9 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     Shuffling,
-    sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
 from tests.examples import examples
+from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 from tests.refusals import refuses
 
 _RATES = np.array([1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9])
@@ -253,14 +250,7 @@ def test_the_best_attack_on_min_separation_sampling_is_below_the_bound(sigma: fl
     for rate in (0.01, 0.1):
         threshold = np.quantile(without, 1.0 - rate)
         best = np.mean(with_client > threshold)
-        found = sampling_scheme(
-            "min_separation",
-            num_rounds=2,
-            num_bands=1,
-            population=30,
-            clients_per_round=5,
-            separation=2,
-        ).true_positive_rate(sigma, rate)
+        found = _true_positive_rate(scheme, sigma, rate)
         # Five standard errors of both rates, the first of which shifts the threshold.
         error = 5.0 * (math.exp(threshold) * math.sqrt(rate) + math.sqrt(best)) / 200_000**0.5
         assert best <= found + error
@@ -268,33 +258,10 @@ def test_the_best_attack_on_min_separation_sampling_is_below_the_bound(sigma: fl
         assert found < accounting.true_positive_rate(sigma, rate)
 
 
-def test_public_names_agree_with_the_schemes() -> None:
-    sizes: dict[str, Any] = {
-        "num_rounds": 40,
-        "num_bands": 4,
-        "population": 4000,
-        "clients_per_round": 10,
-    }
-    for name in ["poisson", "fixed_size", "shuffling"]:
-        scheme = sampling_scheme(name, **sizes)
-        assert sampling_scheme(name, **sizes).true_positive_rate(2.0, 0.01) == _rate(
-            scheme, 2.0, 0.01
-        )
-    scheme = MinSeparationSampling(40, 4, 4000, 10, 9)
-    matrix = np.eye(40) + 0.5 * np.eye(40, k=-1)
-    columns = distributions.StrategyColumns(columns_of_matrix(matrix, 4))
-    moments = scheme.log_moments(2.0, columns, DEFAULT_NUM_COORDINATES)
-    divergences = scheme.divergences(2.0, columns, 0, DEFAULT_NUM_COORDINATES)
-    assert [order for order, _ in moments][:2] == [2, 3]
-    assert sampling_scheme("min_separation", separation=9, **sizes).true_positive_rate(
-        2.0, 0.01, strategy_matrix=matrix
-    ) == _rate(scheme, 2.0, 0.01, log_moments=moments, divergences=divergences)
-
-
 def _rate_with_min_separation(sigma: float, separation: int, **arguments: Any) -> float:
     """At a false positive rate of 1 %."""
     scheme = MinSeparationSampling(12, 1, 100, 5, separation)
-    found = scheme.true_positive_rate(sigma, 0.01, **arguments)
+    found = _true_positive_rate(scheme, sigma, 0.01, **arguments)
     assert isinstance(found, float)
     return found
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import DenseFactorization, Factorization
+from mf_aggregators.kernel.sensitivity import Sensitivity, of_rows
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -41,6 +42,12 @@ _DELTA = 1e-5
 @functools.cache
 def _factorizations() -> tuple[Factorization, ...]:
     return factorizations(_NUM_ROUNDS)
+
+
+def _sensitivity_of_first(
+    factorization: Factorization, rounds: int, schema: Participation
+) -> Sensitivity:
+    return of_rows(factorization.noise_recursion(), rounds, schema.as_schema())
 
 
 def _curve(budget: PrivacyBudget, rounds: Iterable[int]) -> list[float]:
@@ -76,7 +83,7 @@ def test_spent_is_the_epsilon_of_the_enumerated_sensitivity(
                 factorization.strategy_matrix()[:, :rounds], schema
             )
             exact = mfa.accounting.epsilon(0.8 * whole / nodes, _DELTA)
-        if factorization.sensitivity_of_first(rounds, schema).is_exact:
+        if _sensitivity_of_first(factorization, rounds, schema).is_exact:
             assert found[rounds] == pytest.approx(exact, rel=1e-6)
     assert found[0] == 0.0
     assert found == sorted(found)
@@ -127,7 +134,7 @@ def test_it_never_falls_and_ends_at_the_plan(
     assert found[-1] == budget.planned.epsilon
     for rounds in (1, num_rounds // 2, num_rounds - 1):
         if rounds >= 1:
-            bound = factorization.sensitivity_of_first(rounds, MinSeparation(separation, 1)).value
+            bound = _sensitivity_of_first(factorization, rounds, MinSeparation(separation, 1)).value
             single = 1.5 * budget.planned.sensitivity / bound
             assert found[rounds] >= mfa.accounting.epsilon(single, 1e-6) * (1 - 1e-9)
 
@@ -180,7 +187,7 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
     assert (found[1] < found[-1] * (1.0 - 1e-9)) == (name != "shuffling")
     # Ten rounds of the same draws, as a run of their own: C's leading block.
     shorter = dataclasses.replace(scheme, num_rounds=10)
-    column = factorization.sensitivity_of_first(10, SingleParticipation()).value
+    column = _sensitivity_of_first(factorization, 10, SingleParticipation()).value
     largest = factorization.sensitivity(SingleParticipation()).value
     alone = sampling_scheme(
         name, num_rounds=shorter.num_rounds, num_bands=4, population=4000, clients_per_round=10
@@ -205,7 +212,7 @@ def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(n
     unamplified = guarantees.planned(factorization, planned.participation, 0.8 / 3**0.5, 1e-6)
     assert planned.epsilon < unamplified.epsilon
     for rounds in (1, 5, 17, 33):
-        bound = factorization.sensitivity_of_first(rounds, planned.participation)
+        bound = _sensitivity_of_first(factorization, rounds, planned.participation)
         alone = mfa.accounting.epsilon(0.8 * planned.sensitivity / bound.value, 1e-6)
         assert found[rounds] == min(alone, planned.epsilon)
     assert found[1] < found[-1]

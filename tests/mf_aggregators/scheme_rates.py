@@ -1,0 +1,41 @@
+"""Rates of attackers on sampling schemes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mf_aggregators.kernel import trade_offs
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.participation import SamplingScheme
+
+
+def true_positive_rate(
+    scheme: SamplingScheme,
+    sigma: float,
+    false_positive_rate: float | FloatArray,
+    strategy_matrix: Any = None,
+    *,
+    guarantees: Sequence[tuple[float, float]] = (),
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float | FloatArray:
+    """Returns the highest true positive rate that the kernel proves for a scheme.
+
+    Args:
+      scheme: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      false_positive_rate: From 0 to 1, or an array of them.
+      strategy_matrix: C, if the scheme depends on it.
+      guarantees: Pairs (epsilon, delta) that are known to hold.
+      num_coordinates: Parameters times rounds.
+    """
+    columns = scheme._columns(strategy_matrix)
+    return trade_offs.sampled_true_positive_rate(
+        scheme.as_draws(),
+        sigma,
+        false_positive_rate,
+        guarantees=guarantees,
+        together=scheme.all_participations(columns),
+        log_moments=scheme.log_moments(sigma, columns, num_coordinates),
+        divergences=scheme.divergences(sigma, columns, 0, num_coordinates),
+        num_coordinates=num_coordinates,
+    )
