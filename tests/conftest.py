@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ _EVERY_CASE = "MF_AGGREGATORS_EVERY_CASE"
 _LIBRARY = pathlib.Path(__file__).parent / "mf_aggregators"
 # One of TFF that has more is not left to the tests of the next module.
 _MOST_BYTES_OF_WORKER = 400 << 20
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("without deadlines", deadline=None)
+hypothesis.settings.load_profile("without deadlines")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

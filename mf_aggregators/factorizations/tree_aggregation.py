@@ -43,8 +43,8 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 
 _DECODERS = ("online", "full")
-# A lower estimate, for its errors and its sensitivity as well.
-_BYTES_PER_ROUND = 150
+# A lower estimate of what the rows of a decoder take.
+_BYTES_PER_ROUND = {"online": 30, "full": 150}
 # State vectors that no round of a plan needs, and those of one of four times its rounds do.
 _SPARE_SLOTS = 2
 
@@ -86,7 +86,7 @@ class TreeAggregationFactorization(Factorization):
                 f"decoder must be one of {', '.join(_DECODERS)}, found {self.decoder!r}."
             )
         validation.set_positive_integers(self, "num_rounds")
-        memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND, "the tree")
+        memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND[self.decoder], "the tree")
         self._set(parameters={**self.parameters, "decoder": self.decoder})
 
     @functools.cached_property

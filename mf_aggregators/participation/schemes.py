@@ -297,7 +297,12 @@ class SamplingScheme(Participation):
         return SampledRun(self.as_draws(), sigma, columns)
 
     def event_of(self, sigma: float, columns: StrategyColumns | None) -> dp_event.DpEvent:
-        """Returns a run as an event of dp-accounting; arguments are those of :meth:`run`."""
+        """Returns a run as an event of dp-accounting.
+
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: C, where the guarantee depends on it; else None.
+        """
         return composition.event(self.run(sigma, columns))
 
     def log_moments(

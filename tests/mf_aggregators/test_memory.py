@@ -103,7 +103,7 @@ def test_what_is_small_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(memory, "available_bytes", lambda: 0.0)
     factorizations.tree_aggregation(1000)
     with pytest.raises(InsufficientMemoryError):
-        factorizations.tree_aggregation(10**6)
+        factorizations.tree_aggregation(10**7)
 
 
 def test_within_the_limit_an_allocation_fails_that_the_kernel_would_grant(
@@ -123,20 +123,20 @@ resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 from mf_aggregators import memory
 assert memory.available_bytes() < 3 << 30
 from mf_aggregators.commands import factorize
-sys.argv = ["mf-factorize", "--mechanism=tree", "--num_rounds=30000000", "--output=tree"]
+sys.argv = ["mf-factorize", "--mechanism=tree", "--num_rounds=150000000", "--output=tree"]
 factorize.run()
 """
 
 
 def test_a_limit_of_the_process_is_respected() -> None:
-    """30 million rounds of a tree need 4.5 GB: refused under `ulimit -v` of 3 GB."""
+    """150 million rounds of a tree need 4.5 GB: refused under `ulimit -v` of 3 GB."""
     ended = subprocess.run(
         [sys.executable, "-c", _LIMITED], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout == ""
     assert ended.stderr.count("\n") == 1
-    assert "the tree for 30000000 rounds needs 4.5 GB" in ended.stderr
+    assert "the tree for 150000000 rounds needs 4.5 GB" in ended.stderr
 
 
 def test_available_memory_is_no_more_than_the_machine_has() -> None:

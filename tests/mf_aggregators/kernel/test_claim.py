@@ -134,7 +134,7 @@ def test_one_client_has_the_epsilon_of_its_own_rounds(rounds: tuple[int, ...]) -
     matrix = np.abs(_matrix(np.random.default_rng(3), 5))
     rows = DenseNoise(np.linalg.inv(matrix))
     found = claim.check(Claim(rows, Pattern(rounds), 9.0, _DELTA))
-    moved = np.linalg.norm(matrix[:, list(rounds)].sum(axis=1))
+    moved = float(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)))
     assert found.sensitivity.value == pytest.approx(moved)
     assert found.epsilon == pytest.approx(_epsilon(moved / 9.0, _DELTA), rel=1e-8)
 
