@@ -237,8 +237,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
 
     C comes from the rows (:mod:`mf_aggregators.kernel.strategies`). The bound on the errors of its
     columns counts k times, for at most k participations, and that on roundings of the value once.
-    Where a dense C would be too large, rows of a binary tree are known by their arrays
-    (:func:`trees.tree_of_rows`).
+    Rows of a binary tree are known by their arrays (:func:`trees.tree_of_rows`).
 
     Args:
       rows: The rows, of one of the kernel's own classes.
@@ -252,7 +251,7 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
       NotProved: If C does not follow from the rows, see :func:`strategies.strategy`.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    most, tree = schema.most_in(num_rounds), _long_tree(rows, num_rounds)
+    most, tree = schema.most_in(num_rounds), _tree(rows, num_rounds)
     if tree is not None:
         return _by_tree(of_tree(tree.num_leaves, num_rounds, schema), tree, most)
     found = strategies.strategy(rows, num_rounds)
@@ -286,7 +285,7 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     """
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
-    most, tree = len(rounds), _long_tree(rows, num_rounds)
+    most, tree = len(rounds), _tree(rows, num_rounds)
     theorem = "sum of one pattern (BandMF Eq. 5)"
     if tree is not None:
         value = _root(trees.sum_of_pattern(tree.num_leaves, rounds), theorem, is_exact=False)
@@ -316,10 +315,9 @@ def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     return float((min(num_rounds, entries) + 4.0 + signed) * 2.0**-52)
 
 
-def _long_tree(rows: NoiseRecursion, num_rounds: int) -> trees.TreeRows | None:
-    """The tree that rows are of, for more rounds than a dense C can have."""
-    most_dense = strategies.MOST_DENSE_ROUNDS
-    if type(rows) is not StateSpaceNoise or not most_dense < num_rounds <= rows.num_rounds:
+def _tree(rows: NoiseRecursion, num_rounds: int) -> trees.TreeRows | None:
+    """The tree that rows are of, if they are of one."""
+    if type(rows) is not StateSpaceNoise or num_rounds > rows.num_rounds:
         return None
     return trees.tree_of_rows(rows, num_rounds)
 
