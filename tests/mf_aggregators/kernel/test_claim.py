@@ -282,6 +282,10 @@ def test_columns_of_another_matrix_are_refused() -> None:
     entries[-1, 1] = 0.0
     found = claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries)))
     assert found.noise_multiplier == pytest.approx(3.0 / math.sqrt(2.0))
+    # A certificate is for all rounds of the draws: a run that stopped early has that of the whole.
+    early = Claim(rows, draws, 3.0, _DELTA, num_rounds=4, columns=StrategyColumns(entries))
+    assert claim.check(early).epsilon == found.epsilon
+    assert claim.check(early).num_rounds == 4
     for others in (entries * 0.5, entries[:, :1], entries + 1e-9):
         with pytest.raises(NotProved, match="columns"):
             claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(others)))
