@@ -73,7 +73,7 @@ class _Reader(html.parser.HTMLParser):
         elif tag in ("p", "code", "figcaption"):
             lists = {"p": page.paragraphs, "code": page.commands, "figcaption": page.captions}
             lists[tag].append("")
-        elif tag == "svg" and not (given.get("role") == "img" and given.get("aria-label")):
+        elif tag == "img" and not given.get("alt"):
             page.faults.append("a figure says nothing to who does not see it")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -19,7 +19,7 @@ import matplotlib.patches
 import numpy as np
 
 import mf_aggregators as mfa
-from docs.extensions import mechanism_figures
+from docs.extensions import mechanism_figures, svg_elements
 from mf_aggregators import figures
 from mf_aggregators.participation import MinSeparation
 from simulations.devices import availability, device_behaviour
@@ -310,7 +310,7 @@ def files(name: str) -> dict[str, str]:
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
-    drawn = figures.inline_svg(figure, name, description)
+    drawn = svg_elements.inline_svg(figure, name, description)
     light = drawn.element.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
     in_the_dark = dict(drawn.colours_in_the_dark)
     return {

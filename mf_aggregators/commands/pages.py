@@ -5,8 +5,9 @@ it numbers and figures, all of which is escaped. This imports matplotlib, which 
 commands import it once they draw.
 """
 
+import base64
 import dataclasses
-import itertools
+import io
 import math
 import pathlib
 import re
@@ -104,15 +105,10 @@ def text(
     # A figure alone needs no templates.
     import jinja2
 
-    colours: dict[str, str] = {}
-    drawn: dict[str, list[dict[str, str]]] = {}
-    number = itertools.count(1)
-    for name, row in pictures.items():
-        drawn[name] = []
-        for picture in row:
-            svg = figures.inline_svg(picture.figure, f"figure-{next(number)}", picture.caption)
-            colours.update(svg.colours_in_the_dark)
-            drawn[name].append({"element": svg.element, "caption": picture.caption})
+    drawn = {
+        name: [{"source": _as_data(each.figure), "caption": each.caption} for each in row]
+        for name, row in pictures.items()
+    }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -126,9 +122,15 @@ def text(
         title=title,
         command=command,
         pictures=drawn,
-        colours_in_the_dark=colours,
         version=version.__version__,
     )
+
+
+def _as_data(figure: Figure) -> str:
+    """The address of an image that is part of the page."""
+    buffer = io.BytesIO()
+    figures.save(figure, buffer, "svg")
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def one_panel(height: float = INCHES[1]) -> tuple[Figure, Axes]:

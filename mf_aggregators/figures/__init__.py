@@ -21,11 +21,9 @@ from mf_aggregators.figures.plots import (
     save,
     scientific,
 )
-from mf_aggregators.figures.svg_elements import InlineSvg, inline_svg
 
 __all__ = [
     "MOST_MARKED_POINTS",
-    "InlineSvg",
     "Interval",
     "Style",
     "bars",
@@ -35,7 +33,6 @@ __all__ = [
     "heading",
     "heat_map",
     "height_of_rows",
-    "inline_svg",
     "intervals",
     "legend",
     "lines",

@@ -14,7 +14,6 @@ from mf_aggregators.commands import output_paths, pages
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
-from mf_aggregators.figures import svg_elements
 from tests import page_checks
 from tests.refusals import refuses
 
@@ -125,7 +124,7 @@ def test_a_report_with_text_of_any_kind(tmp_path: pathlib.Path) -> None:
         ("<p style='background: url(a.png)'></p>", "<p> names background: url(a.png)"),
         ("<style>@import 'a.css'</style>", "a style names another file"),
         ("<a href='#b'></a>", "nothing is b"),
-        ("<svg></svg>", "a figure says nothing to who does not see it"),
+        ("<img>", "a figure says nothing to who does not see it"),
         ("<div><table></table></div>", "a table is in no box that scrolls"),
         ("<p onclick='a()'></p>", "<p> has a script"),
         ("<p style='fill: var(--x)'></p>", "--x has no colour in the dark"),
@@ -137,11 +136,6 @@ def test_what_the_checks_of_pages_see(broken: str, fault: str, tmp_path: pathlib
     assert page_checks.read(path).faults == []
     path.write_text(path.read_text().replace("<footer>", f"{broken}<footer>"))
     assert fault in page_checks.read(path).faults
-
-
-def test_figures_and_the_page_have_one_background_in_the_dark() -> None:
-    _, _, in_the_dark = _empty().partition("prefers-color-scheme: dark")
-    assert f"--background: {svg_elements.DARK_BACKGROUND};" in in_the_dark
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, checkpoints, factorizations, figures, workloads
-from mf_aggregators.commands import command_line, plan, report
+from mf_aggregators import accounting, checkpoints, factorizations, workloads
+from mf_aggregators.commands import command_line, pages, plan, report
 from mf_aggregators.participation import MinSeparation, sampling_from_dict
 from mf_aggregators.privacy.guarantees import ONLY_IF
 from tests import figure_checks, page_checks
@@ -33,13 +33,13 @@ _PLAN = (
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
     """The figures of the pages that a test makes."""
     found: list[matplotlib.figure.Figure] = []
-    inline_svg = figures.inline_svg
+    as_data = pages._as_data
 
-    def record(figure: matplotlib.figure.Figure, name: str, description: str) -> figures.InlineSvg:
+    def record(figure: matplotlib.figure.Figure) -> str:
         found.append(figure)
-        return inline_svg(figure, name, description)
+        return as_data(figure)
 
-    monkeypatch.setattr(figures, "inline_svg", record)
+    monkeypatch.setattr(pages, "_as_data", record)
     return found
 
 

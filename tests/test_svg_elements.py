@@ -9,20 +9,20 @@ import matplotlib.colors
 import numpy as np
 import pytest
 
+from docs.extensions import svg_elements
 from mf_aggregators import figures
-from mf_aggregators.figures import svg_elements
 from mf_aggregators.figures.colours import COLOURS
 from tests import figure_checks, page_checks
 
 _AWKWARD = "a \"curve\" <of> 'A & B'"
 
 
-def _drawn(name: str, description: str = "two curves") -> figures.InlineSvg:
+def _drawn(name: str, description: str = "two curves") -> svg_elements.InlineSvg:
     figure, ((first, second),) = figures.panels(1, 2)
     places = np.arange(1.0, 60.0)
     figures.lines(first, {"banded": (places, places), "tree": (places, 2.0 * places)}, title="A")
     figures.heat_map(figure, second, np.eye(3), title="B")
-    return figures.inline_svg(figure, name, description)
+    return svg_elements.inline_svg(figure, name, description)
 
 
 def test_figures_of_one_page_share_no_id(tmp_path: pathlib.Path) -> None:
