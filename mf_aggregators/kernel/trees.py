@@ -507,15 +507,15 @@ def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> TreeRows | None:
       at most 1/2; outputs, all of one sign, sum up to one of them minus one. Gains have 18.
 
     Args:
-      rows: The rows; ``online`` ones are known only if they have fewer phases than rounds.
+      rows: The rows.
       num_rounds: The first rounds that count, at most all.
     """
     rounds, (phases, vectors) = rows.num_rounds, rows.outputs.shape
-    if phases == rounds:
-        leaves, roundings = rounds, 7 * (vectors + 1) ** 2
+    if phases == rounds == rows.phases[-1] + 1:
+        leaves, roundings, is_equal = rounds, 7 * (vectors + 1) ** 2, num_rounds == rounds
         made = full_recursion(binary_tree(rounds))
     elif phases == vectors + 1 and num_rounds <= most_rounds(vectors):
-        leaves, roundings = num_rounds, 10 * vectors + 30
+        leaves, roundings, is_equal = num_rounds, 10 * vectors + 30, False
         made = online_recursion(num_rounds, vectors)
     else:
         return None
@@ -527,6 +527,5 @@ def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> TreeRows | None:
     # Less noise by a rounding is C times a diagonal matrix. NaN does not pass comparisons.
     largest = float(np.max(factors))
     if 1e-100 < largest <= np.min(factors) * (1.0 + _ROUNDING_OF_GAINS) < 1e100:
-        is_equal = phases == rounds == num_rounds
         return TreeRows(leaves, largest, roundings * 2.0**-53, is_equal)
     return None

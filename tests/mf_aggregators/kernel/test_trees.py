@@ -265,12 +265,12 @@ def test_no_rows_of_a_tree_have_more_than_its_matrix(num_rounds: int) -> None:
         assert least >= -1e-12
 
 
-@given(st.sampled_from(["online", "full"]), st.integers(8, 60), st.integers(0, 9), st.data())
+@given(st.sampled_from(["online", "full"]), st.integers(6, 60), st.integers(0, 9), st.data())
 @settings(max_examples=examples(200), deadline=None)
 def test_one_other_number_is_no_tree(
     decoder: str, num_rounds: int, unreleased: int, data: st.DataObject
 ) -> None:
-    rows, first = _rows(decoder, num_rounds, slots=6), max(8, num_rounds - unreleased)
+    rows, first = _rows(decoder, num_rounds, slots=6), max(6, num_rounds - unreleased)
     factor = data.draw(st.sampled_from([1.0, 0.125, 3.3, 1e9]))
     rows = dataclasses.replace(rows, gains=rows.gains / factor)
     found = trees.tree_of_rows(rows, first)
