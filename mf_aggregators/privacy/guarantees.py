@@ -160,7 +160,10 @@ class Guarantee:
         """The rho of approximate zero-concentrated DP, never amplified; infinity for no noise."""
         return self.proved.rho
 
-    zcdp_rho = rho
+    @property
+    def zcdp_rho(self) -> float:
+        """The same."""
+        return self.rho
 
     @property
     def sigma(self) -> float:
@@ -775,7 +778,7 @@ def _under(
     schema: Participation, plan: Guarantee, num_rounds: int, pattern: Pattern | None = None
 ) -> Guarantee:
     """The guarantee of the noise of a plan under a schema that was observed."""
-    taking_part = schema.as_schema() if pattern is None else pattern
+    taking_part: Schema | Pattern = schema.as_schema() if pattern is None else pattern
     return _proved(schema, observed_claim(plan, taking_part, num_rounds))
 
 

@@ -67,9 +67,9 @@ class WorstClient:
         """
         of_clients = ledger.rounds_of_clients
         by_count: dict[int, list[int]] = {}
-        for index, rounds in enumerate(of_clients):
-            if len(rounds):
-                by_count.setdefault(len(rounds), []).append(index)
+        for index, number in enumerate(map(len, of_clients)):
+            if number:
+                by_count.setdefault(number, []).append(index)
         if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
             return None
         # Without the rows of C that only later rounds see.
