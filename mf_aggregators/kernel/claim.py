@@ -302,6 +302,7 @@ def check(claim: Claim) -> Guarantee:
     # Made anew, so that its numbers are those that its constructor has checked.
     claim = dataclasses.replace(claim)
     rows, taking_part = claim.rows, claim.taking_part
+    strategies.check_rounds(rows, claim.num_rounds or 0)
     rounds = rows.num_rounds if claim.num_rounds is None else claim.num_rounds
     together = AllParticipations()
     if isinstance(taking_part, Schema):

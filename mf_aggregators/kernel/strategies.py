@@ -124,10 +124,7 @@ def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
         proof, or if there are too many rounds for one.
     """
     num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    if type(rows) not in _OF_KIND:
-        raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
-    if num_rounds > rows.num_rounds:
-        raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
+    check_rounds(rows, num_rounds)
     with np.errstate(all="ignore"):
         diagonal = rows.diagonal[:num_rounds]
         if not np.all(np.isfinite(diagonal) & (diagonal != 0.0)):
@@ -140,6 +137,19 @@ def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
             f"and errors of {found.error:g}, so that the rows are nearly singular."
         )
     return found
+
+
+def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
+    """Raises NotProved unless rows are of the kernel's own classes and of so many rounds.
+
+    Args:
+      rows: The rows.
+      num_rounds: How many of their rounds are used.
+    """
+    if type(rows) not in _OF_KIND:
+        raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
+    if num_rounds > rows.num_rounds:
+        raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
 
 
 def num_bands(found: Strategy) -> int:

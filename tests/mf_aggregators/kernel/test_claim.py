@@ -252,9 +252,18 @@ def test_numbers_out_of_their_range_are_refused(values: dict[str, Any]) -> None:
         )
 
 
-def test_more_rounds_than_rows_are_refused() -> None:
+@pytest.mark.parametrize("taking_part", [Schema(1, 1), Pattern((0,)), Pattern(()), Limit(1.0)])
+def test_more_rounds_than_rows_and_other_rows_are_refused(taking_part: Any) -> None:
+    rows = BandedNoise(np.ones((3, 1)))
     with pytest.raises(NotProved, match="rounds"):
-        claim.check(Claim(BandedNoise(np.ones((3, 1))), Schema(1, 1), 1.0, _DELTA, num_rounds=4))
+        claim.check(Claim(rows, taking_part, 1.0, _DELTA, num_rounds=4))
+
+    class Quiet(BandedNoise):
+        num_rounds = 3  # type: ignore[assignment]
+
+    for others in (Quiet(np.ones((3, 1))), None):
+        with pytest.raises(NotProved, match="own classes"):
+            claim.check(Claim(others, taking_part, 1.0, _DELTA))  # type: ignore[arg-type]
 
 
 def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
