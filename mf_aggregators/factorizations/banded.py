@@ -118,10 +118,6 @@ class BandedFactorization(Factorization):
         """Returns C as a dense (n, n) array."""
         return matrix_from_bands(self.bands)
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
-        """Returns the leading part of C, in no more memory than that."""
-        return matrix_from_bands(self.bands[:num_rounds, :num_rounds])
-
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
         return BandedNoise(self.bands)

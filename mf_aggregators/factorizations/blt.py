@@ -16,8 +16,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-import scipy.linalg
-import scipy.signal
 
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._blt_search import (
@@ -94,39 +92,6 @@ class BltFactorization(ToeplitzStructure):
                 "non-increasing: the sensitivity is known only then."
             )
         self._set(buffer_decays=decays, inverse_decays=inverse)
-
-    @classmethod
-    def from_output_scales(
-        cls, num_rounds: int, buffer_decays: Any, output_scales: Any, **attributes: Any
-    ) -> "BltFactorization":
-        """Creates the factorization with c_t = sum_m output_scales[m] buffer_decays[m]^(t-1).
-
-        Args:
-          num_rounds: n.
-          buffer_decays: (m,) different decays in [0, 1).
-          output_scales: (m,) positive weights of sum at most one.
-          **attributes: Those of the base class.
-
-        Returns:
-          The factorization; the decays of C^-1 are the eigenvalues of the matrix
-          diag(d) - sqrt(w) sqrt(w)^T.
-
-        Raises:
-          ValueError: If the coefficients of C would not be non-negative and non-increasing.
-        """
-        decays = validation.real_array(buffer_decays, "buffer_decays")
-        scales = validation.real_array(output_scales, "output_scales")
-        if decays.ndim != 1 or decays.shape != scales.shape:
-            raise ValueError(
-                "buffer_decays and output_scales must be vectors of one length, found shapes "
-                f"{decays.shape} and {scales.shape}."
-            )
-        if not np.all(scales > 0.0) or not np.all(np.isfinite(decays)):
-            raise ValueError("output_scales must be above zero and all decays finite.")
-        order = np.argsort(-decays)
-        decays, roots = decays[order], np.sqrt(scales[order])
-        inverse = scipy.linalg.eigvalsh(np.diag(decays) - np.outer(roots, roots))[::-1]
-        return cls(num_rounds, decays, inverse, **attributes)
 
     @property
     def num_buffers(self) -> int:

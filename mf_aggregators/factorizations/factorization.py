@@ -414,20 +414,6 @@ class Factorization(abc.ABC):
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         return sensitivities.compute(self.strategy_matrix(), participation)
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
-        """Returns the part of C that the first rounds of a run follow from.
-
-        Args:
-          num_rounds: How many rounds, 1 to n.
-
-        Returns:
-          Its first ``num_rounds`` rows and columns, as a dense array; where C is not square, all
-          rows that those columns have entries in.
-        """
-        strategy = self.strategy_matrix()
-        is_square = strategy.shape[0] == strategy.shape[1]
-        return strategy[: num_rounds if is_square else None, :num_rounds]
-
     def errors(self, workload: Any, participation: Participation) -> Errors:
         """Returns all errors of the outputs A x for a workload A.
 

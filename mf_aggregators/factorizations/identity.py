@@ -44,10 +44,6 @@ class IdentityFactorization(Factorization):
         """Returns the (n, n) identity."""
         return np.eye(self.num_rounds)
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
-        """Returns an identity of fewer rounds."""
-        return np.eye(num_rounds)
-
     def noise_recursion(self) -> IndependentNoise:
         """Returns the recursion without memory."""
         return IndependentNoise(self.num_rounds)

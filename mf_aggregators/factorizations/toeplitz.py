@@ -83,10 +83,6 @@ class ToeplitzStructure(Factorization):
         """Returns C as a dense (n, n) array."""
         return _dense(self._strategy_column())
 
-    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
-        """Returns the leading part of C, in no more memory than that."""
-        return _dense(self._strategy_column()[:num_rounds])
-
     def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) array."""
         return _dense(self._noising_column())
@@ -189,10 +185,6 @@ class ToeplitzFactorization(ToeplitzStructure):
     def strategy_matrix(self) -> FloatArray:
         """Returns C as a dense (n, n) array."""
         return super().strategy_matrix() / self._column_norms()
-
-    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
-        """Returns the leading part of C, in no more memory than that."""
-        return super().strategy_matrix_of_first(num_rounds) / self._column_norms()[:num_rounds]
 
     def noising_matrix(self) -> FloatArray:
         """Returns C^-1 as a dense (n, n) array."""

@@ -23,7 +23,7 @@ import scipy.linalg
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
 from mf_aggregators.kernel.trees import (
@@ -95,17 +95,9 @@ class TreeAggregationFactorization(Factorization):
 
     def strategy_matrix(self) -> FloatArray:
         """Returns C_T: (2 n - 1, n) float64 zeros and ones, in the tree's order of nodes."""
-        return self._columns(np.arange(self.num_rounds), slice(None))
-
-    def strategy_matrix_of_first(self, num_rounds: int) -> FloatArray:
-        """Returns the first columns of C_T, without the nodes that have none of their rounds."""
-        return self._columns(np.arange(num_rounds), self._tree.starts < num_rounds)
-
-    def _columns(self, rounds: IntArray, nodes: slice | BoolArray) -> FloatArray:
-        starts, stops = self._tree.starts[nodes], self._tree.stops[nodes]
-        covered = rounds >= starts[:, np.newaxis]
-        covered &= rounds < stops[:, np.newaxis]
-        return covered * self._tree.precisions[nodes, np.newaxis]
+        rounds, starts, stops = np.arange(self.num_rounds), self._tree.starts, self._tree.stops
+        covered = (rounds >= starts[:, np.newaxis]) & (rounds < stops[:, np.newaxis])
+        return covered * self._tree.precisions[:, np.newaxis]
 
     def noising_matrix(self) -> FloatArray:
         """Returns the left inverse N of C_T: (n, 2 n - 1) float64.

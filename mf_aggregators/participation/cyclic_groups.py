@@ -208,13 +208,18 @@ class CyclicGroups(SamplingScheme):
             root, step = min(root + step, high), 2.0 * step
         return math.exp(root)
 
-    @abc.abstractmethod
+    @property
+    def group_size(self) -> int:
+        """The clients floor(m / b) of each group."""
+        return self.population // self.num_bands
+
     def group_slice(self, group: int) -> slice:
         """Returns which places of a random order of all clients are a group.
 
         Args:
           group: The group, from 0.
         """
+        return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def size_of_group(self, group: int) -> int:
         """Returns how many clients a group has.

@@ -30,18 +30,9 @@ class FixedSizeSampling(CyclicGroups):
     _kind: ClassVar[Callable[..., Groups]] = FixedSize
 
     @property
-    def group_size(self) -> int:
-        """The clients floor(m / b) of each group."""
-        return self.population // self.num_bands
-
-    @property
     def sampling_probability(self) -> float:
         """The probability B / floor(m / b) that a client of a round's group is drawn."""
         return self.clients_per_round / self.group_size
-
-    def group_slice(self, group: int) -> slice:
-        """Returns the places of a group."""
-        return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns a random subset."""

@@ -49,10 +49,6 @@ class RandomAllocation(CyclicGroups):
         """The clients t B of each group."""
         return self.rounds_of_cycle * self.clients_per_round
 
-    def group_slice(self, group: int) -> slice:
-        """Returns the places of a group."""
-        return slice(group * self.group_size, (group + 1) * self.group_size)
-
     def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns who has this round of the cycle."""
         cycle, place = divmod(round_index // self.num_bands, self.rounds_of_cycle)

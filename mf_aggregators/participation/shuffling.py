@@ -45,18 +45,9 @@ class Shuffling(CyclicGroups):
         """The clients floor(m / (b B)) B of each group."""
         return self.batches_per_pass * self.clients_per_round
 
-    @property
-    def num_passes(self) -> int:
-        """The passes over a group that n rounds begin."""
-        return math.ceil(self.rounds_of_group / self.batches_per_pass)
-
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns the passes over a group, in each of which a client is once."""
         return math.ceil(super().most_participations(num_rounds) / self.batches_per_pass)
-
-    def group_slice(self, group: int) -> slice:
-        """Returns the places of a group."""
-        return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
         """Returns the next batch of the pass; all batches of a pass come from one shuffle."""

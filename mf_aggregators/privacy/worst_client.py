@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import claim, validation
+from mf_aggregators.kernel import claim, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.claim import Pattern
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, observed_claim
@@ -73,7 +73,8 @@ class WorstClient:
         if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
             return None
         # Without the rows of C that only later rounds see.
-        leading = factorization.strategy_matrix_of_first(ledger.num_rounds)
+        strategy = strategies.strategy(factorization.noise_recursion(), ledger.num_rounds)
+        leading = strategies.columns(strategy, tuple(range(ledger.num_rounds)))
         magnitudes = np.abs(leading.T @ leading)
         worst, largest = -1, -1.0
         for indices in by_count.values():

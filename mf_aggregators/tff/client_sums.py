@@ -17,7 +17,6 @@ the names of what is summed.
 import collections
 import dataclasses
 import functools
-import math
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,11 +89,6 @@ class ClientSum:
             for each in self.tensors
         )
         return f"{self.operation} of {names}{', with noise' if self.is_noised else ''}"
-
-    @property
-    def num_numbers(self) -> int:
-        """How many numbers each client contributes, as far as shapes are known."""
-        return sum(math.prod(each.shape or ()) for each in self.tensors)
 
 
 def of(computation: Any) -> tuple[ClientSum, ...]:

@@ -17,7 +17,6 @@ from mf_aggregators import checkpoints, lower_bounds, workloads
 from mf_aggregators.factorizations import (
     BandedFactorization,
     BandedInverseFactorization,
-    BltFactorization,
     DenseFactorization,
     Factorization,
     IdentityFactorization,
@@ -44,6 +43,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms
+from tests.mf_aggregators.blt_of_scales import blt_of_scales
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
 from tests.refusals import refuses
 
@@ -275,21 +275,6 @@ def test_streamed_rows_are_those_of_the_dense_product(name: str) -> None:
 
 
 @every_mechanism
-def test_first_rounds_follow_from_the_leading_part(name: str) -> None:
-    """The rows that only later rounds see are not in it, nor rows of zeros."""
-    factorization = _made(name)
-    strategy = factorization.strategy_matrix()
-    rounds = factorization.num_rounds
-    for first in range(1, rounds + 1):
-        leading = factorization.strategy_matrix_of_first(first)
-        if len(strategy) == rounds:
-            np.testing.assert_array_equal(leading, strategy[:first, :first])
-        else:
-            columns = strategy[:, :first]
-            assert leading.T @ leading == pytest.approx(columns.T @ columns)
-
-
-@every_mechanism
 def test_encoded_streams_are_those_of_the_dense_product(name: str) -> None:
     factorization = _made(name)
     for shape in ((), (5,), (2, 3)):
@@ -421,7 +406,7 @@ def test_a_normalised_matrix_made_by_its_class_survives_a_checkpoint(
     [
         TreeAggregationFactorization(6, "online"),
         ToeplitzFactorization(6, np.array([1.0, 0.5]), parameters={"num_bands": 2}),
-        BltFactorization.from_output_scales(6, [0.5], [0.5]),
+        blt_of_scales(6, [0.5], [0.5]),
         IdentityFactorization(6),
     ],
     ids=lambda factorization: factorization.mechanism,
@@ -504,7 +489,7 @@ def _unoptimised(
     scales = generator.uniform(0.01, 1.0 / 3.0, len(decays))
     powers = decays ** np.arange(num_rounds - 1)[:, np.newaxis]
     return (
-        BltFactorization.from_output_scales(num_rounds, decays, scales),
+        blt_of_scales(num_rounds, decays, scales),
         dense(np.append(1.0, powers @ scales), num_rounds),
     )
 

@@ -124,7 +124,7 @@ def test_each_pass_over_a_part_shows_every_client_of_it_once(
         population=num_bands * size * batches + left_out,
         clients_per_round=size,
     )
-    assert (scheme.batches_per_pass, scheme.num_passes) == (batches, passes)
+    assert (scheme.batches_per_pass, scheme.most_participations()) == (batches, passes)
     sampler = scheme.sampler(seed)
     for part, number in itertools.product(range(num_bands), range(passes)):
         shown = [

@@ -71,7 +71,6 @@ def test_an_aggregator_sums_updates_with_noise_and_counts_clients(
         ClientTensor("num_records", ()),
         ClientTensor("least_steps", ()),
     )
-    assert sums[0].num_numbers == 11
     assert str(sums[0]).endswith("num_records [], least_steps [], with noise")
     assert str(sums[1]) == f"{operations[1]} of a value []"
     client_sums.check(process.next)
@@ -84,7 +83,6 @@ def test_what_factories_around_it_send_is_listed_as_well() -> None:
     # How many updates were zeroed is a number of its own.
     others = [each for each in sums if not each.is_noised]
     assert len(others) >= 2
-    assert all(each.num_numbers == 1 for each in others)
     client_sums.check(process.next)
 
 
