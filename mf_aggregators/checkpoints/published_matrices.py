@@ -337,7 +337,7 @@ def _tensor(contents: memoryview) -> FloatArray:
         )
     values = np.frombuffer(content, "<f8")
     rest = np.full(size - len(values), values[-1] if is_cut else 0.0)
-    return np.concatenate([values, rest]).reshape(shape)
+    return np.asarray(np.concatenate([values, rest]).reshape(shape))
 
 
 def _size(key: int, dimension: Any) -> int:

@@ -571,8 +571,6 @@ def sampled(
     scheme = accounted(scheme)
     _check_structure(catalogue.check_own(factorization), scheme)
     draws = scheme.as_draws()
-    if draws is None:
-        return planned(factorization, scheme.schema(), noise_multiplier, delta)
     bound = factorization.sensitivity(SingleParticipation()).value
     columns = columns_of(factorization, scheme)
     certification = certification or default_certification()

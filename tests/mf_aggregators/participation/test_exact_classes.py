@@ -58,8 +58,9 @@ def test_other_classes_are_refused(given: Any, words: str) -> None:
     if not isinstance(given, SamplingScheme):
         with refuses("MinSeparation", error=TypeError):
             mfa.sensitivity.compute(np.eye(8), given)
+    sampling: Any = 3 if given is None else given
     with refuses("no subclass", error=TypeError):
-        Ledger(("a",), (np.array([0]),), 2, 3 if given is None else given)
+        Ledger(("a",), (np.array([0]),), 2, sampling)
 
 
 def test_a_scheme_is_no_schema() -> None:
