@@ -259,7 +259,7 @@ def test_more_rounds_than_rows_and_other_rows_are_refused(taking_part: Any) -> N
         claim.check(Claim(rows, taking_part, 1.0, _DELTA, num_rounds=4))
 
     class Quiet(BandedNoise):
-        num_rounds = 3  # type: ignore[assignment]
+        num_rounds = 3
 
     for others in (Quiet(np.ones((3, 1))), None):
         with pytest.raises(NotProved, match="own classes"):
