@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import matplotlib.colors
 import matplotlib.figure
 
-from mf_aggregators.figures.colours import contrast
-from mf_aggregators.figures.plots import save
+from mf_aggregators.figures import contrast, save
 
 # The background of figures on a dark page.
 DARK_BACKGROUND = "#15181c"
