@@ -645,15 +645,27 @@ def calibrate(
                 certification or guarantees.default_certification(),
                 DEFAULT_NUM_COORDINATES,
             )
+    share = _ERRORS_OF_C
+    if rho is not None and scheme is not None:
+        multiplier *= 1.0 + share
     found = dataclasses.replace(unknown, noise_multiplier=multiplier)
-    if scheme is None and epsilon is not None:
-        assert delta is not None
-        share = _ERRORS_OF_C
-        # Errors of a computed C may take more than the margin of the noise multiplier.
-        while found.guarantee(delta).epsilon > epsilon:
-            found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
-            share *= 2.0
+    # Errors of a computed C may take more than the margin of the noise multiplier.
+    while scheme is None and not _reaches(found, epsilon, delta, rho):
+        found = dataclasses.replace(unknown, noise_multiplier=multiplier * (1.0 + share))
+        share *= 2.0
     return found
+
+
+def _reaches(
+    mechanism: Mechanism, epsilon: float | None, delta: float | None, rho: float | None
+) -> bool:
+    """Whether a target holds, which is an epsilon and a delta, or a rho."""
+    if rho is not None:
+        # That of every delta.
+        return mechanism.guarantee(0.5).rho <= rho
+    assert epsilon is not None
+    assert delta is not None
+    return mechanism.guarantee(delta).epsilon <= epsilon
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

@@ -42,6 +42,9 @@ from mf_aggregators.kernel.sensitivity import Sensitivity
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
+# Errors of C, relative to the sensitivity, that cost no noise: epsilons are rounded up by ten times
+# as much, and the noise that is drawn is larger than sigma by 3e-8 (``noise.integer_rows``).
+_NEGLIGIBLE = 1e-12
 # The entries of columns that a certificate is for may differ from C by rounding. A participation
 # then moves a number by less than one step of Z, which the roundings of rows are charged with.
 _ROUNDING_OF_COLUMNS = 1e-11
@@ -319,7 +322,9 @@ def check(claim: Claim) -> Guarantee:
     # Nothing is released of a client who never takes part.
     multiplier = claim.sigma / bound.value if bound.value else math.inf
     # The errors of a computed C cost noise, and are not shown in the noise multiplier.
-    left = claim.sigma / (bound.value + bound.error) if bound.value else math.inf
+    left = multiplier
+    if bound.error > _NEGLIGIBLE * bound.value:
+        left = claim.sigma / (bound.value + bound.error)
     proved = _epsilon(claim, multiplier, left, together)
     if claim.epsilon is not None and not proved <= claim.epsilon * (1.0 + _ROUNDING):
         raise NotProved(

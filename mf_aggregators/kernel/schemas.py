@@ -46,6 +46,15 @@ class Schema:
         if type(self.is_even) is not bool:
             raise TypeError(f"is_even must be a bool, found {validation.shown(self.is_even)}.")
 
+    def __str__(self) -> str:
+        if self == Schema(1, 1):
+            return "at most one participation"
+        most = "" if self.most is None else f"at most {self.most} "
+        apart = f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
+        if self.is_even:
+            return f"{most}participations, adjacent ones exactly {apart}"
+        return f"{most}participations at least {apart}"
+
     def most_in(self, num_rounds: int) -> int:
         """Returns the most of n rounds that one client can take part in.
 

@@ -39,6 +39,9 @@ class Participation(abc.ABC):
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""
 
+    def __str__(self) -> str:
+        return str(self.as_schema())
+
     @property
     def limit(self) -> int | None:
         """The most participations that the schema names; None for as many as fit."""
@@ -114,9 +117,6 @@ class SingleParticipation(Participation):
         """Returns the flags of timers that let nobody return, by name."""
         return {"max_participations": 1}
 
-    def __str__(self) -> str:
-        return "at most one participation"
-
 
 @dataclasses.dataclass(frozen=True)
 class FixedEpochOrder(Participation):
@@ -164,12 +164,6 @@ class FixedEpochOrder(Participation):
             "order, or devices that decide themselves when they take part, have a weaker guarantee."
         )
 
-    def __str__(self) -> str:
-        return (
-            f"at most {self.epochs} participations, adjacent ones exactly "
-            f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparation(Participation):
@@ -210,15 +204,6 @@ class MinSeparation(Participation):
     def run_flags(self) -> Mapping[str, int | str | None]:
         """Returns the flags of the timers, by name."""
         return {"separation": self.separation, "max_participations": self.max_participations}
-
-    def __str__(self) -> str:
-        limit = (
-            "participations"
-            if self.max_participations is None
-            else f"at most {self.max_participations} participations"
-        )
-        apart = f"{self.separation} round{'' if self.separation == 1 else 's'} apart"
-        return f"{limit} at least {apart}"
 
 
 def check(participation: Any) -> Participation:

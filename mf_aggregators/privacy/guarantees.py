@@ -222,7 +222,8 @@ class Guarantee:
 
     def __str__(self) -> str:
         stated = stated_pair(self.epsilon, self.delta)
-        who = self.participation if self.sampling is None else self.sampling
+        # The participation that was proved, whatever became of the words for it.
+        who = self.proved.claim.taking_part if self.sampling is None else self.sampling
         ifs = " ".join(each.sentence for each in self.assumptions)
         if self.is_by_rule:
             return f"{stated} for each client, by a stopping rule\nif: {ifs}"

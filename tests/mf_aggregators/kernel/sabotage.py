@@ -71,7 +71,9 @@ _PLACES = [8 * j + 3 for j in range(ROUNDS)]
 _TOUCH = "touch"
 _CONSTRUCTORS = ("__init__", "__post_init__")
 _touched: set[str] = set()
-_STATED = re.compile(r"\((\S+), (\S+)\)-DP for each client over (\S+) rounds?: ([^\n]*)(?:\n[^\n]*)?")
+_STATED = re.compile(
+    r"\((\S+), (\S+)\)-DP for each client over (\S+) rounds?: ([^\n]*)(?:\n[^\n]*)?"
+)
 _SCHEMAS: tuple[tuple[str, Callable[..., tuple[float, float, bool]]], ...] = (
     ("at most one participation", lambda: (1, 1, False)),
     (
