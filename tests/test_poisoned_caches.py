@@ -163,7 +163,7 @@ def _epsilon(candidate: Candidate, delta: float) -> float:
     ("name", "factor"),
     [
         pytest.param(name, factor, marks=() if name in short else pytest.mark.long)
-        for factor, short in zip(_FACTORS, (("timers", "poisson"), (), ("poisson",)), strict=True)
+        for factor, short in zip(_FACTORS, (("timers",), (), ("poisson",)), strict=True)
         for name in _SETTINGS
     ],
 )

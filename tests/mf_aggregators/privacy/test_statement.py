@@ -36,6 +36,7 @@ from mf_aggregators.privacy.statement import (
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.privacy.worst_client import WorstClient
 from tests import statement_schemas
+from tests.examples import examples
 from tests.refusals import refuses
 
 
@@ -503,7 +504,8 @@ def test_every_condition_that_a_statement_prints_is_true_of_its_ledger() -> None
     generator = np.random.default_rng(4)
     plan = guarantees.planned(identity(10), MinSeparation(3, 3), 1.0, 1e-4)
     facts, counts = _statement(None).facts, dict.fromkeys(("planned", "ledger", "rule"), 0)
-    for _ in range(400):
+    number = examples(400, one_in=3)
+    for _ in range(number):
         num_rounds = int(generator.integers(1, 11))
         share = generator.uniform(0.05, 0.5)
         of_clients = [
@@ -542,7 +544,7 @@ def test_every_condition_that_a_statement_prints_is_true_of_its_ledger() -> None
         assert is_followed or "it was not followed" in text
         assert ("no release of this run exceeds it" in text) == (rule is not None and is_followed)
         statement_schemas.check(statement.to_dict())
-    assert min(counts.values()) > 30, counts
+    assert min(counts.values()) > number / 14, counts
 
 
 def test_a_run_under_way_is_within_its_rule_whether_it_keeps_its_plan_or_not() -> None:

@@ -205,6 +205,7 @@ def test_a_mutant_of_the_rows_is_seen(storage: str, monkeypatch: pytest.MonkeyPa
     assert "a in round 0 of run 0" in _differences(case, 1)
 
 
+@pytest.mark.long
 def test_a_run_that_is_extended_twice_has_the_bits_of_the_whole() -> None:
     """A ring of rows of Z grows with each horizon, where a graph draws them again."""
     first = mfa.Mechanism(mfa.factorizations.toeplitz(2), mfa.participation.MinSeparation(2), 1.0)
