@@ -107,7 +107,7 @@ class PartOfClient:
 class Guarantee:
     """A guarantee that the kernel has proved, and the words for how clients take part.
 
-    Its numbers are those of :attr:`proved`, which ``kernel.claim.check`` alone makes.
+    Its numbers are those of ``proved``, which ``kernel.claim.check`` alone makes.
 
     Attributes:
       participation: The participation schema that it assumes or that was observed.
