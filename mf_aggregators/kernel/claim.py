@@ -42,8 +42,9 @@ from mf_aggregators.kernel.sensitivity import Sensitivity
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
-# Errors of C, relative to the sensitivity, that cost no noise: epsilons are rounded up by ten times
-# as much, and the noise that is drawn is larger than sigma by 3e-8 (``noise.integer_rows``).
+# Errors of C, relative to the sensitivity, that cost no noise: the noise that is drawn is larger
+# than sigma by 3e-8 (``noise.integer_rows``). A Gaussian epsilon is rounded up by 1e-11 of itself
+# besides; rho is not.
 _NEGLIGIBLE = 1e-12
 # The entries of columns that a certificate is for may differ from C by rounding. A participation
 # then moves a number by less than one step of Z, which the roundings of rows are charged with.
