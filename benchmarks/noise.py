@@ -49,9 +49,9 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
+from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
-from mf_aggregators.noise.costs import Blocks
 from mf_aggregators.tff import processes
 
 _Fields: TypeAlias = dict[str, Any]
@@ -199,8 +199,8 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     processes.prepare_environment()
     import tensorflow as tf
 
+    from mf_aggregators.kernel.integer_rows import IntegerRows
     from mf_aggregators.kernel.rows import IndependentNoise
-    from mf_aggregators.noise.integer_rows import IntegerRows
     from mf_aggregators.tff import tensor_streams
     from mf_aggregators.tff.tensor_rows import RowsInState
 

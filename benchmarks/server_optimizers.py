@@ -31,8 +31,7 @@ from absl import flags
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
-from mf_aggregators.kernel import validation
-from mf_aggregators.noise import noising_matrices
+from mf_aggregators.kernel import noising_matrices, validation
 from simulations.training import learning_rate_schedules
 from stackoverflow_nwp import datasets
 

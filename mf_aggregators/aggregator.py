@@ -27,19 +27,20 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import adaptive_clip, atomic_files, integer_sums
+from mf_aggregators import adaptive_clip, atomic_files
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import draws, gaussian, integers, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.rows import IndependentNoise, NoiseState, fingerprint
+from mf_aggregators.kernel.rows_in_files import RowsInFiles
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
+from mf_aggregators.noise import NOISE_FORMAT, nests
 from mf_aggregators.noise import noise_directory as noise_directories
-from mf_aggregators.noise.costs import Blocks, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, total_size
-from mf_aggregators.noise.rows_in_files import RowsInFiles
-from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
+from mf_aggregators.noise.costs import NoiseStorage
 
 # Files of this format are never mistaken for those of another.
 _STATE_FORMAT = 2
@@ -214,7 +215,7 @@ class Aggregator:
             )
         self.mechanism = mechanism
         self.clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
-        self._sums = integer_sums.integer_sums(
+        self._sums = integers.integer_sums(
             secure_aggregation_bits,
             mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
             clients_per_round,
@@ -227,7 +228,7 @@ class Aggregator:
         self._directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
             self._directory = noise_directories.open_directory(noise_directory)
-        self._fixed_seed = rows_of_z.seed_of(seed)
+        self._fixed_seed = draws.seed_of(seed)
         first = mechanism.horizons[0]
         self._multiplier = first.noise_multiplier
         self._clip: AdaptiveClip | None = None
@@ -354,9 +355,9 @@ class Aggregator:
         if self._split is None or state.clip is None:
             vector = arrays
         else:
-            clipped, indicator = integer_sums.clip_with_indicator(arrays, state.clip.norm)
+            clipped, indicator = integers.clip_with_indicator(arrays, state.clip.norm)
             vector = [*clipped, np.asarray(indicator * self._split.indicator_weight)]
-        return integer_sums.clip_to_grid(vector, self._norm, self._sums.steps_per_clip_norm)
+        return integers.clip_to_grid(vector, self._norm, self._sums.steps_per_clip_norm)
 
     def release(
         self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: Any
@@ -558,8 +559,8 @@ class Aggregator:
                 clip = clip._replace(num_fractions=int(clip.num_fractions))
             state = AggregatorState(
                 i,
-                rows_of_z.checked_seed(arrays["seed"]),
-                rows_of_z.checked_seed(arrays["stream"]),
+                draws.checked_seed(arrays["seed"]),
+                draws.checked_seed(arrays["stream"]),
                 tensors,
                 (),
                 clip,

@@ -17,13 +17,14 @@ from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import composition, gaussian, sampled_runs, validation
+from mf_aggregators.kernel import composition, gaussian, noising_matrices, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
+from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import costs, noising_matrices
-from mf_aggregators.noise.costs import Blocks, NoiseStorage
-from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
+from mf_aggregators.noise import costs
+from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import (
     Participation,
@@ -204,7 +205,7 @@ class Mechanism:
         Returns:
           All clients of the run for a secure sum whose number of clients is drawn at random: a
           refused round would tell that its batch was larger than this. None for the default of
-          ``integer_sums`` else.
+          ``kernel.integers`` else.
         """
         scheme = self.sampling
         if asked is not None or scheme is None or secure_aggregation_bits is None:

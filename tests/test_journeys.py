@@ -45,13 +45,13 @@ _ROW_DOORS = (
     # Which storage is cheaper, the schema in the state, and the sum that the row is added to.
     *(
         "noise/costs.py",
-        "noise/noising_matrices.py",
+        "kernel/noising_matrices.py",
         "tff/declared_participation.py",
         "tff/grid.py",
-        "integer_sums.py",
+        "kernel/integers.py",
     ),
     # The names of its tensors, and the seed of a test.
-    *("noise/nests.py", "noise/rows_of_z.py"),
+    *("noise/nests.py", "noise/draws.py"),
     # How large rows may be, how many of them are charged for, and what else a checkpoint names.
     *("linear_algebra/", "kernel/gaussian.py", "participation", "kernel/sensitivity.py"),
     "factorizations/factorization.py",
@@ -83,7 +83,7 @@ _CLIP_DOORS = (
     *_TOOLS,
     *("kernel/", "factorizations/", "linear_algebra/", "noise/", "participation"),
     *("mechanism.py", "sensitivity.py", "tff/tensor_streams.py", "tff/tensor_rows.py"),
-    *("tff/declared_participation.py", "integer_sums.py"),
+    *("tff/declared_participation.py", "kernel/integers.py"),
 )
 
 

@@ -10,12 +10,11 @@ import scipy.linalg
 
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators import workloads
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import noising_matrices, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import lower_bands
-from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
     SingleParticipation,

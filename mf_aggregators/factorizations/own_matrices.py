@@ -8,9 +8,8 @@ from mf_aggregators import memory
 from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import noising_matrices, validation
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
-from mf_aggregators.noise import noising_matrices
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.
 _TOLERANCE = 1e-8

@@ -22,7 +22,7 @@ import scipy.linalg
 
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import noising_matrices, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
@@ -35,7 +35,6 @@ from mf_aggregators.kernel.trees import (
     online_recursion,
     variances_from_below,
 )
-from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     Participation,
     check,

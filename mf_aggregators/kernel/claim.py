@@ -43,7 +43,7 @@ from mf_aggregators.kernel.sensitivity import Sensitivity
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
 # Errors of C, relative to the sensitivity, that cost no noise: the noise that is drawn is larger
-# than sigma by 3e-8 (``noise.integer_rows``). A Gaussian epsilon is rounded up by 1e-11 of itself
+# than sigma by 3e-8 (``kernel.integer_rows``). A Gaussian epsilon is rounded up by 1e-11 of itself
 # besides; rho is not.
 _NEGLIGIBLE = 1e-12
 # The entries of columns that a certificate is for may differ from C by rounding. A participation

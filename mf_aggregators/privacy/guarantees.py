@@ -22,17 +22,16 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, catalogue, memory
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import claim, trade_offs, validation
+from mf_aggregators.kernel import claim, integer_rows, trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.noise import integer_rows
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -636,7 +635,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 
     Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all rounds.
     Where they follow from earlier rows of Z, or from a state, the roundings of a participation stay
-    in all later rows (``noise.integer_rows``), not in b alone.
+    in all later rows (``kernel.integer_rows``), not in b alone.
 
     Args:
       factorization: C.

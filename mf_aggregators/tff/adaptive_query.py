@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from mf_aggregators import adaptive_clip
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
-from mf_aggregators.integer_sums import IntegerSums
 from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics

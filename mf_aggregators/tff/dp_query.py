@@ -10,13 +10,13 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.integer_sums import IntegerSums
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import draws, gaussian, validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, fingerprint
-from mf_aggregators.noise import NOISE_FORMAT, nests, rows_of_z
+from mf_aggregators.noise import NOISE_FORMAT, nests
 from mf_aggregators.noise.costs import NoiseStorage
-from mf_aggregators.noise.rows_of_z import TILE
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
     compatibility,
@@ -110,7 +110,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           l2_norm_clip: The clip norm, above zero.
           noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
             sensitivity of C. Zero adds no noise. Z has a little more, by which the roundings
-            of integers take nothing of the noise multiplier (``noise.integer_rows``).
+            of integers take nothing of the noise multiplier (``kernel.integer_rows``).
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: The rows of noise and the record of what they were added to, as
@@ -159,7 +159,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                 num_parameters=num_parameters,
                 largest_cohort=self._sums.largest_cohort,
             )
-        self._fixed_seed = rows_of_z.seed_of(seed)
+        self._fixed_seed = draws.seed_of(seed)
         self._entropy = os.urandom(16) if self._fixed_seed is None else self._fixed_seed.tobytes()
         self._name = os.urandom(16)
 

@@ -1,4 +1,4 @@
-"""Updates as integers, as ``integer_sums`` says, in TensorFlow graphs.
+"""Updates as integers, as ``kernel.integers`` says, in TensorFlow graphs.
 
 TFF adds them up in 64 bits in the open, or modulo a power of two by a secure sum.
 """
@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import integer_sums
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.kernel import integers
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import compatibility
 
 
@@ -26,7 +26,7 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
       record: A structure of floating-point tensors of known shapes.
       clip_norm: A scalar above zero; the step is ``clip_norm / steps_per_clip_norm``.
       steps_per_clip_norm: Steps in a clip norm, at most
-        ``integer_sums.STEPS_PER_CLIP_NORM``.
+        ``kernel.integers.STEPS_PER_CLIP_NORM``.
 
     Returns:
       The structure as int64 tensors, in steps, whose squares add up to at most
@@ -38,7 +38,7 @@ def clip_to_grid(record: Any, clip_norm: tf.Tensor, steps_per_clip_norm: int) ->
 
     def towards_zero() -> list[tf.Tensor]:
         # Less than the limit by more than all roundings of floats on the way here.
-        return [tf.cast(tensor * (1.0 - integer_sums.MARGIN), tf.int64) for tensor in scaled]
+        return [tf.cast(tensor * (1.0 - integers.MARGIN), tf.int64) for tensor in scaled]
 
     most = tf.constant(steps_per_clip_norm**2, tf.int64)
     rounded = tf.cond(_sum_of_squares(nearest) <= most, lambda: nearest, towards_zero)
@@ -102,10 +102,10 @@ def _norm(wide: list[tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor,
     is_finite = tf.reduce_all(
         tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in with_entries])
     )
-    unit = tf.where(is_finite & (largest > integer_sums.LEAST_UNIT), largest, one)
+    unit = tf.where(is_finite & (largest > integers.LEAST_UNIT), largest, one)
     in_units = [tf.where(is_finite, tensor / unit, tf.zeros_like(tensor)) for tensor in wide]
     # As integers: a sum of floats would depend on how threads share it out.
-    units = integer_sums.units_of_squares(sum(tensor.shape.num_elements() for tensor in in_units))
+    units = integers.units_of_squares(sum(tensor.shape.num_elements() for tensor in in_units))
     squares = tf.add_n([_sum_of_units(tensor, units) for tensor in in_units])
     return in_units, tf.sqrt(tf.cast(squares, tf.float64) / units), unit, is_finite
 

@@ -24,7 +24,7 @@ import pathlib
 
 import tensorflow as tf
 
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import processes, tensor_rows
 
 # Coordinates that the first level hashes at once. There are two keys for each half of one.

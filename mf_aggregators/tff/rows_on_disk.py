@@ -24,10 +24,11 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import atomic_files
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, Segment
 from mf_aggregators.noise import NOISE_FORMAT
-from mf_aggregators.noise.costs import STATES_KEPT, Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
-from mf_aggregators.noise.rows_of_z import NoiseSource
+from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import noise_files, processes, tensor_rows
 from mf_aggregators.tff.tensor_rows import GraphTable, integer_row, tile_rows
 

@@ -1,8 +1,8 @@
 """Rows of Z and rows of noise one by one, as TensorFlow graphs.
 
 Random bits become integers of a wide discrete Gaussian, and these the rows of Z that
-``noise.rows_of_z`` defines. A row of noise follows from a row of Z and from earlier rounds, as
-``noise.integer_rows.IntegerRows`` says: earlier rows of Z are drawn again from their seeds, and
+``kernel.draws`` defines. A row of noise follows from a row of Z and from earlier rounds, as
+``kernel.integer_rows.IntegerRows`` says: earlier rows of Z are drawn again from their seeds, and
 everything else is the history, int32 rows or float64 state vectors. A step works on one tile of
 coordinates, whose tensors fit into a processor's cache.
 """
@@ -15,19 +15,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
 from mf_aggregators.kernel.discrete_gaussian import TIE_WORDS
-from mf_aggregators.kernel.rows import (
-    DenseNoise,
-    IndependentNoise,
-    NoiseRecursion,
-    StateSpaceNoise,
-    SubstitutionNoise,
-    WindowNoise,
-)
-from mf_aggregators.noise import noising_matrices, rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, Segment
-from mf_aggregators.noise.rows_of_z import (
+from mf_aggregators.kernel.draws import (
     DEFAULT_SOURCE,
     FIRST_TIE_BLOCK,
     TIE_BLOCKS_PER_TILE,
@@ -35,6 +25,15 @@ from mf_aggregators.noise.rows_of_z import (
     WORDS_PER_BLOCK,
     WORDS_PER_COORDINATE,
     NoiseSource,
+)
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, Segment
+from mf_aggregators.kernel.rows import (
+    DenseNoise,
+    IndependentNoise,
+    NoiseRecursion,
+    StateSpaceNoise,
+    SubstitutionNoise,
+    WindowNoise,
 )
 
 # TensorFlow's number for the Philox generator.
@@ -90,7 +89,7 @@ def chacha20(
     )
     low, high = tf.unstack(tf.bitcast(counters, tf.uint32), axis=1)
     shared = [
-        *tf.unstack(tf.constant(rows_of_z.CHACHA_CONSTANTS, tf.uint32)),
+        *tf.unstack(tf.constant(draws.CHACHA_CONSTANTS, tf.uint32)),
         *2 * tf.unstack(tf.reshape(tf.bitcast(seed, tf.uint32), [4])),
     ]
     row_words = tf.unstack(tf.bitcast(row, tf.uint32), num=2)
@@ -103,7 +102,7 @@ def chacha20(
     double_round = _double_round_of_rows if is_small else _double_round
     # A loop, because the operations of all rounds would make a graph that takes seconds to build.
     _, *mixed = tf.while_loop(
-        lambda number, *_: number < rows_of_z.CHACHA_DOUBLE_ROUNDS,
+        lambda number, *_: number < draws.CHACHA_DOUBLE_ROUNDS,
         lambda number, *words: (number + 1, *double_round(words)),
         (tf.constant(0), *state),
         parallel_iterations=1,
@@ -125,7 +124,7 @@ def philox(
                 shape=tf.reshape(WORDS_PER_BLOCK * tf.cast(count, tf.int32), [1]),
                 key=tf.bitcast(seed[:1], tf.uint64),
                 counter=tf.bitcast(
-                    tf.stack([rows_of_z.PHILOX_COUNTERS_PER_BLOCK * first, upper]), tf.uint64
+                    tf.stack([draws.PHILOX_COUNTERS_PER_BLOCK * first, upper]), tf.uint64
                 ),
                 alg=_PHILOX,
                 dtype=tf.uint32,

@@ -1,6 +1,6 @@
 """Streams of correlated noise as TensorFlow graphs, over any structure of tensors.
 
-``initial_state`` and ``next_row`` are those of ``noise.integer_rows`` in NumPy. Rows of Z
+``initial_state`` and ``next_row`` are those of ``kernel.integer_rows`` in NumPy. Rows of Z
 are the same, too: each is a function of (seed, row, coordinate) alone, so that no state is kept for
 them. What else a noising matrix needs of earlier rounds is in the state (``tensor_rows``) or in
 files outside it (``rows_on_disk``); ``noise.costs`` says which is cheaper, and :func:`make` takes
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import integer_rows, validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, Segment
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import NOISE_FORMAT, costs, integer_rows, noise_directory
-from mf_aggregators.noise.costs import Blocks, NoiseCost, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding, RowLayout, Segment
-from mf_aggregators.noise.rows_of_z import DEFAULT_SOURCE, NoiseSource
+from mf_aggregators.noise import NOISE_FORMAT, costs, noise_directory
+from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.tensor_rows import RowsInState

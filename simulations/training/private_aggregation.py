@@ -25,8 +25,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, Mechanism
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
-from mf_aggregators.noise import noising_matrices
+from mf_aggregators.kernel import noising_matrices, validation
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import compatibility

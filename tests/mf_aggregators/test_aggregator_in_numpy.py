@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning, noising_matrices, rows_of_z
+from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning
 from tests import flipped_bits
 from tests.examples import examples
 from tests.mf_aggregators import small_mechanisms
@@ -767,9 +768,9 @@ def test_rows_of_an_extended_run_are_those_of_its_whole_matrix(
         state, release = last.next(state, [])
         planned.append(release)
     # Of Z, all of it, and the dense matrix.
-    z = [rows_of_z.integers(DEFAULT_SOURCE, start.seed, i, 0, 70) for i in range(whole.num_rounds)]
+    z = [draws.integers(DEFAULT_SOURCE, start.seed, i, 0, 70) for i in range(whole.num_rounds)]
     matrix = noising_matrices.dense(whole.noise_recursion())
-    expected = 1.5 * (matrix @ np.array(z, np.float64)) * rows_of_z.STEP
+    expected = 1.5 * (matrix @ np.array(z, np.float64)) * draws.STEP
     np.testing.assert_allclose(np.array(planned) * 2.0, expected, rtol=1e-5, atol=1e-5)
     state, released = _aggregator(horizons[0], **options).initialize(), []
     for horizon in horizons:

@@ -9,7 +9,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import noising_matrices
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -231,15 +231,15 @@ def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(
     """And it measures nothing of its clients."""
     import tensorflow_federated as tff
 
-    from mf_aggregators import integer_sums
+    from mf_aggregators.kernel import integers
 
     before = tff.framework.get_context_stack().current
     outputs = {"secure": tmp_path / "secure", "open": tmp_path / "open"}
-    whole = integer_sums.integer_sums
+    whole = integers.integer_sums
     for name, output in outputs.items():
         if name == "open":
             monkeypatch.setattr(
-                integer_sums,
+                integers,
                 "integer_sums",
                 lambda bits, *others: dataclasses.replace(whole(32, *others), is_secure=False),
             )

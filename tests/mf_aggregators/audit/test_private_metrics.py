@@ -13,7 +13,7 @@ import tensorflow as tf
 from mf_aggregators import accounting, private_metrics, workloads
 from mf_aggregators.audit import statistics
 from mf_aggregators.factorizations import banded
-from mf_aggregators.noise import noising_matrices
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import adaptive_query

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import ErrorRates, NoiseModel
-from mf_aggregators.noise import noising_matrices
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from mf_aggregators import checkpoints, factorizations, integer_sums, workloads
+from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.commands import audit, command_line
+from mf_aggregators.kernel import integers
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     BallsInBins,
@@ -93,9 +94,9 @@ def test_a_script_gets_one_json_object_and_status_0(
 def test_a_violated_claim_fails_a_script(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    intact = integer_sums.clip_to_grid
+    intact = integers.clip_to_grid
     monkeypatch.setattr(
-        integer_sums,
+        integers,
         "clip_to_grid",
         lambda update, clip_norm, steps: intact(update, 4.0 * clip_norm, 4 * steps),
     )

@@ -18,7 +18,7 @@ import mf_aggregators as mfa
 from mf_aggregators import planning
 from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.commands import plan, plan_separations
-from mf_aggregators.noise import noising_matrices
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.printed_guarantees import pair
 from tests import page_checks

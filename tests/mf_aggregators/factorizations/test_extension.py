@@ -27,8 +27,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.noise import noising_matrices
-from mf_aggregators.noise.costs import Blocks
+from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

@@ -24,8 +24,8 @@ from mf_aggregators.factorizations import (
     from_coefficients,
     from_matrix,
 )
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
-from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

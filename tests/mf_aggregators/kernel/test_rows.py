@@ -19,6 +19,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -31,7 +32,6 @@ from mf_aggregators.kernel.rows import (
     rows_digest,
 )
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
-from mf_aggregators.noise import noising_matrices
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses

@@ -20,6 +20,9 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import TILE, NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import (
     DenseNoise,
     IndependentNoise,
@@ -29,9 +32,7 @@ from mf_aggregators.kernel.rows import (
     WindowNoise,
 )
 from mf_aggregators.noise import costs
-from mf_aggregators.noise.costs import Blocks, NoiseStorage
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
+from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState
 from mf_aggregators.tff.tensor_streams import TensorNoise

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization, TreeAggregationFactorization
+from mf_aggregators.kernel import draws
+from mf_aggregators.kernel.draws import NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows, RowLayout
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import nests, rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows, RowLayout
-from mf_aggregators.noise.rows_of_z import NoiseSource
+from mf_aggregators.noise import nests
 from tests.mf_aggregators import small_mechanisms
 
 _NUM_ROUNDS = 9
@@ -63,8 +64,8 @@ def _z(source: NoiseSource, seed: np.ndarray) -> list[np.ndarray]:
     singles = sum(int(np.prod(shape)) for shape in _SHAPES if shape in ((0, 4), (4,), (2, 3))) + 1
     rows = []
     for i in range(_NUM_ROUNDS):
-        single = rows_of_z.integers(source, seed, i, 0, singles) * rows_of_z.STEP
-        double = rows_of_z.integers(source, seed, i, rows_of_z.TILE, 5) * rows_of_z.STEP
+        single = draws.integers(source, seed, i, 0, singles) * draws.STEP
+        double = draws.integers(source, seed, i, draws.TILE, 5) * draws.STEP
         rows.append(
             [
                 double[0].reshape(()),

@@ -9,8 +9,8 @@ import pytest
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.dominating_pairs import BinVectors, StrategyColumns
-from mf_aggregators.noise import noising_matrices
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,

@@ -26,8 +26,8 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel import integer_rows
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING
-from mf_aggregators.noise import integer_rows
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,

@@ -17,7 +17,7 @@ import tensorflow_privacy as tfp
 from mf_aggregators import adaptive_clip, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded, identity
-from mf_aggregators.integer_sums import STEPS_PER_CLIP_NORM
+from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff import adaptive_query, declared_participation, dp_query

@@ -16,7 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import FixedSeedWarning, noising_matrices
+from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import declared_participation, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory

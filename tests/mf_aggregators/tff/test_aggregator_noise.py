@@ -14,8 +14,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
-from mf_aggregators.noise import NOISE_FORMAT, noising_matrices
+from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal

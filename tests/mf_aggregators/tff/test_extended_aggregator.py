@@ -15,8 +15,9 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import NoiseStorage, noising_matrices
-from mf_aggregators.noise.rows_of_z import TILE, FixedSeedWarning
+from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.kernel.draws import TILE, FixedSeedWarning
+from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

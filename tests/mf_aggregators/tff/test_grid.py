@@ -17,8 +17,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import mf_aggregators as mfa
-from mf_aggregators import AdaptiveClip, integer_sums
-from mf_aggregators.integer_sums import STEPS_PER_CLIP_NORM, IntegerSums
+from mf_aggregators import AdaptiveClip
+from mf_aggregators.kernel import integers
+from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM, IntegerSums
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import grid
 from tests.examples import examples
@@ -35,7 +36,7 @@ def _clipped(
     limit = tf.constant(clip_norm, tf.float64)
     found = grid.clip_to_grid(record, limit, steps)
     assert all(tensor.dtype == tf.int64 for tensor in found)
-    in_numpy = integer_sums.clip_to_grid(tensors, clip_norm, steps)
+    in_numpy = integers.clip_to_grid(tensors, clip_norm, steps)
     for tensor, array in zip(found, in_numpy, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
     return np.concatenate([tensor.numpy().ravel() for tensor in found])
@@ -122,7 +123,7 @@ def test_nothing_is_released_of_a_record_that_floats_left_too_long(
 
     record = [np.array([3.0, 4.0]), np.array([12.0])]
     assert np.all(_clipped(record) != 0)
-    for module in (grid, integer_sums):
+    for module in (grid, integers):
         monkeypatch.setattr(module, "_clipped", longer(module._clipped))
     np.testing.assert_array_equal(_clipped(record), np.zeros(3))
 
@@ -199,7 +200,7 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
 @pytest.mark.parametrize("bits", [None, 24, 28, 32, 62])
 @pytest.mark.parametrize("clients", [1, 7, 127])
 def test_the_largest_cohort_fits_and_no_finer_grid_does(bits: int | None, clients: int) -> None:
-    sums = integer_sums.integer_sums(bits, clients, clients)
+    sums = integers.integer_sums(bits, clients, clients)
     largest_sum = sums.largest_cohort * sums.steps_per_clip_norm
     assert largest_sum <= 2 ** (sums.bits - 1) - 1
     finer = sums.largest_cohort * (sums.steps_per_clip_norm + 1)
@@ -207,14 +208,14 @@ def test_the_largest_cohort_fits_and_no_finer_grid_does(bits: int | None, client
 
 
 def test_what_a_cohort_may_be_is_what_was_said_of_it() -> None:
-    assert integer_sums.integer_sums(None, None, 12.5) == IntegerSums(2**22, 64, False)
-    assert integer_sums.integer_sums(32, None, 12.5) == IntegerSums(13, 32, True)
-    assert integer_sums.integer_sums(32, 1000, 12.5) == IntegerSums(1000, 32, True)
+    assert integers.integer_sums(None, None, 12.5) == IntegerSums(2**22, 64, False)
+    assert integers.integer_sums(32, None, 12.5) == IntegerSums(13, 32, True)
+    assert integers.integer_sums(32, 1000, 12.5) == IntegerSums(1000, 32, True)
 
 
 def test_the_rounding_of_the_papers_model() -> None:
     """32 bits, 1,000 clients and 4,050,748 parameters: below a thousandth of the clip norm."""
-    sums = integer_sums.integer_sums(32, 1000, 1000)
+    sums = integers.integer_sums(32, 1000, 1000)
     sums.check_rounding(4_050_748)
     assert sums.steps_per_clip_norm == (2**31 - 1) // 1000
     assert sums.rounding(4_050_748) == pytest.approx(4.69e-4, rel=1e-2)
@@ -243,19 +244,19 @@ def test_sums_that_could_overflow_are_refused(
     bits: int | None, largest: int | None, clients: float, name: str
 ) -> None:
     with refuses(name):
-        integer_sums.integer_sums(bits, largest, clients)
+        integers.integer_sums(bits, largest, clients)
 
 
 def test_a_grid_that_is_too_coarse_for_a_model_is_refused() -> None:
     with refuses("4000000", "secure_aggregation_bits"):
-        integer_sums.integer_sums(24, 1000, 1000).check_rounding(4_000_000)
+        integers.integer_sums(24, 1000, 1000).check_rounding(4_000_000)
 
 
 def test_the_table_of_the_documents() -> None:
     rows = secure_sum_table.rows()
     assert len(rows) >= 8
     for row in rows:
-        sums = integer_sums.integer_sums(row.bits, row.clients, row.clients)
+        sums = integers.integer_sums(row.bits, row.clients, row.clients)
         for size, number in row.printed.items():
             if number == "refused":
                 with refuses("secure_aggregation_bits"):
@@ -281,10 +282,10 @@ def test_fractions_and_metrics_of_a_grid_that_is_allowed_are_off_by_2_percent_at
     metrics = PrivateMetrics((BoundedMetric("loss", 0.0, 1.0),))
     split = metrics.split_noise(multiplier, clip, clients)
     update = [np.full(7, norm / math.sqrt(7.0))]
-    clipped, indicator = integer_sums.clip_with_indicator(update, 1.0)
+    clipped, indicator = integers.clip_with_indicator(update, 1.0)
     weighted = [indicator * split.indicator_weight, 0.5 * split.metric_weight]
     vector = [*clipped, *map(np.asarray, weighted)]
-    steps = integer_sums.clip_to_grid(vector, split.vector_norm, sums.steps_per_clip_norm)
+    steps = integers.clip_to_grid(vector, split.vector_norm, sums.steps_per_clip_norm)
     unit = split.vector_norm / sums.steps_per_clip_norm
     errors = [
         abs(int(steps[1]) * unit / split.indicator_weight - indicator),

@@ -17,7 +17,7 @@ import tensorflow as tf
 from mf_aggregators import private_metrics, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import banded
-from mf_aggregators.integer_sums import STEPS_PER_CLIP_NORM
+from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import adaptive_query
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery

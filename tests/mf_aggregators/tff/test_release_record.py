@@ -14,7 +14,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.tff import release_record
 from mf_aggregators.tff.release_record import ReleaseRecord
 from tests.refusals import refuses

@@ -21,12 +21,12 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
-from mf_aggregators.noise import noising_matrices, rows_of_z
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState, tile_rows
 from mf_aggregators.tff.tensor_streams import TensorNoise
@@ -115,9 +115,7 @@ def _z(num_rounds: int) -> np.ndarray:
 @functools.cache
 def _exact(name: str, num_rounds: int) -> np.ndarray:
     recursion = _recursion(name, num_rounds)
-    return noising_matrices.apply(
-        recursion, _z(num_rounds)[: recursion.num_rounds] * rows_of_z.STEP
-    )
+    return noising_matrices.apply(recursion, _z(num_rounds)[: recursion.num_rounds] * draws.STEP)
 
 
 def _check(integers: np.ndarray, name: str, num_rounds: int) -> None:

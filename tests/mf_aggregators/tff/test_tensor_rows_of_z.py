@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.kernel import discrete_gaussian
-from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.rows_of_z import TILE, NoiseSource
+from mf_aggregators.kernel import discrete_gaussian, draws
+from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.tff import tensor_rows
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
@@ -81,7 +80,7 @@ def test_rows_are_those_of_numpy_at_every_width(width: int) -> None:
     for is_dynamic, num_rows in ((False, 1), (True, 2)):
         rows = _drawn(_SEED, 5, num_rows, 3, width, is_dynamic)
         expected = [
-            rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 5 + row, 3 * TILE, width)
+            draws.integers(NoiseSource.CHACHA20, _SEED, 5 + row, 3 * TILE, width)
             for row in range(num_rows)
         ]
         np.testing.assert_array_equal(rows, expected)
@@ -101,7 +100,7 @@ def test_rows_are_those_of_numpy_for_every_seed_row_and_tile(
     array = np.array(seed, np.int64)
     rows = _drawn(array, first_row, num_rows, tile, 7, source=source)
     for row in range(num_rows):
-        expected = rows_of_z.integers(source, array, first_row + row, tile * TILE, 7)
+        expected = draws.integers(source, array, first_row + row, tile * TILE, 7)
         np.testing.assert_array_equal(rows[row], expected)
 
 
@@ -110,7 +109,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where everything ties: 15 ties, more than are prepared for, and 600."""
-    packed, original = discrete_gaussian.table().packed, rows_of_z.random_blocks
+    packed, original = discrete_gaussian.table().packed, draws.random_blocks
     # A column that is not its own alias, so that the words of ties matter.
     column = next(i for i in range(2**15, 2**16) if int(packed[i]) & 0xFFFF != i)
     tying = (int(packed[column]) & 0xFFFF0000) | column
@@ -118,7 +117,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     def tying_blocks(
         source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int
     ) -> np.ndarray:
-        if block < rows_of_z.FIRST_TIE_BLOCK:
+        if block < draws.FIRST_TIE_BLOCK:
             return np.full((count, 16), tying, np.uint32)
         return original(source, seed, row, block, count)
 
@@ -129,14 +128,13 @@ def test_ties_have_the_words_that_numpy_gives_them(
         first = [tf.fill(tf.shape(drawn[0]), tf.constant(tying, tf.uint32))]
         return [*first, *drawn[1:]] if len(drawn) > 1 else drawn
 
-    monkeypatch.setattr(rows_of_z, "random_blocks", tying_blocks)
+    monkeypatch.setattr(draws, "random_blocks", tying_blocks)
     monkeypatch.setattr(tensor_rows, "of_source", lambda source: tying_graph)
     _drawer.cache_clear()
     rows = _drawn(_SEED, 4, 2, 3, width)
     _drawer.cache_clear()
     expected = [
-        rows_of_z.integers(NoiseSource.CHACHA20, _SEED, 4 + row, 3 * TILE, width)
-        for row in range(2)
+        draws.integers(NoiseSource.CHACHA20, _SEED, 4 + row, 3 * TILE, width) for row in range(2)
     ]
     np.testing.assert_array_equal(rows, expected)
     assert len(np.unique(rows)) > 2
@@ -152,7 +150,7 @@ def test_rows_are_independent_standard_normals_across_seeds() -> None:
     for _ in range(200):
         seed = np.frombuffer(os.urandom(16), np.int64)
         parts = [_drawn(seed, 0, 3, tile, 5) for tile in (0, 1)]
-        samples.append(np.concatenate(parts, axis=None) * rows_of_z.STEP)
+        samples.append(np.concatenate(parts, axis=None) * draws.STEP)
     check_standard_normal(np.array(samples))
 
 
@@ -160,7 +158,7 @@ def test_coordinates_of_a_row_are_independent_standard_normals() -> None:
     """Halves, rows and tiles against each other; 1e-7 false alarms each."""
     seed = np.frombuffer(os.urandom(16), np.int64)
     rows = np.concatenate([_drawn(seed, 7, 3, tile, TILE) for tile in (0, 1)])
-    rows = rows * rows_of_z.STEP
+    rows = rows * draws.STEP
     check_standard_normal(rows.reshape(-1, 64))
     check_standard_normal(rows.reshape(12, _HALF).T)
 

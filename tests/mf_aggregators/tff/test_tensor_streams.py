@@ -23,11 +23,11 @@ from mf_aggregators.factorizations import (
     Factorization,
     TreeAggregationFactorization,
 )
+from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import NoiseRecursion, ToeplitzNoise
-from mf_aggregators.noise import noising_matrices, rows_of_z
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rows_of_z import NoiseSource
 from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState
@@ -186,7 +186,7 @@ def _inverse(factorization: Factorization) -> np.ndarray:
 def _z(seed: np.ndarray, num_rounds: int, first: int, size: int) -> np.ndarray:
     """Rows of Z by NumPy's definition, in steps."""
     return np.array(
-        [rows_of_z.integers(NoiseSource.CHACHA20, seed, i, first, size) for i in range(num_rounds)]
+        [draws.integers(NoiseSource.CHACHA20, seed, i, first, size) for i in range(num_rounds)]
     )
 
 
@@ -218,7 +218,7 @@ def test_rows_are_those_of_the_dense_product(index: int, storage: str) -> None:
     rows, states = stream.all_rows(stream.start(seed))
     assert [int(state.round_index) for state in states] == list(range(_NUM_ROUNDS + 1))
     # Eleven float32 entries, in order, from coordinate 0.
-    z = _z(seed, _NUM_ROUNDS, 0, 11) * rows_of_z.STEP
+    z = _z(seed, _NUM_ROUNDS, 0, 11) * draws.STEP
     expected = _inverse(_FACTORIZATIONS[index]) @ z
     found = np.array([np.concatenate([tensor.ravel() for tensor in row]) for row in rows])
     found = found * stream.rows.steps[:, np.newaxis]
@@ -295,7 +295,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
         _small_blocks(scaled, 3) if is_on_disk else None,
     )
     rows, _ = stream.all_rows(stream.start())
-    z = _z(_SEED, recursion.num_rounds, 0, 5) * rows_of_z.STEP
+    z = _z(_SEED, recursion.num_rounds, 0, 5) * draws.STEP
     expected = noising_matrices.apply(scaled, z)
     found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
     # What roundings of half a step add up to, passed on by the matrix.
@@ -562,7 +562,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 def test_every_round_makes_its_share_of_the_next_block() -> None:
     """The row has five tiles, and no round has to wait for a whole block of a large model."""
     recursion = ToeplitzNoise(20, np.array([2.0, 1.0]))
-    specs = (tf.TensorSpec((4 * rows_of_z.TILE + 1,), tf.float32),)
+    specs = (tf.TensorSpec((4 * draws.TILE + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
     assert blocks.rows_kept == 16

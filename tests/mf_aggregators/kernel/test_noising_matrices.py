@@ -16,8 +16,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import noising_matrices
 from tests.mf_aggregators import random_recursions
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.noise.integer_rows import DEFAULT_LARGEST_COHORT
+from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
 
 # The squares of an update's integers, of at most this many steps, add up within int64, and each of
 # them fits into int32.

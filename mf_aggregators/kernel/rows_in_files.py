@@ -1,6 +1,6 @@
 """Noise rows made in blocks and kept in files, in NumPy.
 
-Rows are made a block at a time (``costs.Blocks``), one tile of coordinates after another, and each
+Rows are made a block at a time (``blocks``), one tile of coordinates after another, and each
 row of each tile is a file. The files are a cache of a function of (noising matrix, seed, round):
 any of them may be missing, damaged or old, and is then made again, from the first round on where
 what a block is made from is gone. ``tff.rows_on_disk`` makes the same rows in a graph, and shares
@@ -10,16 +10,17 @@ no files with this.
 import dataclasses
 import functools
 import hashlib
+import os
 import pathlib
+import tempfile
 from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows, Segment
-from mf_aggregators.noise.rows_of_z import NOISE_FORMAT, TILE, NoiseSource, integers
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE, NoiseSource, integers
+from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
 
 # Of what stands before a file's contents.
 _DIGEST_SIZE = 32
@@ -172,8 +173,15 @@ class RowsInFiles:
         folder = self._folder(segment, tile)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         contents = self._digest(segment, tile, name, body) + body
-        # What is damaged is made again.
-        atomic_files.write_bytes(folder / name, contents, waits_for_disk=False)
+        # Readers find the whole file or none. What is damaged is made again.
+        descriptor, partial = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(contents)
+            os.replace(partial, folder / name)
+        except OSError:
+            os.unlink(partial)
+            raise
 
     def _digest(self, segment: Segment, tile: int, name: str, body: bytes) -> bytes:
         """Nothing else has it: another seed, matrix, tile, round or size."""

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.factorizations import Factorization, tree_aggregation
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
+from mf_aggregators.kernel.draws import NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -19,9 +21,6 @@ from mf_aggregators.kernel.rows import (
     ToeplitzNoise,
     WindowNoise,
 )
-from mf_aggregators.noise import noising_matrices, rows_of_z
-from mf_aggregators.noise.integer_rows import IntegerRows
-from mf_aggregators.noise.rows_of_z import NoiseSource
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
@@ -118,7 +117,7 @@ def _all_rows(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
 
 def _z(num_rounds: int, size: int) -> np.ndarray:
     return np.array(
-        [rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, size) for i in range(num_rounds)]
+        [draws.integers(NoiseSource.PHILOX, _SEED, i, 0, size) for i in range(num_rounds)]
     )
 
 
@@ -138,7 +137,7 @@ def test_rows_are_those_of_real_arithmetic_but_for_their_rounding(
     recursion = factorization.noise_recursion()
     rows = IntegerRows.of(recursion)
     z = _z(64, 50)
-    exact = noising_matrices.apply(recursion, z * rows_of_z.STEP)
+    exact = noising_matrices.apply(recursion, z * draws.STEP)
     found = _all_rows(rows, z) * rows.steps[:, np.newaxis]
     assert np.max(np.abs(found - exact)) < 4.0 * np.max(np.abs(rows.steps))
     assert np.max(np.abs(rows.steps)) < 1e-6

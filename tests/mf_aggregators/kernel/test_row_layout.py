@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import integer_rows
-from mf_aggregators.noise.integer_rows import RowLayout, Segment
-from mf_aggregators.noise.rows_of_z import TILE
+from mf_aggregators.kernel import integer_rows
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.kernel.integer_rows import RowLayout, Segment
 from tests.refusals import refuses
 
 _SHAPES = st.one_of(

@@ -6,7 +6,7 @@ without a gap: first the float32 tensors from coordinate 0, then the float64 ten
 each can be drawn and combined as one flat vector.
 
 With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of D^-1 N Z, and D^-1 N is
-the *normalised* noising matrix. In units of Z's own step, Z is integer (``rows_of_z``), and so are
+the *normalised* noising matrix. In units of Z's own step, Z is integer (``draws``), and so are
 
     w_i = z_i + round(earlier_i),        y_i = (w_i + 2^(c - 1)) >> c,
 
@@ -84,12 +84,11 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
 from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState
-from mf_aggregators.noise import noising_matrices, rows_of_z
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.rows_of_z import STEP, TILE, NoiseSource
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
@@ -145,8 +144,8 @@ class Segment:
         return -(-self.size // TILE)
 
     def row_of_z(self, source: NoiseSource, seed: IntArray, row: int) -> IntArray:
-        """Returns the (size,) entries of a row of Z, see ``rows_of_z.integers``."""
-        return rows_of_z.integers(source, seed, row, self.first_coordinate, self.size)
+        """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
+        return draws.integers(source, seed, row, self.first_coordinate, self.size)
 
     @property
     def width(self) -> int:

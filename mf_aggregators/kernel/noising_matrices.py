@@ -27,16 +27,13 @@ from mf_aggregators.kernel.rows import (
     ToeplitzNoise,
     WindowNoise,
 )
-from mf_aggregators.linear_algebra.banded_matrices import (
-    BandedCovariances,
-    WorkloadBlocks,
-    matrix_from_bands,
-)
 
 # The least and the largest sensitivity of C: their squares are far from where floats lose digits.
 _SENSITIVITIES = (1e-100, 1e100)
 # Columns of C^-1 that are computed at once.
 _COLUMNS = 512
+# Rows of a banded C^-1 whose covariance is computed at once, at least.
+_FEWEST_ROWS = 64
 
 
 def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
@@ -112,7 +109,7 @@ def dense(recursion: NoiseRecursion) -> FloatArray:
         return recursion.inverse
     identity = np.eye(recursion.num_rounds)
     if isinstance(recursion, BandedNoise):
-        matrix = matrix_from_bands(recursion.bands)
+        matrix = _rows_of_bands(recursion.bands, 0, recursion.num_rounds)
         return np.asarray(
             scipy.linalg.solve_triangular(matrix, identity, lower=True, check_finite=False)
         )
@@ -250,12 +247,36 @@ def row_norms(recursion: NoiseRecursion) -> FloatArray:
     if isinstance(recursion, DenseNoise):
         return np.asarray(np.linalg.norm(recursion.inverse, axis=1))
     if isinstance(recursion, BandedNoise):
-        # O(n b^2) operations.
-        identity = WorkloadBlocks.identity(recursion.num_rounds, recursion.num_bands)
         with np.errstate(all="ignore"):
-            squares = BandedCovariances(recursion.bands, identity).squared_rows()
-            return np.where(squares < np.inf, np.sqrt(squares), np.inf)
+            return _row_norms_of_bands(recursion.bands)
     return np.asarray(np.abs(recursion.diagonal) * _normalised_row_norms(recursion.normalised))
+
+
+def _row_norms_of_bands(bands: FloatArray) -> FloatArray:
+    """The (n,) norms of the rows of C^-1, from the covariances of blocks of rows: O(n b^2)."""
+    num_rounds, num_bands = bands.shape
+    size = max(num_bands, _FEWEST_ROWS)
+    squares, covariance = np.empty(num_rounds), np.zeros((0, 0))
+    for start in range(0, num_rounds, size):
+        end = min(start + size, num_rounds)
+        before, own = np.split(_rows_of_bands(bands, start, end), [len(covariance)], axis=1)
+        inverse = scipy.linalg.solve_triangular(
+            own, np.eye(end - start), lower=True, check_finite=False
+        )
+        moved = inverse @ before
+        covariance = inverse @ inverse.T + moved @ covariance @ moved.T
+        squares[start:end] = np.diagonal(covariance)
+    return np.where(squares < np.inf, np.sqrt(squares), np.inf)
+
+
+def _rows_of_bands(bands: FloatArray, start: int, end: int) -> FloatArray:
+    """Rows of a banded C: (end - start, columns), from the block of rows before on."""
+    first = max(0, start - max(bands.shape[1], _FEWEST_ROWS))
+    rows = np.zeros((end - start, end - first))
+    for t in range(bands.shape[1]):
+        i = np.arange(max(start, first + t), end)
+        rows[i - start, i - t - first] = bands[i, t]
+    return rows
 
 
 def largest_row_norm(recursion: NoiseRecursion) -> float:

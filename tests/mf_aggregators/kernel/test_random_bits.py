@@ -8,15 +8,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.noise import rows_of_z
-from mf_aggregators.noise.rows_of_z import NoiseSource, random_blocks
+from mf_aggregators.kernel import draws
+from mf_aggregators.kernel.draws import NoiseSource, random_blocks
 from tests.refusals import refuses
 
 _WORDS = st.integers(0, 2**32 - 1)
 
 
 def _block(state: list[int]) -> bytes:
-    found = rows_of_z._chacha20(np.array(state, np.uint32)[:, np.newaxis])
+    found = draws._chacha20(np.array(state, np.uint32)[:, np.newaxis])
     return found[:, 0].astype("<u4").tobytes()
 
 
@@ -86,7 +86,7 @@ def test_philox_gives_the_known_answers_of_random123(
 ) -> None:
     lower = np.array([counter[0] | counter[1] << 32], np.uint64)
     upper = counter[2] | counter[3] << 32
-    outputs = rows_of_z._philox(key[0] | key[1] << 32, lower, upper)
+    outputs = draws._philox(key[0] | key[1] << 32, lower, upper)
     assert " ".join(f"{int(integer[0]):08x}" for integer in outputs) == expected
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import STEP, NoiseSource
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.noise import noising_matrices, rows_of_z
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.rows_of_z import STEP, NoiseSource
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
@@ -61,7 +60,7 @@ def _rows(
     shape: Any = (size,) if isinstance(rows, NoiseRecursion) else size
     state, made = (before or rows).initial_state(shape), []
     for i in range(num_rounds):
-        z: Any = rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, size)
+        z: Any = draws.integers(NoiseSource.PHILOX, _SEED, i, 0, size)
         now = before if before is not None and i < change else rows
         if isinstance(now, NoiseRecursion):
             row, state = random_recursions.next_row(now, state, z)
@@ -85,7 +84,7 @@ def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) 
     first, whole = _recursions(factorization)
     rows = IntegerRows.continuing(first, whole)
     made = _rows(rows, 50) * rows.steps[:, np.newaxis]
-    z = np.array([rows_of_z.integers(NoiseSource.PHILOX, _SEED, i, 0, 50) for i in range(_WHOLE)])
+    z = np.array([draws.integers(NoiseSource.PHILOX, _SEED, i, 0, 50) for i in range(_WHOLE)])
     np.testing.assert_allclose(made, noising_matrices.apply(whole, z * STEP), rtol=0, atol=1e-6)
 
 

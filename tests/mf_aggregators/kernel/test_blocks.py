@@ -19,6 +19,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -27,8 +29,6 @@ from mf_aggregators.kernel.rows import (
     ToeplitzNoise,
 )
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
-from mf_aggregators.noise import noising_matrices
-from mf_aggregators.noise.costs import Blocks
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.small_mechanisms import blt

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import discrete_gaussian
-from mf_aggregators.noise import integer_rows, rows_of_z
-from mf_aggregators.noise.rows_of_z import TILE, NoiseSource, random_blocks
+from mf_aggregators.kernel import discrete_gaussian, draws, integer_rows
+from mf_aggregators.kernel.draws import TILE, NoiseSource, random_blocks
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
@@ -23,7 +22,7 @@ _SEED = np.array([2**62 + 12345, -(2**61) - 999], np.int64)
 @functools.cache
 def _long(source: NoiseSource) -> np.ndarray:
     """Three tiles and a part of a fourth."""
-    return rows_of_z.integers(source, _SEED, 7, 0, 3 * TILE + 1001)
+    return draws.integers(source, _SEED, 7, 0, 3 * TILE + 1001)
 
 
 @given(st.sampled_from(NoiseSource), st.data())
@@ -34,7 +33,7 @@ def test_any_range_is_a_part_of_the_row(source: NoiseSource, data: st.DataObject
     near_edges = st.tuples(st.sampled_from(edges), st.integers(-3, 3)).map(sum)
     coordinates = st.one_of(st.integers(0, len(long)), near_edges)
     first, stop = sorted(min(max(data.draw(coordinates), 0), len(long)) for _ in range(2))
-    part = rows_of_z.integers(source, _SEED, 7, first, stop - first)
+    part = draws.integers(source, _SEED, 7, first, stop - first)
     assert part.dtype == np.int64
     np.testing.assert_array_equal(part, long[first:stop])
 
@@ -65,7 +64,7 @@ def test_coordinates_follow_the_definition(source: NoiseSource, tile: int) -> No
             chosen = column if is_below else packed[column] & 0xFFFF
             total += (chosen - 2**15) << 10 * number
         expected.append(total)
-    found = rows_of_z.integers(source, _SEED, 7, tile * TILE, count)
+    found = draws.integers(source, _SEED, 7, tile * TILE, count)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -79,15 +78,15 @@ def test_words_for_ties_come_from_ranges_of_their_own(
     original = random_blocks
 
     def tying(source: NoiseSource, seed: np.ndarray, row: int, block: int, count: int) -> Any:
-        if block < rows_of_z.FIRST_TIE_BLOCK:
+        if block < draws.FIRST_TIE_BLOCK:
             packed = discrete_gaussian.table().packed
             return np.full((count, 16), packed[0] & np.uint32(0xFFFF0000), np.uint32)
         used.append((block - 2**60 - tile * 2**17, count))
         return original(source, seed, row, block, count)
 
-    monkeypatch.setattr(rows_of_z, "random_blocks", tying)
+    monkeypatch.setattr(draws, "random_blocks", tying)
     count = 20_000
-    rows_of_z.integers(source, _SEED, 0, tile * TILE, count)
+    draws.integers(source, _SEED, 0, tile * TILE, count)
     # Nine words for each of three ties a coordinate: ranges meet, and share a block where a tie's
     # words are in two of them.
     assert used[0][0] == 0
@@ -95,7 +94,7 @@ def test_words_for_ties_come_from_ranges_of_their_own(
     assert all(later[0] in (end - 1, end) for later, end in zip(used[1:], ends[:-1], strict=True))
     assert ends[-1] == -(-27 * count // 16)
     # All that a tile may need is its own.
-    assert 27 * TILE // 16 <= rows_of_z.TIE_BLOCKS_PER_TILE
+    assert 27 * TILE // 16 <= draws.TIE_BLOCKS_PER_TILE
 
 
 @given(st.integers(0, 2 * TILE), st.integers(0, 3 * TILE))
@@ -109,12 +108,12 @@ def test_no_more_blocks_are_drawn_than_needed(first: int, count: int) -> None:
 
     def counted(source: NoiseSource, seed: np.ndarray, row: int, block: int, size: int) -> Any:
         nonlocal drawn
-        drawn += size if block < rows_of_z.FIRST_TIE_BLOCK else 0
+        drawn += size if block < draws.FIRST_TIE_BLOCK else 0
         return original(source, seed, row, block, size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_of_z, "random_blocks", counted)
-        rows_of_z.integers(NoiseSource.PHILOX, _SEED, 0, first, count)
+        patch.setattr(draws, "random_blocks", counted)
+        draws.integers(NoiseSource.PHILOX, _SEED, 0, first, count)
     assert 3 * count / 16 <= drawn <= 3 * ((count + first % TILE) / 16 + 1)
 
 
@@ -129,19 +128,19 @@ def test_rows_are_independent_standard_normals_across_seeds(source: NoiseSource)
         samples.append(
             np.concatenate(
                 [
-                    rows_of_z.integers(source, seed, row, first, count)
+                    draws.integers(source, seed, row, first, count)
                     for row in (0, 1)
                     for first, count in ranges
                 ]
             )
         )
-    check_standard_normal(np.array(samples) * rows_of_z.STEP)
+    check_standard_normal(np.array(samples) * draws.STEP)
 
 
 @pytest.mark.parametrize("source", NoiseSource)
 def test_coordinates_of_one_row_are_independent_standard_normals(source: NoiseSource) -> None:
     seed = np.frombuffer(os.urandom(16), np.int64)
-    row = rows_of_z.integers(source, seed, 3, 0, 4 * TILE) * rows_of_z.STEP
+    row = draws.integers(source, seed, 3, 0, 4 * TILE) * draws.STEP
     check_standard_normal(row.reshape(-1, 64))
     # Halves of tiles against each other.
     check_standard_normal(row.reshape(8, _HALF).T)
@@ -152,7 +151,7 @@ def test_no_two_entries_of_z_occur_twice(source: NoiseSource) -> None:
     """Over rows, tiles and seeds: a chance repeat of two neighbours has probability 2^-30."""
     seeds = [np.frombuffer(os.urandom(16), np.int64) for _ in range(2)]
     parts = [
-        rows_of_z.integers(source, seed, row, first, 1000)
+        draws.integers(source, seed, row, first, 1000)
         for seed in seeds
         for row in (0, 1, 2, 2**62)
         for first in (0, 1000, TILE, 2**40)
@@ -178,4 +177,4 @@ def test_bad_arguments_are_refused() -> None:
         (0, 2**56 - 1, 2, "2^56"),
     ):
         with refuses(name):
-            rows_of_z.integers(NoiseSource.PHILOX, _SEED, row, first, count)
+            draws.integers(NoiseSource.PHILOX, _SEED, row, first, count)

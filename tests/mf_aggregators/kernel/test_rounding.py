@@ -19,11 +19,11 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.draws import STEP
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.rows import BandedNoise, IndependentNoise, NoiseRecursion
-from mf_aggregators.noise import noising_matrices
-from mf_aggregators.noise.costs import Blocks
-from mf_aggregators.noise.integer_rows import IntegerRows, Rounding
-from mf_aggregators.noise.rows_of_z import STEP
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples
