@@ -49,6 +49,7 @@ _ROW_DOORS = (
         "tff/declared_participation.py",
         "tff/grid.py",
         "kernel/integers.py",
+        "kernel/draws.py",
     ),
     # The names of its tensors, and the seed of a test.
     *("noise/nests.py", "noise/draws.py"),
