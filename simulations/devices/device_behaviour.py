@@ -10,6 +10,7 @@ from absl import flags
 from mf_aggregators.commands import command_line, facts_of_runs
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import validation
+from simulations import flag_texts
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 
 WAIT = "wait"
@@ -177,113 +178,76 @@ class DeviceBehaviour:
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of a population of devices."""
+    """Defines the flags of a population of devices.
+
+    Flags:
+      timer: What the devices' timers count: rounds, which enforces --separation; or hours, from
+        which a separation follows.
+      timer_hours: The hours that --timer=wall_clock waits. Required with it.
+      availability: Which devices are available when: all at any time; each independently with one
+        probability; at night by local time; or as a file says.
+      available_probability: The probability that a device is available, for
+        --availability=independent.
+      over_selection: The number of devices selected for each upload that is needed.
+      dropout_probability: The probability that a selected device gives up before it uploads.
+      upload_loss_probability: The probability that an upload does not arrive.
+      late_upload_probability: The probability that an upload arrives after its round was closed: it
+        is never summed.
+      minimum_uploads: The number of uploads with which a round is closed at its end. With fewer, it
+        is abandoned and started again. The sum is divided by --clients_per_round in any case.
+        Default: --clients_per_round.
+      abandonment_probability: The probability that the server abandons a round after its uploads
+        were made, and starts it again.
+      history_loss_probability: The probability that a device forgets its participations, for each
+        device and round.
+      after_history_loss: Whether a device that forgot its participations assumes the worst, or
+        joins as if it were new.
+      broken_timers: The share of devices whose timers are broken: they check in as if they had
+        never taken part.
+      round_minutes: The minutes that a round takes.
+      retry_minutes: The minutes that the server waits before it starts a round again.
+      max_attempts: The most times that the server starts the same round.
+      utc_offsets: Local time less UTC in each time zone, in hours, for --availability=diurnal.
+      utc_weights: The share of devices in each time zone, for --availability=diurnal. Default: the
+        same.
+      window_start_hour: The mean local hour at which a device's window starts, for
+        --availability=diurnal.
+      window_spread_hours: The most hours between a device's start and the mean one, for
+        --availability=diurnal.
+      shortest_window_hours: The hours of the shortest window of a device, for
+        --availability=diurnal.
+      longest_window_hours: The hours of the longest window of a device, for --availability=diurnal.
+      nightly_probability: The probability that a device is on charge in a night, for
+        --availability=diurnal.
+      trace: A file that says when each device is available, for --availability=trace: lines of
+        device,start_seconds,end_seconds, or an .npz file with arrays of these names.
+      trace_period_hours: The hours after which a --trace is repeated. Default: it is not, and ends.
+    """
+    texts = flag_texts.of(define_flags)
     group = FlagGroup(values, "Devices", _diurnal_defaults())
-    group.choice(
-        "timer",
-        ["rounds", "wall_clock"],
-        "What the devices' timers count: rounds, which enforces --separation; or hours, from "
-        "which a separation follows.",
-        "rounds",
-    )
-    group.number("timer_hours", "The hours that --timer=wall_clock waits. Required with it.")
-    group.choice(
-        "availability",
-        list(_MODEL_FLAGS),
-        "Which devices are available when: all at any time; each independently with one "
-        "probability; at night by local time; or as a file says.",
-        "always",
-    )
-    group.number(
-        "available_probability",
-        "The probability that a device is available, for --availability=independent.",
-    )
-    group.number(
-        "over_selection", "The number of devices selected for each upload that is needed.", 1.0
-    )
-    group.number(
-        "dropout_probability",
-        "The probability that a selected device gives up before it uploads.",
-        0.0,
-    )
-    group.number("upload_loss_probability", "The probability that an upload does not arrive.", 0.0)
-    group.number(
-        "late_upload_probability",
-        "The probability that an upload arrives after its round was closed: it is never summed.",
-        0.0,
-    )
-    group.integer(
-        "minimum_uploads",
-        "The number of uploads with which a round is closed at its end. With fewer, it is "
-        "abandoned and started again. The sum is divided by --clients_per_round in any case. "
-        "Default: --clients_per_round.",
-    )
-    group.number(
-        "abandonment_probability",
-        "The probability that the server abandons a round after its uploads were made, and starts "
-        "it again.",
-        0.0,
-    )
-    group.number(
-        "history_loss_probability",
-        "The probability that a device forgets its participations, for each device and round.",
-        0.0,
-    )
-    group.choice(
-        "after_history_loss",
-        [WAIT, REJOIN],
-        "Whether a device that forgot its participations assumes the worst, or joins as if it "
-        "were new.",
-        WAIT,
-    )
-    group.number(
-        "broken_timers",
-        "The share of devices whose timers are broken: they check in as if they had never taken "
-        "part.",
-        0.0,
-    )
-    group.number("round_minutes", "The minutes that a round takes.", 5.0)
-    group.number(
-        "retry_minutes", "The minutes that the server waits before it starts a round again.", 10.0
-    )
-    group.integer("max_attempts", "The most times that the server starts the same round.", 1000)
-    group.words(
-        "utc_offsets",
-        "Local time less UTC in each time zone, in hours, for --availability=diurnal.",
-    )
-    group.words(
-        "utc_weights",
-        "The share of devices in each time zone, for --availability=diurnal. Default: the same.",
-    )
-    group.number(
-        "window_start_hour",
-        "The mean local hour at which a device's window starts, for --availability=diurnal.",
-    )
-    group.number(
-        "window_spread_hours",
-        "The most hours between a device's start and the mean one, for --availability=diurnal.",
-    )
-    group.number(
-        "shortest_window_hours",
-        "The hours of the shortest window of a device, for --availability=diurnal.",
-    )
-    group.number(
-        "longest_window_hours",
-        "The hours of the longest window of a device, for --availability=diurnal.",
-    )
-    group.number(
-        "nightly_probability",
-        "The probability that a device is on charge in a night, for --availability=diurnal.",
-    )
-    group.path(
-        "trace",
-        "A file that says when each device is available, for --availability=trace: lines of "
-        "device,start_seconds,end_seconds, or an .npz file with arrays of these names.",
-    )
-    group.number(
-        "trace_period_hours",
-        "The hours after which a --trace is repeated. Default: it is not, and ends.",
-    )
+    choices = {
+        "timer": ["rounds", "wall_clock"],
+        "availability": list(_MODEL_FLAGS),
+        "after_history_loss": [WAIT, REJOIN],
+    }
+    integers = {"minimum_uploads": None, "max_attempts": 1000}
+    numbers = {
+        "over_selection": 1.0,
+        **dict.fromkeys((*_BELOW_ONE, "history_loss_probability", "broken_timers"), 0.0),
+        "round_minutes": 5.0,
+        "retry_minutes": 10.0,
+    }
+    for name, text in texts.items():
+        if name in choices:
+            group.choice(name, choices[name], text, choices[name][0])
+        elif name in integers:
+            group.integer(name, text, integers[name])
+        elif name in ("utc_offsets", "utc_weights"):
+            group.words(name, text)
+        elif name == "trace":
+            group.path(name, text)
+        else:
+            group.number(name, text, numbers.get(name))
 
 
 def _diurnal_defaults() -> dict[str, str]:
@@ -316,21 +280,17 @@ def of_flags(values: flags.FlagValues) -> DeviceBehaviour:
     timer = None
     if values.timer_hours is not None:
         timer = WallClockTimer(_seconds(values, "timer_hours", _HOUR))
+    same = {
+        field.name: values[field.name].value
+        for field in dataclasses.fields(DeviceBehaviour)
+        if field.name in values and field.name not in ("timer", "availability")
+    }
     return DeviceBehaviour(
+        **same,
         availability=_availability(values),
         timer=timer,
-        over_selection=values.over_selection,
-        dropout_probability=values.dropout_probability,
-        upload_loss_probability=values.upload_loss_probability,
-        late_upload_probability=values.late_upload_probability,
-        minimum_uploads=values.minimum_uploads,
-        abandonment_probability=values.abandonment_probability,
-        history_loss_probability=values.history_loss_probability,
-        after_history_loss=values.after_history_loss,
-        broken_timers=values.broken_timers,
         round_seconds=_seconds(values, "round_minutes", _MINUTE),
         retry_seconds=_seconds(values, "retry_minutes", _MINUTE),
-        max_attempts=values.max_attempts,
     )
 
 
