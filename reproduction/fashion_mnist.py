@@ -108,7 +108,7 @@ def _accuracy(weights: np.ndarray, images: Images) -> float:
 
 
 def _clients() -> _ImageClients:
-    train, test = data.load(data.find_directory(None))
+    train, test = data.load(None)
     if len(train) != _POPULATION:
         raise ValueError(f"Fashion-MNIST has {_POPULATION} images, found {len(train)}.")
     return _ImageClients(train, test)

@@ -17,6 +17,7 @@ from absl import flags
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import validation
+from simulations import flag_texts
 from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
 
@@ -90,8 +91,7 @@ def task_command(
     description: str | None,
     data_set: str,
     directory_flag: tuple[str, str],
-    find_directory: Callable[[pathlib.Path | None], pathlib.Path | None],
-    count: Callable[[pathlib.Path | None], int],
+    size: int,
     read: Callable[[pathlib.Path | None], tuple[Images, Images]],
     keras_model: Callable[[], Any],
     single_images: Mapping[str, Any],
@@ -104,31 +104,37 @@ def task_command(
       description: What ``--help`` says first.
       data_set: The name of the images.
       directory_flag: The flag that names the directory of their files, and its help.
-      find_directory: From what the flag says, which may be nothing, to the directory; None for
-        images that are downloaded.
-      count: Takes that directory, and returns how many training images there are.
-      read: Takes it, and returns the training and the test images, uint8 pixels.
+      size: The number of training images without such a directory.
+      read: Takes that directory, or None for the usual images, and returns the training and the
+        test images, uint8 pixels.
       keras_model: Makes the untrained model, from pixels in [-1, 1] to logits.
       single_images: The defaults of a run, by flag, where every image is a client.
       groups: The defaults with ``--num_clients``.
     """
+    flag, meaning = directory_flag
 
     def open_data(options: Mapping[str, Any]) -> ImageClients:
-        named = command_line.naming(directory_flag[0])
-        given = options[directory_flag[0]]
-        directory = find_directory(None if given is None else pathlib.Path(given))
+        given = options[flag]
+        directory = None if given is None else pathlib.Path(given)
         return ImageClients(
-            data_set if directory is None else str(directory),
-            named(functools.partial(count, directory)),
-            named(functools.partial(read, directory)),
+            given or data_set,
+            None if given else size,
+            command_line.naming(flag)(functools.partial(read, directory)),
             keras_model,
             options,
         )
 
+    def define_flags(values: flags.FlagValues) -> None:
+        group, texts = FlagGroup(values, "Data"), flag_texts.of(check_flags)
+        group.path(flag, meaning)
+        group.integer("num_clients", texts["num_clients"])
+        group.number("concentration", texts["concentration"], _DEFAULT_CONCENTRATION)
+        group.integer("split_seed", texts["split_seed"], 0)
+
     return TaskCommand(
         name=name,
         description=description or "",
-        define_flags=functools.partial(_define_flags, directory_flag),
+        define_flags=define_flags,
         defaults=lambda values: single_images if values["num_clients"].value is None else groups,
         default_texts=default_texts(single_images, groups, "--num_clients"),
         check_flags=functools.partial(check_flags, command=name),
@@ -137,25 +143,15 @@ def task_command(
     )
 
 
-def _define_flags(directory_flag: tuple[str, str], values: flags.FlagValues) -> None:
-    group = FlagGroup(values, "Data")
-    group.path(*directory_flag)
-    group.integer(
-        "num_clients",
-        "The number of clients that share the training images, by a Dirichlet split. Default: "
-        "every image is a client, the papers' centralised setting.",
-    )
-    group.number(
-        "concentration",
-        "The parameter of the Dirichlet split: the smaller, the fewer classes has a client. With "
-        "--num_clients alone.",
-        _DEFAULT_CONCENTRATION,
-    )
-    group.integer("split_seed", "The seed of the Dirichlet split.", 0)
-
-
 def check_flags(options: Mapping[str, Any], command: str) -> None:
     """Checks the flags that say whose the training images are.
+
+    Flags:
+      num_clients: The number of clients that share the training images, by a Dirichlet split.
+        Default: every image is a client, the papers' centralised setting.
+      concentration: The parameter of the Dirichlet split: the smaller, the fewer classes has a
+        client. With --num_clients alone.
+      split_seed: The seed of the Dirichlet split.
 
     Args:
       options: All flags by name, defaults filled in.
@@ -171,15 +167,14 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
     if options["num_clients"] is not None:
         validation.positive_integer(options["num_clients"], "--num_clients")
         return
-    for name in ("batch_size", "client_epochs"):
-        if options[name] != 1:
+    of_one_image = {"batch_size": 1, "client_epochs": 1}
+    of_split = {"concentration": _DEFAULT_CONCENTRATION, "split_seed": 0}
+    for name, value in {**of_one_image, **of_split}.items():
+        if options[name] != value:
             raise ValueError(
-                f"--{name} must be 1 in {command} where a client has one image: found "
+                f"--{name} must be {value} in {command} where a client has one image: found "
                 f"{options[name]}; --num_clients gives clients more."
             )
-    for name, default in (("concentration", _DEFAULT_CONCENTRATION), ("split_seed", 0)):
-        if options[name] != default:
-            raise ValueError(f"--{name} is of the split that --num_clients asks for: name both.")
 
 
 def _check_concentration(value: float, name: str) -> None:
@@ -197,14 +192,14 @@ class ImageClients:
 
     Attributes:
       name: The data set.
-      count: Returns how many training images there are, without reading them.
+      size: The number of training images, if it is known before they are read.
       read: Returns the training and the test images, uint8 pixels.
       keras_model: Makes the untrained model, from pixels in [-1, 1] to logits.
       options: The flags of the run, by name.
     """
 
     name: str
-    count: Callable[[], int]
+    size: int | None
     read: Callable[[], tuple[Images, Images]]
     keras_model: Callable[[], Any]
     options: Mapping[str, Any]
@@ -216,15 +211,13 @@ class ImageClients:
         Raises:
           ValueError: If there are more clients than images.
         """
-        number, images = self.options["num_clients"], self.count()
-        if number is None:
-            return images
-        if number > images:
+        number, images = self.options["num_clients"], self.size or len(self._images[0])
+        if number is not None and number > images:
             raise ValueError(
                 f"--num_clients={number} is more than the {images} training images: each client "
                 "needs one at least."
             )
-        return int(number)
+        return images if number is None else int(number)
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of all images and of whose they are."""
@@ -242,20 +235,17 @@ class ImageClients:
         """
         from simulations.examples import image_classification
 
-        train, test = self._images
+        batch_size, epochs = self.options["batch_size"], self.options["client_epochs"]
         return image_classification.task_of_clients(
-            train,
-            test,
-            self._places,
-            self.keras_model,
-            self.options["batch_size"],
-            self.options["client_epochs"],
-            seed,
+            *self._images, self._places, self.keras_model, batch_size, epochs, seed
         )
 
     @functools.cached_property
     def _images(self) -> tuple[Images, Images]:
-        return self.read()
+        train, test = self.read()
+        if len(test) < 2:
+            raise ValueError(f"{self.name} has one test image, and evaluations need two.")
+        return train, test
 
     @functools.cached_property
     def _places(self) -> Sequence[np.ndarray]:

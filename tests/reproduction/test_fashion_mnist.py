@@ -54,7 +54,7 @@ def test_accuracies_are_of_images_that_train_nothing(
 ) -> None:
     """Of 20 test images, the first eight choose learning rates, and the others are the test."""
     directory = fashion_mnist_files.write(tmp_path / "files", 60, 20)
-    monkeypatch.setattr(fashion_mnist.data, "find_directory", lambda given: directory)
+    monkeypatch.setattr(fashion_mnist.data, "DEBIAN_DIRECTORY", directory)
     monkeypatch.setattr(fashion_mnist, "_NUM_HELDOUT", 8)
     with refuses("60000", "60"):
         fashion_mnist._clients()

@@ -13,33 +13,11 @@ from simulations.examples.labelled_images import Images, checked_labels, concate
 
 SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
-# The size of the data set that Keras downloads.
 NUM_TRAINING_IMAGES = 50_000
 
 _TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST_FILE = "test_batch.bin"
-_FEWEST_TEST_IMAGES = 2
-_NUM_VALUES = 3 * 32 * 32
-_RECORD_BYTES = 1 + _NUM_VALUES
-
-
-def num_training_images(directory: pathlib.Path | None) -> int:
-    """Returns how many training images there are, without reading or downloading them.
-
-    Args:
-      directory: What :func:`load` takes.
-
-    Raises:
-      ValueError: If a file is missing or is not of whole records, or there is one test image.
-    """
-    if directory is None:
-        return NUM_TRAINING_IMAGES
-    number = sum(_num_records(directory / name) for name in _TRAIN_FILES)
-    if _num_records(directory / _TEST_FILE) < _FEWEST_TEST_IMAGES:
-        raise ValueError(
-            f"{directory / _TEST_FILE} has one image, and evaluations need two: one is held out."
-        )
-    return number
+_RECORD_BYTES = 1 + 3 * 32 * 32
 
 
 def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
@@ -47,8 +25,8 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
 
     Args:
       directory: Where the files of the binary version are, data_batch_1.bin to data_batch_5.bin
-        and test_batch.bin, with any number of images each, of the last one two or more; None
-        for what Keras downloads, which it keeps in ~/.keras/datasets.
+        and test_batch.bin, with any number of images each; None for what Keras downloads, which it
+        keeps in ~/.keras/datasets.
 
     Returns:
       Images with (m, 32, 32, 3) uint8 pixels and (m,) int32 labels, in the order of the files,
@@ -69,26 +47,20 @@ def load(directory: pathlib.Path | None) -> tuple[Images, Images]:
     return train, _read(directory / _TEST_FILE)
 
 
-def _num_records(path: pathlib.Path) -> int:
+def _read(path: pathlib.Path) -> Images:
     try:
-        size = path.stat().st_size
+        contents = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ValueError(
             f"{path} cannot be read ({error.strerror}): --cifar10_dir is the directory "
             "cifar-10-batches-bin of CIFAR-10's binary version."
         ) from error
-    if size == 0 or size % _RECORD_BYTES:
+    if not len(contents) or len(contents) % _RECORD_BYTES:
         raise ValueError(
-            f"{path} has {size} bytes, which are no whole records of {_RECORD_BYTES}: copy it "
-            "again from CIFAR-10's binary version."
+            f"{path} has {len(contents)} bytes, which are no whole records of {_RECORD_BYTES}: "
+            "copy it again from CIFAR-10's binary version."
         )
-    return size // _RECORD_BYTES
-
-
-def _read(path: pathlib.Path) -> Images:
-    num_records = _num_records(path)
-    records = np.fromfile(path, np.uint8).reshape(num_records, _RECORD_BYTES)
+    records = contents.reshape(-1, _RECORD_BYTES)
     labels = checked_labels(records[:, 0], NUM_CLASSES, "CIFAR-10", path)
-    channels, height, width = SHAPE[2], SHAPE[0], SHAPE[1]
-    pixels = records[:, 1:].reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+    pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Images(np.ascontiguousarray(pixels), labels)

@@ -73,8 +73,7 @@ COMMAND = task_command(
         "The directory of CIFAR-10's binary version (data_batch_1.bin, ..., test_batch.bin). "
         "Default: Keras downloads the data set into ~/.keras/datasets.",
     ),
-    find_directory=lambda given: given,
-    count=data.num_training_images,
+    size=data.NUM_TRAINING_IMAGES,
     read=data.load,
     keras_model=keras_model,
     single_images=_DEFAULTS,

@@ -80,8 +80,7 @@ COMMAND = task_command(
         f"same with .gz). Default: {data.DEBIAN_DIRECTORY} if it is there; else Keras downloads "
         "the data set into ~/.keras/datasets.",
     ),
-    find_directory=data.find_directory,
-    count=data.num_training_images,
+    size=data.NUM_TRAINING_IMAGES,
     read=data.load,
     keras_model=keras_model,
     single_images=_SINGLE_IMAGES,

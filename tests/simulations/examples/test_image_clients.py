@@ -1,5 +1,6 @@
 """Whose images are: a split into groups of one kind, and the flags that ask for it."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,7 +108,7 @@ def _data(**changed: Any) -> ImageClients:
     images = Images(generator.integers(0, 256, (600, 2, 2, 1)).astype(np.uint8), _LABELS)
     return ImageClients(
         "images",
-        lambda: 600,
+        None,
         lambda: (images, images[:10]),
         lambda: None,
         {**_OPTIONS, **changed},
@@ -131,6 +132,9 @@ def test_the_fingerprint_tells_images_and_splits_apart() -> None:
     assert _data(num_clients=30).fingerprint() == found[2]
     with refuses("--num_clients=601", "600"):
         assert _data(num_clients=601).num_clients
+    alone = dataclasses.replace(_data(), read=lambda: (images := _data().read()[0], images[:1]))
+    with refuses("one test image"):
+        assert alone.num_clients
 
 
 def test_inputs_are_within_one() -> None:

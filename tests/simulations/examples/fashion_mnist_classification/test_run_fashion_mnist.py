@@ -32,7 +32,7 @@ def _call(capture: Any, *arguments: str) -> tuple[int, str, str]:
     [
         (("--data_dir={}/none",), "--data_dir: "),
         (("--data_dir={}/damaged",), "--data_dir: "),
-        (("--data_dir={}/foreign",), "89504e47"),
+        (("--data_dir={}/foreign",), "t10k-images-idx3-ubyte is no array"),
         (("--data_dir={}/whole", "--num_clients=41"), "--num_clients=41"),
         (("--data_dir={}/whole", "--concentration=0.5"), "--num_clients"),
         (("--data_dir={}/whole", "--num_clients=9", "--concentration=nan"), "--concentration"),
