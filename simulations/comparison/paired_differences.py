@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -62,35 +63,33 @@ class PairedDifference:
         return self.half_width is not None and self.mean > self.half_width
 
 
-def power(deviation: float, repetitions: int, level: float, difference: float = ONE_POINT) -> float:
+def power(
+    deviation: float, repetitions: Any, level: float, difference: float = ONE_POINT
+) -> np.ndarray:
     """Returns the power of the two-sided paired t-test, by the noncentral t distribution.
 
     Args:
       deviation: The standard deviation of a difference, above zero.
-      repetitions: The number of pairs, at least 2.
+      repetitions: The number of pairs, at least 2; or an array of such numbers.
       level: The probability of a false alarm, in (0, 1).
       difference: The true difference.
+
+    Returns:
+      An array of the shape of ``repetitions``.
     """
-    freedom = repetitions - 1
+    freedom = np.asarray(repetitions) - 1
     threshold = scipy.stats.t.ppf(1.0 - level / 2.0, freedom)
-    shift = difference * math.sqrt(repetitions) / deviation
+    shift = difference * np.sqrt(repetitions) / deviation
     found = scipy.stats.nct.sf(threshold, freedom, shift)
     found += scipy.stats.nct.cdf(-threshold, freedom, shift)
-    return float(min(found, 1.0))
+    return np.minimum(found, 1.0)
 
 
 def needed_repetitions(deviation: float, level: float) -> int | None:
     """Returns the fewest repetitions with 80 % of :func:`power`; None if more than 1,000."""
-    first, last = 2, _MOST_REPETITIONS
-    if power(deviation, last, level) < USUAL_POWER:
-        return None
-    while first < last:
-        middle = (first + last) // 2
-        if power(deviation, middle, level) < USUAL_POWER:
-            first = middle + 1
-        else:
-            last = middle
-    return first
+    numbers = np.arange(2, _MOST_REPETITIONS + 1)
+    enough = numbers[power(deviation, numbers, level) >= USUAL_POWER]
+    return int(enough[0]) if len(enough) else None
 
 
 def differences(accuracies: Mapping[str, Sequence[float]]) -> tuple[PairedDifference, ...]:
@@ -123,7 +122,7 @@ def _difference(higher: str, lower: str, found: np.ndarray, level: float) -> Pai
         mean=mean,
         half_width=quantile * error,
         p_value=float(2.0 * scipy.stats.t.sf(mean / error, number - 1)),
-        power=power(deviation, number, level),
+        power=float(power(deviation, number, level)),
         needed=needed_repetitions(deviation, level),
     )
 
@@ -179,21 +178,16 @@ def lines(pairs: Sequence[PairedDifference], why: str | None) -> list[str]:
 
 def to_markdown(pairs: Sequence[PairedDifference]) -> str:
     """Returns a Markdown table of the differences, in points, for people to read as it is."""
-    header = ["difference", "points", "interval", "sees one point", "runs for 80 %"]
-    rows = [
-        [
-            f"{pair.higher} - {pair.lower}",
-            f"{100.0 * pair.mean:.2f}",
-            "-" if pair.half_width is None else f"± {100.0 * pair.half_width:.2f}",
-            "-" if pair.power is None else f"{100.0 * pair.power:.0f} %",
-            _needed(pair),
-        ]
-        for pair in pairs
-    ]
-    return aligned([header, *rows])
-
-
-def _needed(pair: PairedDifference) -> str:
-    if pair.power is None:
-        return "-"
-    return f"over {_MOST_REPETITIONS}" if pair.needed is None else str(pair.needed)
+    rows = [["difference", "points", "interval", "sees one point", "runs for 80 %"]]
+    for pair in pairs:
+        needed = str(pair.needed or f"over {_MOST_REPETITIONS}")
+        rows.append(
+            [
+                f"{pair.higher} - {pair.lower}",
+                f"{100.0 * pair.mean:.2f}",
+                "-" if pair.half_width is None else f"± {100.0 * pair.half_width:.2f}",
+                "-" if pair.power is None else f"{100.0 * pair.power:.0f} %",
+                "-" if pair.power is None else needed,
+            ]
+        )
+    return aligned(rows)

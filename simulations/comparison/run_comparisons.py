@@ -28,7 +28,6 @@ CONFIDENCE = 0.95
 _EPSILON_TOLERANCE = 1e-3
 # Epsilons of privacy loss distributions, whose grids differ, may be so far apart.
 _COMPOSITION_TOLERANCE = 1e-2
-_METRIC = "heldout_accuracy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +125,13 @@ def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
     Pairs are in the order of their means. Single runs have no interval, and are in none.
     """
-    intervals = [
-        (row.test_accuracy_mean, row.test_accuracy_half_width, row.mechanism)
-        for row in sorted(rows, key=lambda row: -row.test_accuracy_mean)
-    ]
+    known = [row for row in rows if row.test_accuracy_half_width is not None]
+    known.sort(key=lambda row: -row.test_accuracy_mean)
     return [
-        (higher, lower)
-        for (mean, width, higher), (lower_mean, lower_width, lower) in itertools.combinations(
-            intervals, 2
-        )
-        if width is not None and lower_width is not None and mean - width > lower_mean + lower_width
+        (higher.mechanism, lower.mechanism)
+        for higher, lower in itertools.combinations(known, 2)
+        if higher.test_accuracy_mean - (higher.test_accuracy_half_width or 0.0)
+        > lower.test_accuracy_mean + (lower.test_accuracy_half_width or 0.0)
     ]
 
 
@@ -320,47 +316,36 @@ def _event(run: FinishedRun, sigma: float) -> dp_event.DpEvent:
 def to_markdown(rows: Sequence[Row]) -> str:
     """Returns a Markdown table whose columns are aligned, for people to read as it is."""
 
-    def percent(fraction: float | None) -> str:
-        return "-" if fraction is None else f"{100 * fraction:.2f} %"
+    def text(value: float | None, form: str, factor: float = 1.0) -> str:
+        return "-" if value is None else form.format(factor * value)
 
-    header = ["mechanism", "test accuracy", "95 % interval", "min", "max", "epsilon", "delta"]
+    header = "mechanism,test accuracy,95 % interval,min,max,epsilon,delta,runs,minutes"
     cells = [
-        [*header, "runs", "minutes"],
-        *(
-            [
-                row.mechanism,
-                percent(row.test_accuracy_mean),
-                "-"
-                if row.test_accuracy_half_width is None
-                else f"± {percent(row.test_accuracy_half_width)}",
-                percent(row.test_accuracy_min),
-                percent(row.test_accuracy_max),
-                "-" if row.epsilon is None else rounded_up(row.epsilon, ".3f"),
-                "-" if row.delta is None else rounded_up(row.delta, ".6g"),
-                str(row.repetitions),
-                "-" if row.seconds_mean is None else f"{row.seconds_mean / 60.0:.1f}",
-            ]
-            for row in rows
-        ),
+        [
+            row.mechanism,
+            text(row.test_accuracy_mean, "{:.2f} %", 100.0),
+            text(row.test_accuracy_half_width, "± {:.2f} %", 100.0),
+            text(row.test_accuracy_min, "{:.2f} %", 100.0),
+            text(row.test_accuracy_max, "{:.2f} %", 100.0),
+            "-" if row.epsilon is None else rounded_up(row.epsilon, ".3f"),
+            "-" if row.delta is None else rounded_up(row.delta, ".6g"),
+            str(row.repetitions),
+            text(row.seconds_mean, "{:.1f}", 1.0 / 60.0),
+        ]
+        for row in rows
     ]
-    return aligned(cells)
+    return aligned([header.split(","), *cells])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table of a heading and rows, whose first column is of names."""
-    cells = [list(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    # The first column is of names; the others are of numbers.
-    cells.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-    return "\n".join(
-        "| "
-        + " | ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        + " |"
-        for line in cells
-    )
+    """Returns a Markdown table of a heading and rows: names at the left, numbers at the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
+    lines = []
+    for name, *numbers in (rows[0], rule, *rows[1:]):
+        right = [text.rjust(width) for text, width in zip(numbers, others, strict=True)]
+        lines.append(f"| {' | '.join([name.ljust(first), *right])} |")
+    return "\n".join(lines)
 
 
 def draw(
@@ -378,7 +363,7 @@ def draw(
       title: The title above the figure.
 
     Returns:
-      The mechanisms that are left out, because no round has the metric in all of their runs.
+      The mechanisms that are left out, because no round has a held-out accuracy in all their runs.
 
     Raises:
       OSError: If a file cannot be read or written.
@@ -386,38 +371,24 @@ def draw(
     from mf_aggregators import figures
     from simulations.runs import run_figures
 
-    series = {
-        mechanism: [_metrics(directory) for directory in directories[mechanism]]
-        for mechanism in (row.mechanism for row in rows)
-    }
-    left_out = [
-        mechanism
-        for mechanism, metrics in series.items()
-        if len(run_figures.mean_curve(metrics, _METRIC, CONFIDENCE).rounds) == 0
-    ]
-    drawn = {name: metrics for name, metrics in series.items() if name not in left_out}
+    curves = {row.mechanism: mean_accuracy(directories[row.mechanism]) for row in rows}
+    drawn = {name: curve for name, curve in curves.items() if len(curve.rounds)}
     path.unlink(missing_ok=True)
     if drawn:
-        run_figures.compare(
-            drawn,
-            path,
-            title=title,
-            accuracies=[
-                figures.Interval(
-                    row.mechanism,
-                    100.0 * row.test_accuracy_mean,
-                    None
-                    if row.test_accuracy_half_width is None
-                    else 100.0 * row.test_accuracy_half_width,
-                    100.0 * row.test_accuracy_min,
-                    100.0 * row.test_accuracy_max,
-                )
-                for row in rows
-            ],
-            name=_METRIC,
-            confidence=CONFIDENCE,
-        )
-    return left_out
+        accuracies = [
+            figures.Interval(
+                row.mechanism,
+                100.0 * row.test_accuracy_mean,
+                None
+                if row.test_accuracy_half_width is None
+                else 100.0 * row.test_accuracy_half_width,
+                100.0 * row.test_accuracy_min,
+                100.0 * row.test_accuracy_max,
+            )
+            for row in rows
+        ]
+        run_figures.compare(drawn, path, title=title, accuracies=accuracies)
+    return [name for name in curves if name not in drawn]
 
 
 def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve":
@@ -429,8 +400,7 @@ def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve
     """
     from simulations.runs import run_figures
 
-    metrics = [_metrics(directory) for directory in directories]
-    return run_figures.mean_curve(metrics, _METRIC, CONFIDENCE)
+    return run_figures.mean_curve([_metrics(directory) for directory in directories])
 
 
 def _metrics(directory: pathlib.Path) -> list[dict[str, str]]:
