@@ -16,7 +16,6 @@ import dataclasses
 import math
 import os
 import pathlib
-import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -40,10 +39,10 @@ _WINDOW_START = 2
 _WINDOW_LENGTH = 3
 _NIGHT = 4
 
-# The largest device of a trace: its index takes 8 bytes for each device up to the largest.
+# The largest device of a trace, which takes a byte for each device up to it.
 _LARGEST_DEVICE = 10**8
 
-_TRACE_ARRAYS = ("device", "start_seconds", "end_seconds")
+_COLUMNS = ("device", "start_seconds", "end_seconds")
 
 
 class TraceError(Error, ValueError):
@@ -118,10 +117,8 @@ class Independent(Availability):
     probability: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < validation.finite_number(self.probability, "probability") <= 1.0:
-            raise ValueError(
-                f"probability must be above 0 and at most 1, found {self.probability}."
-            )
+        validation.positive_number(self.probability, "probability")
+        _check_within(self.probability, "probability", 0.0, 1.0)
 
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
@@ -168,8 +165,7 @@ class Diurnal(Availability):
         if not self.utc_offsets:
             raise ValueError("utc_offsets must name at least one time zone.")
         for offset in self.utc_offsets:
-            if not -12.0 <= validation.finite_number(offset, "utc_offsets") <= 14.0:
-                raise ValueError(f"utc_offsets must be hours from -12 to 14, found {offset}.")
+            _check_within(offset, "utc_offsets", -12.0, 14.0)
         if self.weights is not None:
             if len(self.weights) != len(self.utc_offsets):
                 raise ValueError(
@@ -178,25 +174,12 @@ class Diurnal(Availability):
                 )
             if math.fsum(validation.non_negative_number(w, "weights") for w in self.weights) <= 0.0:
                 raise ValueError("weights must not all be zero.")
-        if not 0.0 <= validation.finite_number(self.start_hour, "start_hour") < 24.0:
-            raise ValueError(
-                f"start_hour must be at least 0 and below 24, found {self.start_hour}."
-            )
-        if validation.non_negative_number(self.start_spread_hours, "start_spread_hours") > 12.0:
-            raise ValueError(
-                f"start_spread_hours must be at most 12, found {self.start_spread_hours}."
-            )
+        _check_within(self.start_hour, "start_hour", 0.0, math.nextafter(24.0, 0.0))
+        _check_within(self.start_spread_hours, "start_spread_hours", 0.0, 12.0)
         shortest = validation.positive_number(self.shortest_hours, "shortest_hours")
-        if not shortest <= validation.finite_number(self.longest_hours, "longest_hours") <= 24.0:
-            raise ValueError(
-                f"longest_hours must be from shortest_hours, {shortest}, to 24, found "
-                f"{self.longest_hours}."
-            )
-        if not 0.0 < validation.finite_number(self.nightly_probability, "nightly_probability") <= 1:
-            raise ValueError(
-                "nightly_probability must be above 0 and at most 1, found "
-                f"{self.nightly_probability}."
-            )
+        _check_within(self.longest_hours, "longest_hours", shortest, 24.0)
+        validation.positive_number(self.nightly_probability, "nightly_probability")
+        _check_within(self.nightly_probability, "nightly_probability", 0.0, 1.0)
 
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
@@ -273,43 +256,35 @@ class Trace(Availability):
             is no integer from 0, a span does not end after it starts, or one is not within
             the period.
         """
-        numbers = np.asarray(devices)
-        if not all(_is_real(each) for each in (numbers, start_seconds, end_seconds)):
+        columns = [np.array(each) for each in (devices, start_seconds, end_seconds)]
+        if not all(each.dtype.kind in "iuf" for each in columns):
             raise ValueError("a trace needs numbers: integers for devices, seconds for times.")
-        starts = np.array(start_seconds, dtype=np.float64)
-        ends = np.array(end_seconds, dtype=np.float64)
-        if not numbers.ndim == starts.ndim == ends.ndim == 1 or not (
-            len(numbers) == len(starts) == len(ends)
-        ):
+        if not columns[0].size or any(each.shape != (len(columns[0]),) for each in columns):
             raise ValueError("a trace needs a device, a start and an end for each span.")
-        if not len(numbers):
-            raise ValueError("a trace needs at least one span.")
-        if not np.all(np.isfinite(starts)) or not np.all(np.isfinite(ends)):
-            raise ValueError("the times of a trace must be finite.")
-        whole = np.issubdtype(numbers.dtype, np.integer) or np.all(np.floor(numbers) == numbers)
-        if not whole or np.any(numbers < 0) or np.any(numbers > _LARGEST_DEVICE):
+        numbers, starts, ends = (each.astype(np.float64) for each in columns)
+        is_device = (np.floor(numbers) == numbers) & (numbers >= 0) & (numbers <= _LARGEST_DEVICE)
+        if not np.all(is_device):
             raise ValueError(
                 f"the devices of a trace must be whole numbers from 0 to {_LARGEST_DEVICE}."
             )
-        _refuse(ends <= starts, numbers, starts, ends, "must end after it starts")
-        if period_seconds is not None:
-            period_seconds = validation.positive_number(period_seconds, "period_seconds")
-            _refuse(
-                (starts < 0.0) | (ends > period_seconds),
-                numbers,
-                starts,
-                ends,
-                f"must lie within the period, from 0 to {period_seconds:g} seconds",
+        if not np.all(np.isfinite(starts) & np.isfinite(ends)):
+            raise ValueError("the times of a trace must be finite.")
+        wrong, must = ends <= starts, "must end after it starts"
+        if period_seconds is not None and not np.any(wrong):
+            validation.positive_number(period_seconds, "period_seconds")
+            wrong = (starts < 0.0) | (ends > period_seconds)
+            must = f"must lie within the period, from 0 to {period_seconds:g} seconds"
+        if np.any(wrong):
+            span = int(np.argmax(wrong))
+            raise ValueError(
+                f"each span {must}, found {starts[span]:g} to {ends[span]:g} of device "
+                f"{numbers[span]:g} (span {span + 1})."
             )
+        self._devices, self._starts, self._ends = numbers.astype(np.int64), starts, ends
         self._period = period_seconds
-        order = np.lexsort((starts, numbers))
-        numbers, starts, ends = numbers[order].astype(np.int64), starts[order], ends[order]
-        # The spans of device d are those from offsets[d] to offsets[d + 1].
-        counts = np.bincount(numbers)
-        self._offsets = np.concatenate([[0], np.cumsum(counts)])
-        self._last_end = float(np.max(ends))
-        # A span's start and the latest end up to it side by side, which memory reads at once.
-        self._spans = np.stack([starts, _running_maximum(ends, self._offsets)], axis=1)
+        # The devices that are available at the moment that was asked for last.
+        self._moment = math.nan
+        self._is_available = np.zeros(int(np.max(self._devices)) + 1, dtype=bool)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], period_seconds: float | None = None) -> "Trace":
@@ -328,40 +303,37 @@ class Trace(Availability):
         """
         file = pathlib.Path(path)
         try:
-            columns = (
-                _archive_columns(file) if file.suffix.lower() == ".npz" else _text_columns(file)
-            )
+            columns = _archived(file) if file.suffix.lower() == ".npz" else _listed(file)
             return cls(*columns, period_seconds=period_seconds)
-        except TraceError:
-            raise
         except OSError as error:
             raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
-        except ValueError as error:
-            raise TraceError(f"{file} cannot be used as a trace: {error}") from error
+        except Exception as error:
+            # NumPy's reader raises many types for a damaged archive.
+            raise TraceError(
+                f"{file} cannot be used as a trace of {','.join(_COLUMNS)}: {error}"
+            ) from error
 
     @property
     def largest_device(self) -> int:
         """The largest number of a device with a span."""
-        return len(self._offsets) - 2
+        return len(self._is_available) - 1
 
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
         """Returns (m,) bool: which devices have a span at that moment."""
         moment = seconds if self._period is None else math.fmod(seconds, self._period)
+        if moment != self._moment:
+            is_open = (self._starts <= moment) & (moment < self._ends)
+            self._is_available[:] = False
+            self._is_available[self._devices[is_open]] = True
+            self._moment = moment
         known = np.minimum(devices, self.largest_device)
-        first = self._offsets[known]
-        # The last span that starts by then: bisection of all devices at the same time.
-        low, high = first - 1, self._offsets[known + 1] - 1
-        while np.any(low < high):
-            middle = (low + high + 1) // 2
-            started = self._spans[middle, 0] <= moment
-            low, high = np.where(started, middle, low), np.where(started, high, middle - 1)
-        return (known == devices) & (low >= first) & (moment < self._spans[low, 1])
+        return (known == devices) & self._is_available[known]
 
     def is_possible(self, seconds: float) -> bool:
         """Returns whether the trace is repeated, or has not ended."""
-        return self._period is not None or seconds < self._last_end
+        return self._period is not None or seconds < float(np.max(self._ends))
 
 
 def uniform(
@@ -408,85 +380,28 @@ def _bits(number: float) -> np.ndarray:
     return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
 
 
-def _is_real(array: np.ndarray) -> bool:
-    kind = np.asarray(array).dtype
-    return np.issubdtype(kind, np.integer) or np.issubdtype(kind, np.floating)
+def _check_within(value: float, name: str, low: float, high: float) -> None:
+    if not low <= validation.finite_number(value, name) <= high:
+        raise ValueError(f"{name} must be from {low:g} to {high:g}, found {value}.")
 
 
-def _running_maximum(ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """The latest end among a device's spans up to each one, so that overlaps count."""
-    lengths = np.diff(offsets)
-    most = int(np.max(lengths))
-    if most == 1:
-        return ends
-    position = np.arange(len(ends)) - np.repeat(offsets[:-1], lengths)
-    latest, step = ends.copy(), 1
-    while step < most:
-        later = np.flatnonzero(position >= step)
-        latest[later] = np.maximum(latest[later], latest[later - step])
-        step *= 2
-    return latest
+def _archived(file: pathlib.Path) -> list[np.ndarray]:
+    with np.load(file, allow_pickle=False) as archive:
+        return [archive[name] for name in _COLUMNS]
 
 
-def _refuse(
-    wrong: np.ndarray, devices: np.ndarray, starts: np.ndarray, ends: np.ndarray, must: str
-) -> None:
-    if np.any(wrong):
-        index = int(np.argmax(wrong))
-        raise ValueError(
-            f"each span {must}, found {starts[index]:g} to {ends[index]:g} of device "
-            f"{devices[index]:g} (span {index + 1})."
-        )
-
-
-def _archive_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            devices, starts, ends = (archive[name] for name in _TRACE_ARRAYS)
-            return devices, starts, ends
-    except OSError:
-        raise
-    except Exception as error:
-        # NumPy's reader raises many types for a damaged archive.
-        raise TraceError(
-            f"{file} cannot be read as a trace with arrays {', '.join(_TRACE_ARRAYS)}: "
-            f"{str(error).rstrip('.')}."
-        ) from error
-
-
-def _text_columns(file: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    try:
-        # Spreadsheets begin a file with a mark of its encoding.
-        with file.open(encoding="utf-8-sig") as lines:
-            first = lines.readline()
-        if not first.strip():
-            raise TraceError(f"{file} holds no span: its first line is empty.")
-        is_heading = [name.strip() for name in first.split(",")] == list(_TRACE_ARRAYS)
-        with warnings.catch_warnings():
-            # NumPy warns of a file without numbers, which is refused below.
-            warnings.simplefilter("ignore", UserWarning)
-            table = np.loadtxt(
-                file,
-                delimiter=",",
-                ndmin=2,
-                skiprows=int(is_heading),
-                comments=None,
-                encoding="utf-8-sig",
-            )
-    except TraceError:
-        raise
-    except ValueError as error:
-        raise TraceError(
-            f"{file} cannot be read as {','.join(_TRACE_ARRAYS)} lines: {str(error).rstrip('.')}."
-        ) from error
-    if not table.size:
-        raise TraceError(f"{file} holds no span.")
-    if table.shape[1] != len(_TRACE_ARRAYS):
-        raise TraceError(
-            f"{file} must have {','.join(_TRACE_ARRAYS)} on each line, found {table.shape[1]} "
-            "columns."
-        )
-    return table[:, 0], table[:, 1], table[:, 2]
+def _listed(file: pathlib.Path) -> np.ndarray:
+    """The columns of a text file, whose first line may be a heading."""
+    # Spreadsheets begin a file with a mark of its encoding.
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    has_heading = bool(lines) and [each.strip() for each in lines[0].split(",")] == [*_COLUMNS]
+    lines = lines[has_heading:]
+    if not lines:
+        raise ValueError("it holds no span.")
+    table = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
+    if table.shape[1] != len(_COLUMNS):
+        raise ValueError(f"it has {table.shape[1]} columns.")
+    return table.T
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ _MINUTE = 60.0
 _HOUR = 3600.0
 
 # Probabilities that must be below 1: otherwise no attempt at a round could succeed.
-_BELOW_ONE = (
+BELOW_ONE = (
     "dropout_probability",
     "upload_loss_probability",
     "late_upload_probability",
@@ -123,7 +123,7 @@ class DeviceBehaviour:
     def __post_init__(self) -> None:
         if validation.finite_number(self.over_selection, "over_selection") < 1.0:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
-        for name in _BELOW_ONE:
+        for name in BELOW_ONE:
             if validation.non_negative_number(getattr(self, name), name) >= 1.0:
                 raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
         if self.minimum_uploads is not None:
@@ -148,7 +148,7 @@ class DeviceBehaviour:
             and self.timer is None
             and self.over_selection == 1.0
             and self.minimum_uploads is None
-            and all(getattr(self, name) == 0.0 for name in _BELOW_ONE)
+            and all(getattr(self, name) == 0.0 for name in BELOW_ONE)
             and self.history_loss_probability == 0.0
             and self.broken_timers == 0.0
         )
@@ -233,7 +233,7 @@ def define_flags(values: flags.FlagValues) -> None:
     integers = {"minimum_uploads": None, "max_attempts": 1000}
     numbers = {
         "over_selection": 1.0,
-        **dict.fromkeys((*_BELOW_ONE, "history_loss_probability", "broken_timers"), 0.0),
+        **dict.fromkeys((*BELOW_ONE, "history_loss_probability", "broken_timers"), 0.0),
         "round_minutes": 5.0,
         "retry_minutes": 10.0,
     }

@@ -15,6 +15,7 @@ separation in rounds is what it turns out to be.
 
 import dataclasses
 import heapq
+import itertools
 import math
 
 import numpy as np
@@ -24,23 +25,31 @@ from mf_aggregators import participation as participations
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Participation
+from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Stream
-from simulations.devices.device_behaviour import REJOIN, DeviceBehaviour
+from simulations.devices.device_behaviour import BELOW_ONE, REJOIN, DeviceBehaviour
 
-_BYTES_PER_DEVICE = 13
+# Of timers 13, and 8 of the list of those that a cohort is drawn from.
+_BYTES_PER_DEVICE = 21
 _MOST_PARTICIPATIONS = np.iinfo(np.int32).max
 # The second coordinate of all generators here.
 _SELECTION = 0
 _HISTORY = 1
 _BROKEN = 2
 
-# Clients that are counted at once: a part of a smaller cache.
-_COHORT_BLOCK = 2**14
 # Devices that are asked at once: what a processor's cache holds.
 _BLOCK = 2**16
 # Above this share of the population, draws cost as much as asking every device.
 _MOST_DRAWN = 0.25
 _MOST_GROWTH = 8
+
+# What becomes of selected devices whose updates are not summed, in this order.
+_NOT_SUMMED = ("num_dropped_out", "num_uploads_lost", "num_uploads_late", "num_discarded")
+
+_ADVICE = (
+    "Use fewer clients per round, a larger over-selection, a smaller separation or a shorter "
+    "timer, more participations per client, more or later attempts, or fewer rounds."
+)
 
 
 class TooFewEligibleClientsError(Error, ValueError):
@@ -91,19 +100,19 @@ class DeviceRound:
     attempts: int
     num_eligible: int
     num_available: int
-    available_is_exact: bool
-    num_selected: int
-    num_dropped_out: int
-    num_uploads_lost: int
-    num_uploads_late: int
-    num_discarded: int
-    num_abandoned: int
+    available_is_exact: bool = True
+    num_selected: int = 0
+    num_dropped_out: int = 0
+    num_uploads_lost: int = 0
+    num_uploads_late: int = 0
+    num_discarded: int = 0
+    num_abandoned: int = 0
 
 
 class DeviceTimers:
     """The timers of many devices: when each last took part, and how often. Changed in place.
 
-    Time is any number that never decreases: the round, or seconds. Memory is _BYTES_PER_DEVICE
+    Time is any number that never decreases: the round, or seconds. Memory is 13 bytes
     for each. What each call costs depends on the devices that it is about and on the timers
     that have run out since the last one, not on the number of devices.
     """
@@ -350,7 +359,8 @@ class DevicePopulation:
         self._lose_histories()
         self._timers.advance(self._now(self._seconds))
         self._waiting_before = self._num_devices - self._timers.num_eligible
-        selected, dropped_out, lost, late, discarded, abandoned = 0, 0, 0, 0, 0, 0
+        lost = dict.fromkeys(_NOT_SUMMED, 0)
+        selected = abandoned = 0
         selection = _Selection(np.empty(0, np.int64), 0, True)
         for attempt in range(behaviour.max_attempts):
             seconds = self._seconds + attempt * behaviour.retry_seconds
@@ -358,7 +368,7 @@ class DevicePopulation:
             num_eligible = self._timers.num_eligible
             if num_eligible < self._fewest and behaviour.timer is None:
                 # No timer runs out within a round.
-                raise self._too_few(num_eligible)
+                raise self._too_few(1, num_eligible, is_final=True)
             generator = random_streams.generator_of(
                 self._seed, Stream.DEVICES, _SELECTION, index, attempt
             )
@@ -367,21 +377,20 @@ class DevicePopulation:
                 continue
             selected += len(selection.devices)
             uploading = _kept(selection.devices, behaviour.dropout_probability, generator)
-            dropped_out += len(selection.devices) - len(uploading)
             self._timers.record(
                 self._working(uploading), self._now(seconds + behaviour.round_seconds)
             )
             received = _kept(uploading, behaviour.upload_loss_probability, generator)
-            lost += len(uploading) - len(received)
             in_time = _kept(received, behaviour.late_upload_probability, generator)
-            late += len(received) - len(in_time)
-            if len(in_time) < self._fewest or self._is_abandoned(generator):
-                discarded += len(in_time)
+            is_abandoned = len(in_time) < self._fewest or self._is_abandoned(generator)
+            # They are in random order: any of those that uploaded may have been the first.
+            cohort = np.sort(in_time[: 0 if is_abandoned else self._clients_per_round])
+            steps = [selection.devices, uploading, received, in_time, cohort]
+            for name, (before, after) in zip(lost, itertools.pairwise(steps), strict=True):
+                lost[name] += len(before) - len(after)
+            if is_abandoned:
                 abandoned += 1
                 continue
-            # They are in random order: any of those that uploaded may have been the first.
-            cohort = np.sort(in_time[: self._clients_per_round])
-            discarded += len(in_time) - len(cohort)
             self._finish_round(seconds)
             return DeviceRound(
                 round_index=index,
@@ -392,36 +401,21 @@ class DevicePopulation:
                 num_available=selection.num_available,
                 available_is_exact=selection.is_exact,
                 num_selected=selected,
-                num_dropped_out=dropped_out,
-                num_uploads_lost=lost,
-                num_uploads_late=late,
-                num_discarded=discarded,
                 num_abandoned=abandoned,
+                **lost,
             )
-        raise self._no_attempt_succeeded(selection)
+        eligible = self._timers.num_eligible
+        raise self._too_few(behaviour.max_attempts, min(selection.num_available, eligible))
 
     def _undisturbed_round(self) -> DeviceRound:
-        index = self._round_index
+        index, start = self._round_index, self._seconds
         self._timers.advance(index)
         num_eligible = self._timers.num_eligible
         cohort = draw_cohort(self._timers.eligible(), self._clients_per_round, self._seed, index)
         self._timers.record(cohort, index)
-        start = self._seconds
         self._finish_round(start)
         return DeviceRound(
-            round_index=index,
-            cohort=cohort,
-            start_seconds=start,
-            attempts=1,
-            num_eligible=num_eligible,
-            num_available=num_eligible,
-            available_is_exact=True,
-            num_selected=len(cohort),
-            num_dropped_out=0,
-            num_uploads_lost=0,
-            num_uploads_late=0,
-            num_discarded=0,
-            num_abandoned=0,
+            index, cohort, start, 1, num_eligible, num_eligible, num_selected=len(cohort)
         )
 
     def _is_abandoned(self, generator: np.random.Generator) -> bool:
@@ -523,65 +517,31 @@ class DevicePopulation:
             )
         return allowed
 
-    def _too_few(self, num_eligible: int) -> TooFewEligibleClientsError:
-        return TooFewEligibleClientsError(
-            f"round {self._round_index + 1} needs {self._fewest} clients, and the "
-            f"participation timers allow {num_eligible} of {self._num_devices}.{self._used_up()}",
-            self._fewer_uploads(num_eligible),
-            "Use fewer clients per round, a smaller separation, more participations per client, "
-            "fewer losses of uploads and histories, or fewer rounds.",
-        )
-
-    def _fewer_uploads(self, most: int) -> str:
-        """The flag with which a round needs no more uploads than may come of some clients."""
-        behaviour = self._behaviour
-        arrives = 1.0 - behaviour.abandonment_probability
-        for name in ("dropout_probability", "upload_loss_probability", "late_upload_probability"):
-            arrives *= 1.0 - getattr(behaviour, name)
-        # Half of the mean leaves room for chance.
-        uploads = most if arrives == 1.0 else max(1, int(most * arrives / 2))
-        return f"--minimum_uploads={uploads}" if most else ""
-
-    def _used_up(self) -> str:
-        """What attempts of this round that failed have to do with its failure."""
-        used = self._num_devices - self._timers.num_eligible - self._waiting_before
-        # Timers by rounds stand still between the attempts of one round.
-        if self._behaviour.timer is not None or used <= 0:
-            return ""
-        return (
-            f" Attempts that failed set the timers of {used} clients, which cannot run out before "
-            "a later round: a larger over-selection makes fewer attempts fail."
-        )
-
-    def _no_attempt_succeeded(self, last: _Selection) -> TooFewEligibleClientsError:
+    def _too_few(
+        self, attempts: int, num_available: int, is_final: bool = False
+    ) -> TooFewEligibleClientsError:
+        """The refusal of a round: how many clients its timers allowed, and were available."""
         behaviour, num_eligible = self._behaviour, self._timers.num_eligible
-        beginning = (
-            f"round {self._round_index + 1} found no {self._fewest} uploads in "
-            f"{behaviour.max_attempts} attempts"
+        found = (
+            f"round {self._round_index + 1} needs {self._fewest} uploads and found fewer in "
+            f"{counted(attempts, 'attempt')}: the participation timers allow {num_eligible} of "
+            f"{self._num_devices} clients, and {num_available} of these were available."
         )
-        more = f"--max_attempts={2 * behaviour.max_attempts}"
-        if num_eligible < self._fewest:
-            return TooFewEligibleClientsError(
-                f"{beginning}: the participation timers allowed {num_eligible} of "
-                f"{self._num_devices} clients at the last.",
-                f"{self._fewer_uploads(num_eligible)} {more}".strip(),
-                "Use fewer clients per round, a shorter timer, more participations per client, or "
-                "more or later attempts.",
+        used = self._num_devices - num_eligible - self._waiting_before
+        if behaviour.timer is None and used > 0:
+            found += (
+                f" Attempts that failed set the timers of {used} clients, which cannot run out "
+                "before a later round: a larger over-selection makes fewer attempts fail."
             )
-        if last.num_available < self._fewest:
-            return TooFewEligibleClientsError(
-                f"{beginning}: of {num_eligible} clients whose timers allowed it, "
-                f"{last.num_available} were available at the last.{self._used_up()}",
-                f"{self._fewer_uploads(last.num_available)} {more}".strip(),
-                "Use fewer clients per round, more or later attempts, or devices that are "
-                "available more often.",
-            )
-        return TooFewEligibleClientsError(
-            f"{beginning}: of the devices selected, too many dropped out, lost their uploads or "
-            "were late, or the server abandoned the round.",
-            f"{self._fewer_uploads(self._fewest)} {more}",
-            "Use a larger over-selection, fewer clients per round, or more attempts.",
-        )
+        # Further attempts change nothing where the timers alone leave too few.
+        more = "" if is_final else f"--max_attempts={2 * behaviour.max_attempts}"
+        arrives = math.prod(1.0 - getattr(behaviour, name) for name in BELOW_ONE)
+        uploads = min(num_available, self._fewest)
+        if arrives < 1.0:
+            # Half of the mean leaves room for chance.
+            uploads = min(uploads, max(1, int(uploads * arrives / 2)))
+        fewer = f"--minimum_uploads={uploads}" if uploads else ""
+        return TooFewEligibleClientsError(found, f"{fewer} {more}".strip(), _ADVICE)
 
 
 def _kept(
@@ -619,25 +579,14 @@ def draw_cohort(
       TooFewEligibleClientsError: If fewer clients are eligible. The timers are never
         bent to fill a cohort: the sensitivity, and with it the guarantee, rests on them.
     """
-    # By blocks that fit a processor's cache: of millions of clients, a list of those that are
-    # eligible would take longer to write than to draw from.
-    blocks = [eligible[i : i + _COHORT_BLOCK] for i in range(0, len(eligible), _COHORT_BLOCK)]
-    ends = np.cumsum([np.count_nonzero(block) for block in blocks], dtype=np.int64)
-    num_eligible = int(ends[-1]) if blocks else 0
-    if num_eligible < clients_per_round:
+    candidates = np.flatnonzero(eligible)
+    if len(candidates) < clients_per_round:
         raise TooFewEligibleClientsError(
             f"round {round_index + 1} needs {clients_per_round} clients, and the participation "
-            f"timers allow {num_eligible} of {len(eligible)}.",
-            f"--minimum_uploads={num_eligible}" if num_eligible else "",
-            "Use fewer clients per round, a smaller separation, more participations per client, or "
-            "fewer rounds.",
+            f"timers allow {len(candidates)} of {len(eligible)}.",
+            f"--minimum_uploads={len(candidates)}" if len(candidates) else "",
+            _ADVICE,
         )
     generator = random_streams.generator_of(seed, round_index)
-    ranks = np.sort(generator.choice(num_eligible, size=clients_per_round, replace=False))
-    chosen = np.empty(clients_per_round, dtype=np.int64)
-    block_of = np.searchsorted(ends, ranks, side="right")
-    for number in np.unique(block_of):
-        here = block_of == number
-        before = int(ends[number - 1]) if number else 0
-        chosen[here] = number * _COHORT_BLOCK + np.flatnonzero(blocks[number])[ranks[here] - before]
-    return chosen
+    ranks = generator.choice(len(candidates), size=clients_per_round, replace=False)
+    return candidates[np.sort(ranks)]
