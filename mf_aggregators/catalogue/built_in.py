@@ -1,7 +1,7 @@
 """The library's own mechanisms, in the order in which commands and plans name them.
 
 The defaults of options are those of the functions of ``mf_aggregators.factorizations`` that make
-the matrices. How long searches take was measured on two cores of a server.
+the matrices.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ from typing import Any
 
 from mf_aggregators.catalogue.entry import (
     Entry,
-    ErrorName,
     Option,
     OptionError,
     Request,
@@ -40,16 +39,6 @@ MEANING_OF_ERROR = (
     "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
     "the mean with the weights of a text file, one a line for each round."
 )
-# Variants say how long they take for so many rounds, which grows with a power of the rounds.
-ROUNDS_OF_SECONDS = 2052
-POWER_OF_SECONDS = 2.5
-
-# How many times as long as for the mean a search for the optimum takes: where clients take part
-# once, and where they return. Those for the maximum took 0.4 s for 512 rounds and 1.1 s for 1,026,
-# and 3 s for 258 and 40 s for 512 where clients return.
-_TIMES_OF_OPTIMUM: Mapping[ErrorName, float] = {"mean": 1.0, "max": 3.0, "weights": 1.0}
-_TIMES_WITH_RETURNS: Mapping[ErrorName, float] = {"mean": 1.0, "max": 100.0, "weights": 2.0}
-
 # Dense searches take minutes above so many rounds.
 _MOST_ROUNDS_OF_DENSE_SEARCHES = 4096
 
@@ -374,18 +363,18 @@ class BandedEntry(Entry):
         rounds, most = setting.num_rounds, _MOST_ROUNDS_OF_DENSE_SEARCHES
         if rounds <= most:
             fewer = [number for number in self._fewer_bands if number < affordable]
-            found += [banded_variant(rounds, number, error=setting.error) for number in fewer]
+            found += [banded_variant(rounds, number) for number in fewer]
         elif rounds * affordable**2 <= self._most_operations:
             most = self._most_rounds_of_most_bands
         if affordable > 1:
-            found.append(banded_variant(rounds, affordable, most, setting.error))
+            found.append(banded_variant(rounds, affordable, most))
         return found
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns each number of bands that is worth evaluating."""
         return [
             dataclasses.replace(
-                banded_variant(setting.num_rounds, number, error=setting.error),
+                banded_variant(setting.num_rounds, number),
                 amplified_bands=number,
             )
             for number in setting.band_counts
@@ -397,7 +386,6 @@ def banded_variant(
     num_rounds: int,
     num_bands: int,
     most_rounds: int = _MOST_ROUNDS_OF_DENSE_SEARCHES,
-    error: ErrorName = "mean",
 ) -> Variant:
     """Returns the optimum of a number of bands, which is cached for all schemas that allow them.
 
@@ -405,28 +393,14 @@ def banded_variant(
       num_rounds: The number of rounds n.
       num_bands: The number of bands b.
       most_rounds: The most rounds that it is searched for.
-      error: What it is searched for, which says how long that takes.
 
     Returns:
       The variant, with a reason if its search would take minutes.
     """
-    # The time of dense matrices grows with another power of the rounds than that of bands.
-    relative = num_rounds / ROUNDS_OF_SECONDS
-    if num_bands == num_rounds:
-        seconds = 5.0 * _TIMES_OF_OPTIMUM[error]
-    elif error == "max":
-        # It has hundreds of evaluations, and more of them for few bands: 1.3 s for 300 rounds and
-        # 20 bands, 5 s for 400 and 12, 4 s for 512 and 85, 18 s for 1,026 and 171.
-        seconds = 40.0 + 70.0 * (num_bands / 342) ** 1.6
-        seconds *= relative ** (1.2 - POWER_OF_SECONDS)
-    else:
-        seconds = 1.5 + 24.0 * (num_bands / 342) ** 1.6
-        seconds *= (1.0 if error == "mean" else 2.0) * relative ** (2.0 - POWER_OF_SECONDS)
     return Variant(
         {"num_bands": num_bands},
         {"relative_gap": RELATIVE_GAP_OF_PLANS},
         depends_on_schema=False,
-        seconds=seconds,
         reason=_too_many_rounds(most_rounds) if num_rounds > most_rounds else "",
     )
 
@@ -477,18 +451,13 @@ class OptimalEntry(Entry):
             return ()
         if setting.num_rounds > _MOST_ROUNDS_OF_DENSE_SEARCHES:
             return ()
-        return (self._variant(4.0 * _TIMES_OF_OPTIMUM[setting.error]),)
+        return (Variant(arguments={"relative_gap": RELATIVE_GAP_OF_PLANS}),)
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
         """Returns the optimum for a fixed order of all batches."""
         if setting.num_rounds > _MOST_ROUNDS_OF_DENSE_SEARCHES:
             return (Variant(reason=_too_many_rounds(_MOST_ROUNDS_OF_DENSE_SEARCHES)),)
-        if setting.participation.most_participations(setting.num_rounds) > 1:
-            return (self._variant(10.0 * _TIMES_WITH_RETURNS[setting.error]),)
-        return (self._variant(4.0 * _TIMES_OF_OPTIMUM[setting.error]),)
-
-    def _variant(self, seconds: float) -> Variant:
-        return Variant(arguments={"relative_gap": RELATIVE_GAP_OF_PLANS}, seconds=seconds)
+        return (Variant(arguments={"relative_gap": RELATIVE_GAP_OF_PLANS}),)
 
 
 class StructuredEntry(Entry):
@@ -558,7 +527,7 @@ class StructuredEntry(Entry):
             ]
         if setting.separation == 1 or setting.num_rounds > _MOST_ROUNDS_OF_DENSE_SEARCHES:
             return ()
-        base = banded_variant(setting.num_rounds, setting.separation, error=setting.error)
+        base = banded_variant(setting.num_rounds, setting.separation)
         return self._of(setting.num_rounds, (BandedEntry.name, base))
 
     def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
@@ -575,7 +544,7 @@ class StructuredEntry(Entry):
         # would be that of the base itself.
         diagonals, ranks = 4, (8, 16)
         return [
-            Variant({"num_diagonals": diagonals, "rank": rank}, base=base, seconds=7.0)
+            Variant({"num_diagonals": diagonals, "rank": rank}, base=base)
             for rank in ranks
             if num_rounds > diagonals + rank
         ]

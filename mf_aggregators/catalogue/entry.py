@@ -112,7 +112,6 @@ class Variant:
         made first, and is the option ``base_checkpoint``.
       amplified_bands: The bands of C, where a data sampler amplifies the guarantee; None where
         batches are in a fixed order.
-      seconds: How long it takes for 2,052 rounds on two cores; 0 for what needs no patience.
       is_cached: Whether it is worth a place in the cache.
       reason: Why it is infeasible; empty otherwise.
     """
@@ -122,7 +121,6 @@ class Variant:
     depends_on_schema: bool = True
     base: "tuple[str, Variant] | None" = None
     amplified_bands: int | None = None
-    seconds: float = 0.0
     is_cached: bool = True
     reason: str = ""
 
@@ -137,7 +135,6 @@ class TimerSetting:
       separation: The least distance of two participations of a client, in rounds; n for one.
       affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
       budget: What limits the bands, for a reader.
-      error: What mechanisms are compared by: ``mean``, ``max`` or ``weights``.
     """
 
     num_rounds: int
@@ -145,7 +142,6 @@ class TimerSetting:
     separation: int
     affordable_bands: int
     budget: str
-    error: ErrorName = "mean"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +152,11 @@ class SamplingSetting:
       num_rounds: The number of rounds n.
       band_counts: The numbers of bands that are worth evaluating, ascending from 1.
       participation: The schema of a fixed order of all batches, which nothing amplifies.
-      error: What mechanisms are compared by: ``mean``, ``max`` or ``weights``.
     """
 
     num_rounds: int
     band_counts: tuple[int, ...]
     participation: Participation
-    error: ErrorName = "mean"
 
 
 class Entry(abc.ABC):

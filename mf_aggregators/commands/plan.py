@@ -43,7 +43,6 @@ from mf_aggregators.kernel import validation
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import (
     Candidate,
-    Computation,
     Infeasible,
     Plan,
     Setting,
@@ -51,6 +50,7 @@ from mf_aggregators.planning import (
     proposals,
     robustness,
 )
+from mf_aggregators.printed_guarantees import counted
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
@@ -186,27 +186,16 @@ def main(values: flags.FlagValues) -> int:
         output_paths.check_file(values.output, "output", is_directory=True)
         checkpoints.check_destination(values.output, values.overwrite)
     output_paths.check_report(values, values.output)
+    progress = _Progress()
     cache = output_paths.cache_directory(
-        values.cache_dir, caches.find(factorization_cache.FOLDER), _Progress._print
+        values.cache_dir, caches.find(factorization_cache.FOLDER), progress.say
     )
     mechanisms, time_limit = _mechanisms(values), _time_limit(values)
     deadline = None if time_limit is None else time.monotonic() + time_limit
     evaluated: list[Candidate | Infeasible] = []
     comparison = None
 
-    def progress_of(setting: Setting, limit: float | None) -> _Progress:
-        return _Progress(
-            planning.computations(setting, cache_directory=cache, mechanisms=mechanisms),
-            _processes(),
-            limit,
-        )
-
-    def make(
-        setting: Setting,
-        limit: float | None,
-        progress: _Progress,
-        evaluated: list[Candidate | Infeasible],
-    ) -> Plan:
+    def make(setting: Setting, limit: float | None, evaluated: list[Any]) -> Plan:
         with progress.warning():
             plan = planning.make(
                 setting,
@@ -218,22 +207,18 @@ def main(values: flags.FlagValues) -> int:
                 evaluated=evaluated.append,
             )
         for each in plan.skipped:
-            progress.skip(each)
-        progress.finish(cache)
+            progress.say(f"skipped {each.mechanism}: it {each.reason}")
+        progress.finish(len(plan.candidates), cache)
         return plan
 
     limit = plan_separations.share_of(deadline, 1 + len(others)) if others else time_limit
-    progress = progress_of(setting, limit)
     try:
-        plan = make(setting, limit, progress, evaluated)
+        plan = make(setting, limit, evaluated)
         if others:
             plans = plan_separations.plans_of(
-                others,
-                lambda other, limit: make(other, limit, progress_of(other, limit), []),
-                deadline,
-                _Progress._print,
+                others, lambda other, limit: make(other, limit, []), deadline, progress.say
             )
-            comparison = robustness.compare([plan, *plans], deadline)
+            comparison = robustness.compare([plan, *plans])
     except KeyboardInterrupt:
         progress.interrupt(len(evaluated), cache)
         _print_finished(values, setting, evaluated)
@@ -274,7 +259,7 @@ def main(values: flags.FlagValues) -> int:
         # What draws takes a second to import, which this flag alone needs.
         from mf_aggregators.commands import plan_page
 
-        progress.draw(values.report)
+        progress.say(f"drawing {values.report}")
         with progress.warning():
             guarantee = chosen.mechanism.guarantee(
                 setting.delta, certification=proposals.certification_in(cache)
@@ -472,54 +457,14 @@ def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> 
 class _Progress:
     """Reports on standard error what is being computed, in a line for each mechanism."""
 
-    def __init__(
-        self,
-        computations: Sequence[Computation],
-        processes: int = 1,
-        time_limit: float | None = None,
-    ) -> None:
-        self._processes, self._time_limit = processes, time_limit
-        self._left = {
-            each.name: each.expected_seconds or 0.0 for each in computations if not each.is_cached
-        }
-        self._count = len(computations)
-        self._computations = {each.name: each for each in computations}
-        self._done = -1
+    def __init__(self) -> None:
         self._name = ""
         self._start = time.monotonic()
 
-    def begin(self, name: str) -> None:
-        """Says that a mechanism is next, and how long it takes where that is known."""
-        self._done += 1
+    def begin(self, name: str, note: str) -> None:
+        """Says that a mechanism is next."""
         self._name = name
-        computation = self._computations.get(name)
-        expected = ""
-        if computation is None:
-            self._print(
-                f"{name}, {self._elapsed()} s so far: takes minutes for thousands of rounds"
-            )
-            return
-        if computation.is_cached:
-            expected = ", cached by an earlier plan"
-        elif computation.expected_seconds is not None:
-            seconds = f"{computation.expected_seconds:.1g}"
-            expected = f", takes about {float(seconds):.0f} s on two idle cores"
-        self._print(
-            f"{name}: {self._done} of {self._count} done, {self._elapsed()} s so far"
-            f"{self._estimate()}{expected}"
-        )
-        self._left.pop(name, None)
-
-    def _estimate(self) -> str:
-        """How long the rest takes, unless that is short."""
-        seconds = sum(self._left.values()) / self._processes
-        if self._time_limit is not None:
-            seconds = min(seconds, max(0.0, self._time_limit - self._elapsed()))
-        return f", about {seconds:.0f} s left" if seconds >= 1.0 else ""
-
-    def skip(self, skipped: Skipped) -> None:
-        """Says that a mechanism was skipped, and why."""
-        self._print(f"skipped {skipped.mechanism}: it {skipped.reason}")
+        self.say(f"{name}: {note}, {self._elapsed()} s so far")
 
     def interrupt(self, done: int, cache: pathlib.Path | None) -> None:
         """Says that the plan was interrupted, and how to go on."""
@@ -528,12 +473,10 @@ class _Progress:
             if cache is None
             else f"What was computed is cached in {cache}: the same command goes on there"
         )
-        self._print(
-            f"interrupted in {self._name or 'its beginning'}: {done} of {self._count} mechanisms "
-            f"are compared. {cached}."
-        )
+        where = self._name or "its beginning"
+        self.say(f"interrupted in {where}: {counted(done, 'mechanism')} compared. {cached}.")
 
-    def finish(self, cache: pathlib.Path | None) -> None:
+    def finish(self, compared: int, cache: pathlib.Path | None) -> None:
         """Says that the plan is done, and where its results are cached."""
         cached = (
             ""
@@ -541,12 +484,7 @@ class _Progress:
             else f"; matrices and noise multipliers are cached in {cache}: the next plan of as "
             "many rounds takes seconds"
         )
-        compared = f"{self._count} mechanism{'' if self._count == 1 else 's'}"
-        self._print(f"compared {compared} in {self._elapsed()} s{cached}.")
-
-    def draw(self, path: str) -> None:
-        """Says that a page is being drawn, which takes more epsilons."""
-        self._print(f"drawing {path}")
+        self.say(f"compared {counted(compared, 'mechanism')} in {self._elapsed()} s{cached}.")
 
     @contextlib.contextmanager
     def warning(self) -> Iterator[None]:
@@ -559,13 +497,14 @@ class _Progress:
 
     def warn(self, message: Warning | str, *unused: Any, **also_unused: Any) -> None:
         """Prints a warning in one line, in the place of ``warnings.showwarning``."""
-        self._print(f"{self._name}: warning: {' '.join(str(message).split())}")
+        self.say(f"{self._name}: warning: {' '.join(str(message).split())}")
 
     def _elapsed(self) -> int:
         return round(time.monotonic() - self._start)
 
     @staticmethod
-    def _print(text: str) -> None:
+    def say(text: str) -> None:
+        """Prints a line."""
         print(f"mf-plan: {text}", file=sys.stderr, flush=True)
 
 

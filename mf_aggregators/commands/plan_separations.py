@@ -138,8 +138,6 @@ def remark(comparison: Comparison) -> str:
         "If the separation turns out otherwise: the effective error of each matrix over that of "
         "the best one that is made for a separation, with the noise of the same target. "
     )
-    if not comparison.matrices:
-        return f"{said}The time was not enough for any."
     least = comparison.matrices[0]
     return (
         f"{said}{least.candidate.name}, made for {_separations(least)}, loses least: at most "
@@ -164,9 +162,6 @@ def fields(comparison: Comparison) -> dict[str, Any]:
                 "regrets": list(each.regrets),
             }
             for each in comparison.matrices
-        ],
-        "skipped": [
-            {"mechanism": each.mechanism, "reason": each.reason} for each in comparison.skipped
         ],
     }
 

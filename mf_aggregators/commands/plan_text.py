@@ -494,7 +494,6 @@ def text(
     if comparison is not None:
         lines += ["", *textwrap.wrap(plan_separations.remark(comparison), _LINE_LENGTH), ""]
         lines += _aligned([("", *row) for row in plan_separations.table(comparison)])
-        lines += [f"  {each.mechanism} {each.reason}" for each in comparison.skipped]
     lines += ["", "To run it:"]
     for step in steps:
         lines += ["", *(f"  {line}" for line in step.lines())]

@@ -1,7 +1,7 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
 from mf_aggregators.planning import band_choice
-from mf_aggregators.planning.planner import Computation, computations, make
+from mf_aggregators.planning.planner import make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
     Candidate,
@@ -16,14 +16,12 @@ from mf_aggregators.planning.proposals import calibrated, powers_of_two
 __all__ = [
     "ANY_SAMPLING",
     "Candidate",
-    "Computation",
     "Infeasible",
     "Plan",
     "Setting",
     "Skipped",
     "band_choice",
     "calibrated",
-    "computations",
     "make",
     "powers_of_two",
     "server_learning_rate",

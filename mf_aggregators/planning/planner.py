@@ -5,10 +5,12 @@ another error than the mean makes for it what can be made for it. The recommende
 or one about as good whose noise costs less.
 """
 
+import contextlib
 import dataclasses
 import functools
 import operator
 import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -59,59 +61,18 @@ _OFFERS_NOTHING = "offers nothing for such clients"
 # one more test for the guarantee of the recommended one, use up the 16 that delta pays for.
 _MECHANISMS_OF_A_CANDIDATE = 5
 
-# What is cached is read and evaluated after the time limit as well, in so many seconds.
-_SECONDS_TO_READ = 60.0
+# Searches for fewer rounds take less time than the start of a process.
+_FEWEST_ROUNDS_OF_PROCESSES = 256
 
 # The longest time limit that a clock is asked for: a month.
 _LONGEST_WAIT = 2.6e6
-
-
-@dataclasses.dataclass(frozen=True)
-class Computation:
-    """What a plan computes, before it does.
-
-    Attributes:
-      name: The mechanism with its options.
-      is_cached: Whether it is in the cache.
-      expected_seconds: How long it takes on two cores; None if it is not known, or short.
-    """
-
-    name: str
-    is_cached: bool
-    expected_seconds: float | None
-
-
-def computations(
-    setting: Setting,
-    *,
-    cache_directory: pathlib.Path | None = None,
-    mechanisms: Collection[str] | None = None,
-) -> tuple[Computation, ...]:
-    """Returns what :func:`make` computes for a setting, in the same order.
-
-    Args:
-      setting: What the run is given.
-      cache_directory: Where factorizations are cached between calls; None for nowhere.
-      mechanisms: As :func:`make` takes them.
-
-    Returns:
-      A computation for each mechanism that is not infeasible beforehand.
-
-    Raises:
-      ValueError: If a name is of no mechanism.
-    """
-    return tuple(
-        Computation(proposal.name, proposal.is_cached, proposal.expected_seconds)
-        for proposal in _proposals(setting, cache_directory, mechanisms)
-        if proposal.compute is not None
-    )
 
 
 def make(
     setting: Setting,
     *,
     cache_directory: pathlib.Path | None = None,
-    progress: Callable[[str], None] = lambda message: None,
+    progress: Callable[[str, str], None] = lambda name, note: None,
     processes: int = 1,
     mechanisms: Collection[str] | None = None,
     time_limit: float | None = None,
@@ -122,16 +83,15 @@ def make(
     Args:
       setting: What the run is given.
       cache_directory: Where factorizations are cached between calls; None for nowhere.
-      progress: Is told the name of each computation before it begins.
-      processes: How many processes may compute at a time what takes long; with one, or
-        without a cache, this one computes all. Others are spawned, so that a program has to
-        guard its main module as ``multiprocessing`` asks.
+      progress: Is told the name of each computation before it begins, and how many of them are
+        done.
+      processes: How many processes may search at a time for matrices of 256 rounds or more; with
+        one and no time limit, or without a cache, this one computes all. Others are spawned, so
+        that a program has to guard its main module as ``multiprocessing`` asks.
       mechanisms: The names of the mechanisms to evaluate; None for all.
-      time_limit: Seconds after which nothing more is computed that the cache does not have: what
-        is not evaluated by then is skipped. Proofs of what is recommended come on top of it. Where
-        a cache is given, what takes long is computed in another process, which is ended then; what
-        this process computes is interrupted between two operations, in the main thread of systems
-        that have alarms. None for no limit.
+      time_limit: Seconds after which no search begins or goes on for a matrix that the cache does
+        not have: what is not there by then is skipped. Proofs of what is recommended come on top
+        of it, and so does what this process has begun. None for no limit.
       evaluated: Is told of each mechanism once it is evaluated or infeasible, for those who may
         have to do with a part of the plan.
 
@@ -144,38 +104,52 @@ def make(
     """
     if time_limit is not None:
         time_limit = validation.positive_number(time_limit, "time_limit")
-    proposed = _proposals(setting, cache_directory, mechanisms)
-    compute = functools.partial(_compute, setting, cache_directory, mechanisms)
-    most = 1 if cache_directory is None else processes
     # A longer wait is none, and the system takes no number without bounds.
     deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
     candidates, infeasible, skipped = [], [], []
-    # All candidates with timers have the same one.
-    bound_of = functools.cache(functools.partial(_lower_bound, setting, cache_directory))
     # Names of skipped mechanisms, by kind and options: what approximates them is skipped as well.
     skipped_names: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
-    with side_processes.computing(
-        proposed, compute, most, deadline if cache_directory is not None else None
-    ) as wait:
-        for number, proposal in enumerate(proposed):
-            found: Candidate | Infeasible
+    with contextlib.ExitStack() as stack:
+        cache = cache_directory
+        if cache is None and deadline is not None:
+            # Processes hand over what they compute in a cache.
+            cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # All candidates with timers have the same one.
+        bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
+        proposed = _proposals(setting, cache, mechanisms)
+        total, done = sum(each.compute is not None for each in proposed), 0
+        # The number of the first proposal with each matrix.
+        first: dict[Any, int] = {}
+        for number, each in enumerate(proposed):
+            first.setdefault((each.kind, each.options, each.participation), number)
+        searches = {
+            number: proposed[number].base
+            for number in first.values()
+            if proposed[number].is_search
+            and cache is not None
+            and setting.num_rounds >= _FEWEST_ROUNDS_OF_PROCESSES
+            and (processes > 1 or deadline is not None)
+        }
+        compute = functools.partial(_compute, setting, cache, mechanisms)
+        wait = stack.enter_context(side_processes.computing(searches, compute, processes, deadline))
+        for proposal in proposed:
             if proposal.compute is not None:
-                progress(proposal.name)
+                cached = ", cached by an earlier plan" if proposal.is_cached else ""
+                progress(proposal.name, f"{done} of {total} done{cached}")
+                done += 1
             try:
                 if proposal.base in skipped_names:
                     base = skipped_names[proposal.base]
                     raise TimeLimitError(f"approximates {base}, which is skipped")
-                is_there = proposal.is_cached or proposal.compute is None or wait(number)
-                until = deadline
-                if deadline is not None and is_there:
-                    # It is read, unless it is damaged or could not be cached.
-                    until = max(deadline, time.monotonic() + _SECONDS_TO_READ)
-                with side_processes.until(until):
-                    found = _evaluated(setting, proposal, cache_directory, bound_of)
+                if proposal.is_search:
+                    if deadline is not None and time.monotonic() > deadline:
+                        raise TimeLimitError("was not begun when the time had passed")
+                    wait(first[proposal.kind, proposal.options, proposal.participation])
             except TimeLimitError as error:
                 skipped_names[proposal.kind, proposal.options] = proposal.name
                 skipped.append(Skipped(proposal.name, str(error)))
                 continue
+            found = _evaluated(setting, proposal, cache, bound_of)
             evaluated(found)
             if isinstance(found, Candidate):
                 candidates.append(found)
@@ -209,14 +183,17 @@ def _certified(
     setting: Setting,
     candidates: list[Candidate],
     cache_directory: pathlib.Path | None,
-    progress: Callable[[str], None],
+    progress: Callable[[str, str], None],
 ) -> Candidate:
     """Returns the candidate to recommend, its noise certified; sorts and updates ``candidates``."""
     candidates.sort(key=operator.attrgetter("effective_error"))
     recommended = _recommended(candidates)
     budget = MechanismBudget(MECHANISMS - 1)
     while recommended.is_estimate and budget.left >= _MECHANISMS_OF_A_CANDIDATE:
-        progress(f"certificate of {recommended.name_with_sampling}")
+        progress(
+            f"certificate of {recommended.name_with_sampling}",
+            "takes minutes for thousands of rounds",
+        )
         mechanism = proposals.calibrated(
             recommended.mechanism.factorization,
             recommended.mechanism.participation,

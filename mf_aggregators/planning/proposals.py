@@ -1,4 +1,4 @@
-"""Which mechanisms a plan evaluates, how each is computed, and how long that takes.
+"""Which mechanisms a plan evaluates, and how each is computed.
 
 Everything that can be the best is proposed once, in the order in which it is computed: what
 takes no time first, and last what has fewer bands than others. What would take too long is named
@@ -23,7 +23,6 @@ from mf_aggregators.catalogue import (
     TimerSetting,
     Variant,
 )
-from mf_aggregators.catalogue.built_in import POWER_OF_SECONDS, ROUNDS_OF_SECONDS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.factorizations._round_errors import RoundError
@@ -44,8 +43,6 @@ from mf_aggregators.privacy import guarantees
 
 # The option of a mechanism that approximates another factorization.
 _BASE = "base_checkpoint"
-# What takes less is not worth a word.
-_SHORT_SECONDS = 3.0
 # An option that names say nothing of.
 _RELATIVE_GAP = "relative_gap"
 
@@ -67,8 +64,7 @@ class Proposal:
         factorization.
       reason: Why it is infeasible.
       is_cached: Whether it is in the cache.
-      expected_seconds: How long computing it takes on two cores; None if it is not known or
-        too short to matter.
+      is_search: Whether computing it is a search, whose result is cached.
     """
 
     kind: str
@@ -79,7 +75,7 @@ class Proposal:
     base: tuple[str, tuple[tuple[str, Any], ...]] | None = None
     reason: str = ""
     is_cached: bool = False
-    expected_seconds: float | None = None
+    is_search: bool = False
 
     @property
     def name(self) -> str:
@@ -196,9 +192,7 @@ def for_timers(
     """
     separation = _separation(participation, num_rounds)
     affordable, budget = affordable_bands(separation)
-    setting = TimerSetting(
-        num_rounds, participation, separation, affordable, budget, error_name(error)
-    )
+    setting = TimerSetting(num_rounds, participation, separation, affordable, budget)
     found = [
         _proposal(name, variant, num_rounds, participation, cache_directory, error)
         for name, mechanism in catalogue.entries().items()
@@ -241,9 +235,7 @@ def for_sampling(
     most = most_bands(num_rounds, population, clients_per_round)
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
     fixed_order = FixedEpochOrder(math.ceil(num_rounds / most), most)
-    setting = SamplingSetting(
-        num_rounds, tuple(powers_of_two(most)), fixed_order, error_name(error)
-    )
+    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), fixed_order)
     proposals = []
     for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
@@ -301,9 +293,7 @@ def for_random_participation(
     """
     most = most_bands(num_rounds, population, clients_per_round)
     largest = population // clients_per_round
-    setting = SamplingSetting(
-        num_rounds, tuple(powers_of_two(most)), SingleParticipation(), error_name(error)
-    )
+    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), SingleParticipation())
     proposals = []
     for name, mechanism in catalogue.entries().items():
         for variant in mechanism.for_sampling(setting):
@@ -344,7 +334,7 @@ def for_random_participation(
     )
     separation = min(scheme.separation_in(num_rounds), num_rounds)
     schema = MinSeparation(separation)
-    timers = TimerSetting(num_rounds, schema, separation, separation, "", error_name(error))
+    timers = TimerSetting(num_rounds, schema, separation, separation, "")
     amplified = {each.kind for each in proposals}
     for name, mechanism in catalogue.entries().items():
         if name in amplified:
@@ -477,7 +467,7 @@ def _proposal(
         functools.partial(_computed, mechanism, variant, num_rounds, schema, cache),
         base=base,
         is_cached=is_cached,
-        expected_seconds=_expected_seconds(variant, num_rounds, is_cached),
+        is_search=variant.is_cached and not is_cached,
     )
 
 
@@ -545,11 +535,6 @@ def _description(
         name, base = variant.base
         description[_BASE] = _description(name, base, num_rounds, schema)
     return description
-
-
-def _expected_seconds(variant: Variant, num_rounds: int, is_cached: bool) -> float | None:
-    seconds = variant.seconds * (num_rounds / ROUNDS_OF_SECONDS) ** POWER_OF_SECONDS
-    return None if is_cached or seconds < _SHORT_SECONDS else seconds
 
 
 def _bands(proposal: Proposal) -> int:

@@ -10,16 +10,10 @@ participations).
 
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.planning import side_processes
-from mf_aggregators.planning.plans import Candidate, Plan, Skipped
-from mf_aggregators.planning.side_processes import TimeLimitError
-
-# What the sensitivities of one matrix may take after the time limit, in seconds: most take less.
-_SECONDS_OF_A_MATRIX = 5.0
+from mf_aggregators.planning.plans import Candidate, Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,22 +48,18 @@ class Comparison:
       separations: The separations, increasing.
       best: The candidate of least effective error of the plan for each.
       matrices: All candidates of the plans, by increasing worst regret.
-      skipped: Those that were not compared within the time limit.
     """
 
     separations: tuple[int, ...]
     best: tuple[Candidate, ...]
     matrices: tuple[Regret, ...]
-    skipped: tuple[Skipped, ...] = ()
 
 
-def compare(plans: Sequence[Plan], deadline: float | None = None) -> Comparison:
+def compare(plans: Sequence[Plan]) -> Comparison:
     """Compares the matrices of plans that differ in nothing but the separation.
 
     Args:
       plans: Plans for timers, one for each separation.
-      deadline: When nothing is computed any more, as ``time.monotonic`` has it, but for matrices
-        that take a few seconds; None for no limit.
 
     Returns:
       The comparison.
@@ -92,21 +82,11 @@ def compare(plans: Sequence[Plan], deadline: float | None = None) -> Comparison:
     schemas = [schemas_of[each] for each in separations]
     best = tuple(by_separation[each].candidates[0] for each in separations)
     found: dict[tuple[str, tuple[float, ...]], Regret] = {}
-    skipped = []
     for separation in separations:
         for candidate in by_separation[separation].candidates:
             if not math.isfinite(candidate.effective_error):
                 continue
-            until = deadline
-            if deadline is not None:
-                until = max(deadline, time.monotonic() + _SECONDS_OF_A_MATRIX)
-            try:
-                with side_processes.until(until):
-                    errors = _errors(candidate, schemas)
-            except TimeLimitError as error:
-                name = f"{candidate.name} for separation {separation}"
-                skipped.append(Skipped(name, str(error)))
-                continue
+            errors = _errors(candidate, schemas)
             regrets = tuple(
                 error / least.effective_error - 1.0
                 for error, least in zip(errors, best, strict=True)
@@ -117,7 +97,7 @@ def compare(plans: Sequence[Plan], deadline: float | None = None) -> Comparison:
             made_for = (separation,) if known is None else (*known.made_for, separation)
             found[key] = Regret(candidate, made_for, errors, regrets)
     matrices = sorted(found.values(), key=lambda each: each.worst)
-    return Comparison(separations, best, tuple(matrices), tuple(skipped))
+    return Comparison(separations, best, tuple(matrices))
 
 
 def _errors(candidate: Candidate, schemas: Sequence[MinSeparation]) -> tuple[float, ...]:

@@ -357,7 +357,7 @@ def test_pages_are_checked_before_anything_is_computed(
     old = tmp_path / "old.html"
     old.write_text("old")
     monkeypatch.setattr(checkpoints, "load_with_description", None)
-    monkeypatch.setattr(plan.planning, "computations", None)
+    monkeypatch.setattr(plan.planning, "make", None)
     checkpoint = tmp_path / "checkpoint"
     flags: tuple[str, ...] = (*_PLAN, f"--output={checkpoint}")
     if program == "mf-report":

@@ -210,18 +210,3 @@ def test_sampling_compares_worst_rounds(cache: pathlib.Path, sampling: str) -> N
     fixed = [each for each in plan.candidates if each.kind == "optimal"]
     assert [_is_made_for(each) for each in fixed] == ["max"] * (sampling == "poisson")
     assert not plan.recommended.is_estimate
-
-
-def test_long_searches_for_the_worst_round_are_expected() -> None:
-    """They take many times as long as those for the mean: in a limited time that counts."""
-    sizes: dict[str, Any] = {"num_rounds": 2052, "population": 342_000, "clients_per_round": 1000}
-    large = dataclasses.replace(TIMERS, **sizes, participation=MinSeparation(342))
-    seconds = {}
-    for error in ("mean", "max"):
-        setting = dataclasses.replace(large, error=error)
-        seconds[error] = {
-            each.name.removesuffix(" max"): each.expected_seconds or 0.0
-            for each in planning.computations(setting)
-        }
-    assert seconds["max"]["banded 342"] > 4.0 * seconds["mean"]["banded 342"]
-    assert seconds["max"]["toeplitz 342"] == seconds["mean"]["toeplitz 342"]

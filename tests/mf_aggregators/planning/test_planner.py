@@ -1,10 +1,10 @@
 """Plans against matrices and accountants."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
-import signal
-import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators.caches import CacheWarning
-from mf_aggregators.catalogue.built_in import BandedEntry
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.noise import costs
@@ -32,7 +31,8 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
-from mf_aggregators.planning import Plan, planner, proposals
+from mf_aggregators.planning import Plan, planner, proposals, side_processes
+from mf_aggregators.planning.side_processes import TimeLimitError
 from tests.examples import covering
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
@@ -529,44 +529,56 @@ def test_a_second_plan_is_the_same(cache: pathlib.Path, with_timers: Plan) -> No
 
 
 def test_progress_names_each_mechanism_before_it_is_computed(cache: pathlib.Path) -> None:
-    told: list[str] = []
-    plan = planning.make(TIMERS, cache_directory=cache, progress=told.append)
-    assert sorted(told) == sorted(each.name for each in plan.candidates)
+    told: dict[str, str] = {}
+    plan = planning.make(TIMERS, cache_directory=cache, progress=told.__setitem__)
+    assert set(told) == {each.name for each in plan.candidates}
+    total = len(told)
+    assert [note.partition(",")[0] for note in told.values()] == [
+        f"{done} of {total} done" for done in range(total)
+    ]
 
 
-def _never(*_: object) -> None:
-    # As a search in Python: between two operations it can be interrupted.
-    while True:
-        time.sleep(0.01)
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("in_cache", [True, False])
 def test_what_is_not_done_in_time_is_skipped(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_cache: bool
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BandedEntry, "build", _never)
+    @contextlib.contextmanager
+    def none_ends(searches: Mapping[int, Any], *_: object) -> Iterator[Callable[[int], None]]:
+        def wait(number: int) -> None:
+            raise TimeLimitError(f"number {number} of {len(searches)} does not end")
+
+        yield wait
+
+    monkeypatch.setattr(side_processes, "computing", none_ends)
+    monkeypatch.setattr(planner, "_FEWEST_ROUNDS_OF_PROCESSES", 24)
     found: list[object] = []
-    plan = planning.make(
-        TIMERS,
-        cache_directory=tmp_path if in_cache else None,
-        mechanisms=["identity", "tree", "banded", "structured"],
-        time_limit=2.0,
-        evaluated=found.append,
-    )
-    assert {each.kind for each in plan.candidates} == {"identity", "tree"}
-    assert plan.recommended.name == "tree full"
-    assert {id(each) for each in found} == {id(each) for each in plan.candidates}
-    reasons = {each.mechanism: each.reason for each in plan.skipped}
-    assert reasons == {
-        "banded 6": "was not done when the time had passed",
-        "structured 4 8": "approximates banded 6, which is skipped",
-        "structured 4 16": "approximates banded 6, which is skipped",
-        "banded 4": "was not begun when the time had passed",
-    }
-    # No file of what was interrupted.
-    assert {path.name.rpartition("-")[0] for path in tmp_path.iterdir()} <= {"lower-bound"}
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    names = ["identity", "tree", "banded", "structured"]
+
+    def make(time_limit: float, directory: pathlib.Path | None) -> Plan:
+        return planning.make(
+            TIMERS,
+            cache_directory=directory,
+            mechanisms=names,
+            time_limit=time_limit,
+            evaluated=found.append,
+        )
+
+    for time_limit, directory, reason in (
+        (600.0, tmp_path, "number 3 of 4 does not end"),
+        (600.0, None, "number 3 of 4 does not end"),
+        (1e-9, None, "was not begun when the time had passed"),
+    ):
+        found.clear()
+        plan = make(time_limit, directory)
+        assert {each.kind for each in plan.candidates} == {"identity", "tree"}
+        assert plan.recommended.name == "tree full"
+        assert {id(each) for each in found} == {id(each) for each in plan.candidates}
+        reasons = {each.mechanism: each.reason for each in plan.skipped}
+        assert reasons.pop("banded 6") == reason
+        assert set(reasons) == {"structured 4 8", "structured 4 16", "banded 4"}
+        assert reasons["structured 4 8"] == "approximates banded 6, which is skipped"
+    names[:] = ["banded"]
+    with refuses("no mechanism that fits was computed within 1e-09 s"):
+        make(1e-9, tmp_path)
 
 
 def test_only_named_mechanisms_are_evaluated(cache: pathlib.Path) -> None:
@@ -578,28 +590,6 @@ def test_only_named_mechanisms_are_evaluated(cache: pathlib.Path) -> None:
         planning.make(TIMERS, mechanisms=["blt", "bands"])
     with refuses("time_limit"):
         planning.make(TIMERS, time_limit=0.0)
-
-
-def test_computations_are_known_before_they_begin(tmp_path: pathlib.Path) -> None:
-    before = planning.computations(TIMERS, cache_directory=tmp_path)
-    told: list[str] = []
-    planning.make(TIMERS, cache_directory=tmp_path, progress=told.append)
-    assert [each.name for each in before] == told
-    assert not any(each.is_cached for each in before)
-    after = planning.computations(TIMERS, cache_directory=tmp_path)
-    computed_at_once = {"identity", "tree online", "tree full"}
-    assert {each.name for each in after if not each.is_cached} == computed_at_once
-    # Nothing of 24 rounds takes seconds; long searches for 2,052 rounds do, until cached.
-    assert {each.expected_seconds for each in before} == {None}
-    large = dataclasses.replace(TIMERS, num_rounds=2052, population=342_000, clients_per_round=1000)
-    large = dataclasses.replace(large, participation=MinSeparation(342))
-    long = {
-        each.name
-        for each in planning.computations(large, cache_directory=tmp_path)
-        if each.expected_seconds is not None and each.expected_seconds > 10.0
-    }
-    assert "banded 342" in long
-    assert not long & {"identity", "blt 4", "toeplitz 342", "banded 64"}
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> None:

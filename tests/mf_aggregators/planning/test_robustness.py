@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 import pytest
@@ -44,7 +43,6 @@ def test_regrets_from_dense_matrices_and_all_patterns(plans: list[Plan]) -> None
     # Any order of plans is as good.
     comparison = robustness.compare([plans[2], plans[0], plans[1]])
     assert comparison.separations == _SEPARATIONS
-    assert not comparison.skipped
     patterns = {each: list(brute_force.patterns(_SCHEMAS[each], 12)) for each in _SEPARATIONS}
     best = [plan.candidates[0].effective_rmse for plan in plans]
     assert [each.effective_error for each in comparison.best] == best
@@ -91,18 +89,6 @@ def test_every_candidate_is_compared_and_the_same_matrix_once(plans: list[Plan])
             if _SEPARATIONS[number] in each.made_for:
                 assert each.errors[number] == pytest.approx(errors[each.candidate.name], rel=1e-12)
         assert min(abs(each.regrets[number]) for each in comparison.matrices) < 1e-12
-
-
-def test_what_the_time_does_not_allow_is_skipped(
-    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over = time.monotonic() - 1.0
-    assert robustness.compare(plans, over).matrices == robustness.compare(plans).matrices
-    monkeypatch.setattr(robustness, "_SECONDS_OF_A_MATRIX", -1.0)
-    comparison = robustness.compare(plans, over)
-    assert comparison.matrices == ()
-    assert len(comparison.skipped) == sum(len(plan.candidates) for plan in plans)
-    assert comparison.skipped[0].mechanism.endswith("for separation 2")
 
 
 def test_plans_that_cannot_be_compared_are_refused(plans: list[Plan]) -> None:
