@@ -23,6 +23,7 @@ from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.certificate import MECHANISMS
+from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.noise import costs
@@ -141,10 +142,10 @@ def make(
                 if proposal.base in skipped_names:
                     base = skipped_names[proposal.base]
                     raise TimeLimitError(f"approximates {base}, which is skipped")
-                if proposal.is_search:
-                    if deadline is not None and time.monotonic() > deadline:
-                        raise TimeLimitError("was not begun when the time had passed")
-                    wait(first[proposal.kind, proposal.options, proposal.participation])
+                which = first[proposal.kind, proposal.options, proposal.participation]
+                is_over = deadline is not None and time.monotonic() > deadline
+                if proposal.is_search and not wait(which) and is_over:
+                    raise TimeLimitError("was not begun when the time had passed")
             except TimeLimitError as error:
                 skipped_names[proposal.kind, proposal.options] = proposal.name
                 skipped.append(Skipped(proposal.name, str(error)))
@@ -233,7 +234,10 @@ def _evaluated(
 ) -> Candidate | Infeasible:
     if proposal.compute is None:
         return Infeasible(proposal.name, proposal.reason)
-    candidate = _candidate(setting, proposal, cache_directory, bound_of)
+    try:
+        candidate = _candidate(setting, proposal, cache_directory, bound_of)
+    except NotProved as error:
+        return Infeasible(proposal.name, f"has no guarantee: {str(error).rstrip('.')}")
     if isinstance(candidate, Infeasible):
         return candidate
     reason = _why_infeasible(setting, candidate)

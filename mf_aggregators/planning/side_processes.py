@@ -34,7 +34,7 @@ def computing(
     compute: Callable[[int], None],
     processes: int,
     deadline: float | None = None,
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[[int], bool]]:
     """Computes proposals in other processes while a block runs, and ends those processes with it.
 
     Args:
@@ -47,12 +47,12 @@ def computing(
         none.
 
     Yields:
-      A function that waits for the proposal of a number, if a process computes it. It raises
-      TimeLimitError if the process has not ended by the deadline.
+      A function that waits for the proposal of a number, if a process computes it, and returns
+      whether one did. It raises TimeLimitError if the process has not ended by the deadline.
     """
     # Daemonic processes may not have children.
     if not searches or multiprocessing.current_process().daemon:
-        yield lambda number: None
+        yield lambda number: False
         return
     others = set(multiprocessing.active_children())
     workers = min(processes, len(searches))
@@ -67,15 +67,15 @@ def computing(
         with contextlib.suppress(OSError, futures.BrokenExecutor), _threads(processes // workers):
             running.update({number: executor.submit(compute, number) for number in numbers})
 
-    def wait(number: int) -> None:
+    def wait(number: int) -> bool:
         if number in searches and number not in running:
             start(searches[number])
         if number not in running:
-            return
+            return False
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             # The plan comes upon the same error itself.
-            running[number].exception(left)
+            return running[number].exception(left) is None
         except futures.TimeoutError:
             raise TimeLimitError("was not done when the time had passed") from None
 

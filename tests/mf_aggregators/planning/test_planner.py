@@ -542,8 +542,8 @@ def test_what_is_not_done_in_time_is_skipped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def none_ends(searches: Mapping[int, Any], *_: object) -> Iterator[Callable[[int], None]]:
-        def wait(number: int) -> None:
+    def none_ends(searches: Mapping[int, Any], *_: object) -> Iterator[Callable[[int], bool]]:
+        def wait(number: int) -> bool:
             raise TimeLimitError(f"number {number} of {len(searches)} does not end")
 
         yield wait
