@@ -35,6 +35,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "docs.extensions.command_pages",
+    "docs.extensions.journeys",
     "docs.extensions.mechanism_pages",
     "docs.extensions.parallel_notebooks",
     "docs.extensions.reference_pages",

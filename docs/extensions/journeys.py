@@ -1,0 +1,165 @@
+"""Profiles journeys through the library: the files whose functions run, nothing subtracted.
+
+``python -m docs.extensions.journeys`` prints the table. A build of the site puts it into
+``architecture.md``, and ``tests/test_journeys.py`` holds each number below a ceiling.
+"""
+
+import contextlib
+import functools
+import gc
+import io
+import os
+import pathlib
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import mf_aggregators as mfa
+from mf_aggregators.commands import command_line, plan
+
+_LIBRARY = pathlib.Path(mfa.__file__).parent
+_HERE = "<!-- journeys -->"
+
+
+def _mechanism(participation: Any, num_rounds: int = 16, num_bands: int = 2) -> mfa.Mechanism:
+    matrix = mfa.factorizations.banded(num_rounds, num_bands=num_bands)
+    return mfa.Mechanism(matrix, participation, 1.2)
+
+
+def _row_in_numpy(directory: pathlib.Path) -> Callable[[], object]:
+    _mechanism(mfa.participation.MinSeparation(4)).save(directory / "mechanism")
+
+    def journey() -> object:
+        mechanism = mfa.load(directory / "mechanism")
+        aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1, seed=1)
+        return aggregator.next(aggregator.initialize(), [[np.ones(5)]])
+
+    return journey
+
+
+def _row_in_tff(directory: pathlib.Path) -> Callable[[], object]:
+    import tensorflow as tf
+
+    _mechanism(mfa.participation.MinSeparation(4)).save(directory / "mechanism")
+
+    def journey() -> object:
+        mechanism = mfa.load(directory / "mechanism")
+        aggregator = mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=1, seed=1)
+        query = aggregator.query([tf.TensorSpec([5], tf.float32)])
+        state = query.initial_global_state()
+        update = [tf.ones([5])]
+        record = query.preprocess_record(query.derive_sample_params(state), update)
+        return query.get_noised_result(record, state)
+
+    return journey
+
+
+def _epsilon_of_timers(_: pathlib.Path) -> Callable[[], object]:
+    mechanism = _mechanism(mfa.participation.MinSeparation(4))
+    return lambda: mechanism.guarantee(1e-6)
+
+
+def _epsilon_of_random_check_ins(_: pathlib.Path) -> Callable[[], object]:
+    mechanism = _mechanism(mfa.participation.MinSeparationSampling(16, 2, 100, 10, separation=4))
+    return lambda: mechanism.guarantee(1e-4)
+
+
+def _calibrated_for_poisson(_: pathlib.Path) -> Callable[[], object]:
+    scheme = mfa.participation.PoissonSampling(64, 4, 4000, 10)
+    matrix = mfa.factorizations.banded(64, num_bands=4)
+    return lambda: mfa.calibrate(matrix, scheme, epsilon=2.0, delta=1e-6).guarantee(1e-6)
+
+
+def _plan(directory: pathlib.Path) -> Callable[[], object]:
+    sizes = "--num_rounds=24 --population=480 --clients_per_round=40 --target_epsilon=8"
+    words = ["mf-plan", *sizes.split(), "--format=json", f"--cache_dir={directory}"]
+    return lambda: command_line.run("", plan.define_flags, plan.main, words)
+
+
+JOURNEYS: Mapping[str, Callable[[pathlib.Path], Callable[[], object]]] = {
+    "a saved mechanism to a released row, in NumPy": _row_in_numpy,
+    "a saved mechanism to a released row, in TFF": _row_in_tff,
+    "epsilon of timers": _epsilon_of_timers,
+    "epsilon of random check-ins, with its certificate": _epsilon_of_random_check_ins,
+    "calibration and guarantee of Poisson sampling": _calibrated_for_poisson,
+    "`mf-plan` for 24 rounds": _plan,
+}
+
+
+def files_of(journey: str) -> list[str]:
+    """Returns the files of the library whose functions run on a journey, with empty caches.
+
+    Args:
+      journey: A key of ``JOURNEYS``.
+
+    Returns:
+      Paths from the folder of the library, sorted.
+    """
+    found: set[str] = set()
+
+    def profile(frame: types.FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(f"{_LIBRARY}{os.sep}"):
+            found.add(pathlib.Path(code.co_filename).relative_to(_LIBRARY).as_posix())
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        first, second, home = (
+            pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)
+        )
+        cache = os.environ.get("XDG_CACHE_HOME")
+        os.environ["XDG_CACHE_HOME"] = os.fspath(home / "first")
+        try:
+            # Imports run here.
+            JOURNEYS[journey](first)()
+            run = JOURNEYS[journey](second)
+            os.environ["XDG_CACHE_HOME"] = os.fspath(home / "second")
+            for each in gc.get_objects():
+                if isinstance(each, functools._lru_cache_wrapper) and (
+                    each.__module__.startswith("mf_aggregators")
+                ):
+                    each.cache_clear()
+            sys.setprofile(profile)
+            try:
+                run()
+            finally:
+                sys.setprofile(None)
+        finally:
+            del os.environ["XDG_CACHE_HOME"]
+            if cache is not None:
+                os.environ["XDG_CACHE_HOME"] = cache
+    return sorted(found)
+
+
+@functools.cache
+def table() -> str:
+    """Returns the journeys as a table in Markdown."""
+    lines = ["| journey | files | which |", "| --- | --- | --- |"]
+    for journey in JOURNEYS:
+        files = files_of(journey)
+        names = ", ".join(f"`{name.removesuffix('.py')}`" for name in files)
+        lines.append(f"| {journey} | {len(files)} | {names} |")
+    return "\n".join(lines)
+
+
+def _with_table(app: Any, name: str, source: list[str]) -> None:
+    if _HERE in source[0]:
+        source[0] = source[0].replace(_HERE, table())
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Puts the table into its page."""
+    app.connect("source-read", _with_table)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    print(table())
