@@ -71,7 +71,7 @@ def run(
     """Parses the command line, runs a command and turns errors into one line and a status.
 
     Args:
-      description: What the command does, for ``--help``, as ``flag_groups.help_text`` takes it: the
+      description: What the command does, for ``--help``: the
         module's docstring.
       define_flags: Defines the command's flags.
       main: The command; may return an exit status.
@@ -101,8 +101,7 @@ def _run(
     try:
         values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
-            columns = flag_groups.help_width()
-            _print_text(flag_groups.help_text(program, description, values, columns))
+            _print_text(flag_groups.help_text(program, description, values))
             return DONE
         if _VERSION.intersection(argv[1:]):
             _print_text(f"{program} {version.__version__}")

@@ -60,7 +60,7 @@ def test_commands_run_as_modules(module: str) -> None:
         text=True,
         check=True,
     )
-    assert "Flags:" in finished.stdout
+    assert "Usage:" in finished.stdout
     assert finished.stderr == ""
 
 
