@@ -22,6 +22,7 @@ from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
+from mf_aggregators.kernel.numbers import rounded_down
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -33,7 +34,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
-from mf_aggregators.printed_guarantees import rounded_down
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators import audit as audits
-from mf_aggregators import printed_guarantees as printed
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import AnyMechanismBound, AuditResult, BitsResult, Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates
 from mf_aggregators.commands import audit, command_line, plan, report
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
@@ -40,7 +40,6 @@ from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import federated_runs
 from tests.examples import examples
 
-_POSITIVE = st.floats(1e-9, 1e7)
 # Most have an epsilon that rounding to nearest would print too small.
 _MULTIPLIERS = (0.3, 0.4137, 0.5, 0.61803, 0.777, 1.1, 1.937, 3.3, 7.31)
 
@@ -48,64 +47,6 @@ _MULTIPLIERS = (0.3, 0.4137, 0.5, 0.61803, 0.777, 1.1, 1.937, 3.3, 7.31)
 def _decimal(value: float) -> Decimal:
     """What a float stands for: the shortest decimal that is read as it."""
     return Decimal(repr(float(value)))
-
-
-def _unit(text: str) -> Decimal:
-    """One unit of the last digit that a text shows or leaves out as a trailing zero of g."""
-    exponent = Decimal(text).as_tuple().exponent
-    assert isinstance(exponent, int)
-    return Decimal(1).scaleb(exponent)
-
-
-@given(_POSITIVE, st.integers(1, 15))
-def test_significant_digits_are_rounded_up_and_down_by_less_than_a_unit(
-    value: float, digits: int
-) -> None:
-    form = f".{digits}g"
-    unit = Decimal(1).scaleb(_decimal(value).adjusted() - digits + 1)
-    above, below = printed.rounded_up(value, form), printed.rounded_down(value, form)
-    assert 0 <= Decimal(above) - _decimal(value) < unit
-    assert 0 <= _decimal(value) - Decimal(below) < unit
-    assert float(above) >= value >= float(below)
-    # The number is as short as format would have it.
-    assert len(above.replace("-", "").split("e")[0].replace(".", "").lstrip("0")) <= digits + 1
-    assert format(value, form) in (above, below)
-
-
-@given(_POSITIVE, st.integers(1, 12))
-def test_decimals_are_rounded_up_and_down_by_less_than_a_unit(value: float, digits: int) -> None:
-    above, below = (f(value, f".{digits}f") for f in (printed.rounded_up, printed.rounded_down))
-    assert _unit(above) == _unit(below) == Decimal(1).scaleb(-digits)
-    assert 0 <= Decimal(above) - _decimal(value) < _unit(above)
-    assert 0 <= _decimal(value) - Decimal(below) < _unit(below)
-
-
-def test_numbers_that_the_format_has_are_printed_as_they_are() -> None:
-    assert printed.rounded_up(8.0, ".3f") == printed.rounded_down(8.0, ".3f") == "8.000"
-    assert printed.rounded_up(8.0) == "8"
-    assert printed.rounded_up(math.nextafter(8.0, 9.0), ".3f") == "8.001"
-    assert printed.rounded_up(0.0, ".6g") == "0"
-    assert printed.rounded_up(math.inf) == "inf"
-    assert printed.pair(7.9999999999, 1.2345678e-6) == "(8, 1.23457e-06)"
-
-
-@given(st.floats(1e-300, 1e300), st.sampled_from([1, 100]))
-def test_numbers_in_full_are_the_numbers(value: float, factor: int) -> None:
-    assert Decimal(printed.in_full(value, factor)) == _decimal(value) * factor
-
-
-def test_numbers_in_full_are_as_people_write_them() -> None:
-    for value, text in ((48.0, "48"), (100.0, "100"), (0.001, "0.001"), (0.0, "0"), (-1.5, "-1.5")):
-        assert printed.in_full(value) == text
-    assert (printed.in_full(0.0007, 100), printed.in_full(0.001, 100)) == ("0.07", "0.1")
-    assert (printed.in_full(1e-9), printed.in_full(1e300)) == ("1e-9", "1e+300")
-    assert printed.in_full(math.inf) == "inf"
-
-
-@pytest.mark.parametrize("form", ["4g", ".4e", ".g", ".16g", ".0f", ""])
-def test_other_formats_are_refused(form: str) -> None:
-    with pytest.raises(ValueError, match="form must"):
-        printed.rounded_up(1.0, form)
 
 
 # A target that the noise is made for is printed as it was asked for.
@@ -417,8 +358,8 @@ def test_mf_plan(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> 
     # A requirement: what is printed suffices.
     needed = fields["candidates"][0]["noise_multiplier"]
     assert accounting.epsilon(needed, fields["delta"]) <= 3.1234512
-    assert printed.rounded_up(needed, ".5g") in text
-    assert Decimal(printed.rounded_up(needed, ".5g")) >= _decimal(needed)
+    assert rounded_up(needed, ".5g") in text
+    assert Decimal(rounded_up(needed, ".5g")) >= _decimal(needed)
 
 
 @pytest.mark.parametrize("exceeded", [False, True])

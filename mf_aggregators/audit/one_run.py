@@ -26,9 +26,9 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators import memory, printed_guarantees, random_streams
+from mf_aggregators import memory, random_streams
 from mf_aggregators.audit import statistics
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers, validation
 from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
 from mf_aggregators.random_streams import Stream
 
@@ -389,7 +389,7 @@ class RunAudit:
 
     def __str__(self) -> str:
         """Returns the result for a person to read, its bound rounded down."""
-        bound = printed_guarantees.rounded_down(self.epsilon_lower_bound)
+        bound = numbers.rounded_down(self.epsilon_lower_bound)
         confidence = f"{100.0 * (1.0 - MISS_PROBABILITY):g} % confidence"
         verdict = "REFUTED" if self.is_refuted else "not refuted"
         return f"epsilon is at least {bound} with {confidence}; the claim is {verdict}"

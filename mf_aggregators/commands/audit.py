@@ -26,10 +26,10 @@ from mf_aggregators.audit import statistics
 from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
 from mf_aggregators.participation import Participation, SingleParticipation
-from mf_aggregators.printed_guarantees import pair, rounded_up
 
 VIOLATED = command_line.REFUTED
 

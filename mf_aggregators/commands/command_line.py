@@ -25,7 +25,7 @@ from mf_aggregators import version
 from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel.errors import Error
-from mf_aggregators.printed_guarantees import in_full, rounded_down, rounded_up
+from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
 # Exit statuses.

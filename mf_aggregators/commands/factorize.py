@@ -25,9 +25,9 @@ from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Errors
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SingleParticipation, check_fits
-from mf_aggregators.printed_guarantees import rounded_up
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from mf_aggregators import adaptive_clip as adaptive_clips
 from mf_aggregators import private_metrics as metrics_of_training
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
+from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.printed_guarantees import in_full
 from mf_aggregators.privacy.statement import TIMERS_BY_ROUNDS, AdaptiveClipping
 from mf_aggregators.private_metrics import PrivateMetrics, ReleasedMetrics
 

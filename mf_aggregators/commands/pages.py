@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from mf_aggregators import accounting, atomic_files, figures, version
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.privacy.guarantees import Guarantee
 
 Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]

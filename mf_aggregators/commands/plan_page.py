@@ -14,12 +14,12 @@ from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.commands import pages, plan_separations, plan_setting, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
+from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.planning.plans import quantity_of
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
-from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy.guarantees import Guarantee
 
 # More curves than these are hard to tell apart.

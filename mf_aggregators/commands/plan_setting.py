@@ -4,10 +4,10 @@ import math
 import shlex
 
 from mf_aggregators import planning
+from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.planning import Candidate, Setting
 from mf_aggregators.planning.proposals import error_name
-from mf_aggregators.printed_guarantees import counted, pair, rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 

@@ -17,6 +17,7 @@ from typing import Any
 from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.commands import plan_separations, plan_setting
 from mf_aggregators.commands.command_line import check_choice
+from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -24,7 +25,6 @@ from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
-from mf_aggregators.printed_guarantees import pair, rounded_up
 
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"

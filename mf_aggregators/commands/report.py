@@ -40,7 +40,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import gaussian, numbers, validation
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
@@ -497,7 +497,7 @@ def _sentences(
     if math.isfinite(planned.epsilon) and (found is None or found.plan.sampling is None):
         sentences.append(
             f"Whoever observes all {mechanism.num_rounds} rounds learns about one client at most "
-            f"what {printed_guarantees.pair(planned.epsilon, delta)}-DP allows (zero-out "
+            f"what {numbers.pair(planned.epsilon, delta)}-DP allows (zero-out "
             f"adjacency), if every client keeps to: {subject.schema}. "
             f"{printed_guarantees.rates_sentence(planned.attacker())}"
         )

@@ -21,17 +21,11 @@ from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, readable
 from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.kernel.numbers import counted, rounded_down, rounded_up, stated_pair
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.printed_guarantees import (
-    FALSE_POSITIVE_RATES,
-    counted,
-    rate_field,
-    rounded_down,
-    rounded_up,
-    stated_pair,
-)
+from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
 from mf_aggregators.privacy import client_names, guarantees, ledgers, statement_texts
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF, Guarantee
 from mf_aggregators.privacy.ledgers import Ledger

@@ -20,7 +20,7 @@ import matplotlib.ticker
 import numpy as np
 
 from mf_aggregators.figures.colours import COLOURS, LEVELS, Style, mechanism_of, styles, text_colour
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.kernel.numbers import rounded_up
 
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 

@@ -9,10 +9,10 @@ import numpy as np
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import dominating_pairs, validation
 from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream
 
 

@@ -23,6 +23,7 @@ from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shu
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import safe_delta
+from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.samplers import (
@@ -30,7 +31,6 @@ from mf_aggregators.participation.samplers import (
     Sampler,
 )
 from mf_aggregators.participation.schemes import SamplingScheme, nth_round
-from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Draw, Stream
 
 # A first search for a noise multiplier takes intervals so many times as large, and for random

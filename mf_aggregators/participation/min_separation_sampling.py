@@ -10,6 +10,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.kernel import dominating_pairs
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
+from mf_aggregators.kernel.numbers import counted, rounded_up
 from mf_aggregators.participation.kinds import MinSeparation
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
@@ -18,7 +19,6 @@ from mf_aggregators.participation.samplers import (
 )
 from mf_aggregators.participation.schemes import nth_round
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 

@@ -11,9 +11,9 @@ from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.samplers import LEAST_PROBABILITY, too_large
-from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.random_streams import Draw, Stream
 
 

@@ -31,6 +31,7 @@ from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyCol
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
+from mf_aggregators.kernel.numbers import counted, stated_pair
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -43,12 +44,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
-from mf_aggregators.printed_guarantees import (
-    FALSE_POSITIVE_RATES,
-    counted,
-    rate_field,
-    stated_pair,
-)
+from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12

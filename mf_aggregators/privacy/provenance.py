@@ -8,8 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import printed_guarantees
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers, validation
 
 # Where a statement has no word on a point.
 _NOT_STATED = "not stated."
@@ -145,7 +144,7 @@ def in_words(runs: OtherRuns | None) -> str:
     names = ", ".join(f"`{name}`" for name in runs.names)
     together = (
         f"what they\n     released together satisfies "
-        f"{printed_guarantees.pair(runs.epsilon, runs.delta)}-DP,\n     if each of them keeps what "
+        f"{numbers.pair(runs.epsilon, runs.delta)}-DP,\n     if each of them keeps what "
         "its own statement assumes"
         if math.isfinite(runs.epsilon)
         else "there is no\n     guarantee for all of them together"

@@ -37,7 +37,7 @@ import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.printed_guarantees import in_full
+from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError
 

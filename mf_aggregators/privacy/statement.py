@@ -14,11 +14,11 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, printed_guarantees, version
+from mf_aggregators import accounting, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel.numbers import counted, rounded_up
 from mf_aggregators.participation import check_extended
-from mf_aggregators.printed_guarantees import counted, rounded_up
 from mf_aggregators.privacy import client_names, ledgers, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import (
     ONLY_IF,
@@ -608,7 +608,7 @@ class PrivacyStatement:
             "finished": "The run is finished; what it released satisfies",
         }[self.status]
         return (
-            f"{state} **{printed_guarantees.pair(guarantee.epsilon, guarantee.delta)}-differential "
+            f"{state} **{numbers.pair(guarantee.epsilon, guarantee.delta)}-differential "
             f"privacy** for every client, {self._condition()}.\n\n"
             f"{statement_texts.meaning(guarantee, self.facts.num_clients)}\n\n"
             f"{statement_texts.attacker(guarantee)}"
@@ -697,7 +697,7 @@ class PrivacyStatement:
         rule = self.stopping_rule
         if rule is None:
             return ""
-        pair = printed_guarantees.pair(rule.epsilon, self.plan.delta, ".6g")
+        pair = numbers.pair(rule.epsilon, self.plan.delta, ".6g")
         looks_at = (
             "from who takes part, and from nothing else"
             if self.plan.sampling is None

@@ -4,7 +4,8 @@ import math
 
 from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.printed_guarantees import counted, in_full, rounded_up
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import counted, in_full, rounded_up
 from mf_aggregators.privacy.guarantees import ONLY_IF, Guarantee
 from mf_aggregators.private_metrics import ReleasedMetrics
 
@@ -227,7 +228,7 @@ def meaning(guarantee: Guarantee, num_clients: int) -> str:
 
 def pair(guarantee: Guarantee) -> str:
     """Returns epsilon and delta in a few words, also where there is no guarantee."""
-    return printed_guarantees.stated_pair(guarantee.epsilon, guarantee.delta)
+    return numbers.stated_pair(guarantee.epsilon, guarantee.delta)
 
 
 def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) -> str:
@@ -258,7 +259,7 @@ def formal(guarantee: Guarantee) -> str:
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
     # In full: rounded, it would be the noise of another run.
     multiplier = repr(guarantee.noise_multiplier)
-    dp = f"{printed_guarantees.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
+    dp = f"{numbers.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
     if guarantee.sampling is not None:
         stated = f"with amplification is {dp}, and without it {zcdp(guarantee)}"
         return (
@@ -307,7 +308,7 @@ def part_of_client(guarantee: Guarantee) -> str:
     )
     stated = (
         f"{half}, {part.noise_multiplier!r},\n"
-        f"     which is {printed_guarantees.pair(part.epsilon, part.delta)}-DP{guarantee.only_if}."
+        f"     which is {numbers.pair(part.epsilon, part.delta)}-DP{guarantee.only_if}."
         if math.isfinite(part.epsilon)
         else f"{half}, so little\n     that no epsilon is stated."
     )
@@ -318,7 +319,7 @@ def part_of_client(guarantee: Guarantee) -> str:
     )
     if part.amplified_epsilon is None or part.amplified_delta is None:
         return found
-    amplified = printed_guarantees.pair(part.amplified_epsilon, part.amplified_delta)
+    amplified = numbers.pair(part.amplified_epsilon, part.amplified_delta)
     return (
         f"{found} With amplification, the\n     client's guarantee applied twice is {amplified}-DP."
     )

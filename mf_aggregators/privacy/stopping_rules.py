@@ -30,7 +30,7 @@ from mf_aggregators import accounting, catalogue
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, validation
 from mf_aggregators.kernel.claim import Basis, Limit
-from mf_aggregators.printed_guarantees import in_full, rounded_up
+from mf_aggregators.kernel.numbers import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
 

@@ -13,9 +13,10 @@ import numpy as np
 import scipy.stats
 from dp_accounting import dp_event
 
-from mf_aggregators import Mechanism, accounting, checkpoints, printed_guarantees
+from mf_aggregators import Mechanism, accounting, checkpoints
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.printed_guarantees import rounded_up
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import round_records, run_directory
 
@@ -224,7 +225,7 @@ def composition_line(found: Composition) -> str:
             f"No guarantee of all {found.private_runs} private runs together can be stated: "
             f"{found.reason}"
         )
-    pair = printed_guarantees.pair(found.epsilon, found.delta)
+    pair = numbers.pair(found.epsilon, found.delta)
     if found.private_runs == 1:
         text = f"The one private run: {pair}-DP for each client."
     else:

@@ -25,7 +25,7 @@ from absl import flags
 from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
 from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers, validation
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.privacy.guarantees import Guarantee
@@ -731,12 +731,12 @@ def stated_privacy(guarantee: Guarantee, kept: Guarantee | None = None) -> str:
         (``PrivacyStatement.kept_guarantee``).
     """
     if math.isfinite(guarantee.epsilon):
-        numbers = printed_guarantees.pair(guarantee.epsilon, guarantee.delta, ".3f")
-        return f"{numbers}-DP for each client"
+        stated = numbers.pair(guarantee.epsilon, guarantee.delta, ".3f")
+        return f"{stated}-DP for each client"
     if kept is None:
         return "none: this run is not private"
-    numbers = printed_guarantees.pair(kept.epsilon, kept.delta, ".3f")
-    return f"{numbers}-DP for each client that kept the planned schema, none for the others"
+    stated = numbers.pair(kept.epsilon, kept.delta, ".3f")
+    return f"{stated}-DP for each client that kept the planned schema, none for the others"
 
 
 def percent(accuracy: float | None) -> str | None:

@@ -22,7 +22,6 @@ from mf_aggregators import (
     catalogue,
     checkpoints,
     factorizations,
-    printed_guarantees,
     random_streams,
     workloads,
 )
@@ -32,6 +31,7 @@ from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import facts_of_runs, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
+from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -470,7 +470,7 @@ def _extended(
         check_choice(
             rho <= config.target_rho,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds rho "
-            f"{printed_guarantees.rounded_up(rho, '.6g')}, above "
+            f"{numbers.rounded_up(rho, '.6g')}, above "
             f"--target_rho={config.target_rho:g}: give that rho as the target, or more, to extend "
             "the run, or fewer --num_rounds.",
         )
@@ -479,7 +479,7 @@ def _extended(
         check_choice(
             epsilon <= config.target_epsilon,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
-            f"epsilon {printed_guarantees.rounded_up(epsilon, '.6g')}, above "
+            f"epsilon {numbers.rounded_up(epsilon, '.6g')}, above "
             f"--target_epsilon={config.target_epsilon:g}: give that epsilon as the target, or "
             "more, to extend the run, or fewer --num_rounds.",
         )

@@ -28,8 +28,8 @@ import numpy as np
 import tensorflow_federated as tff
 
 from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import in_full
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
-from mf_aggregators.printed_guarantees import in_full
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import LedgerError

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, identity
+from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF
@@ -154,7 +155,7 @@ _MECHANISM = mfa.Mechanism(banded(mfa.workloads.prefix_sum(60), 4), MinSeparatio
 
 def _sentences_with(text: str, epsilon: float) -> list[str]:
     """The sentences that print an epsilon, in any of the usual numbers of digits."""
-    forms = {mfa.printed_guarantees.rounded_up(epsilon, form) for form in (".3f", ".4g", ".6g")}
+    forms = {numbers.rounded_up(epsilon, form) for form in (".3f", ".4g", ".6g")}
     sentences = " ".join(text.split()).replace(": ", ". ").split(". ")
     return [each for each in sentences if any(form in each for form in forms)]
 

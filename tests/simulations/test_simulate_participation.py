@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, PoissonSampling
-from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.round_times import RoundTimes
 from simulations import simulate_participation

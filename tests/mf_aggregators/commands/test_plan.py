@@ -17,8 +17,8 @@ import mf_aggregators as mfa
 from mf_aggregators import planning
 from mf_aggregators.commands import plan, plan_separations
 from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.printed_guarantees import pair
 from tests import page_checks
 from tests.mf_aggregators.commands.small_plans import (
     DRAWN_BY_POISSON,

@@ -11,7 +11,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line, plan
 from mf_aggregators.kernel import noising_matrices
-from mf_aggregators.printed_guarantees import rounded_up
+from mf_aggregators.kernel.numbers import rounded_up
 
 _SETTING = (
     "--num_rounds=12",

@@ -9,6 +9,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, printed_guarantees, random_streams
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
@@ -20,7 +21,6 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
-from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from simulations.runs.round_records import ParticipationLedger
 from tests import console_commands

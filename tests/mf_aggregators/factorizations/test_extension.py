@@ -29,13 +29,13 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
     Participation,
     SingleParticipation,
 )
-from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
 from tests.mf_aggregators import brute_force, small_mechanisms

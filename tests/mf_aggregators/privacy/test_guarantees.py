@@ -28,6 +28,7 @@ from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integer_rows
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING
+from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -39,7 +40,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.printed_guarantees import pair
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from tests.examples import examples

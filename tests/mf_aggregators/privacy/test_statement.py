@@ -12,6 +12,7 @@ import pytest
 from mf_aggregators import accounting, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization, banded, identity
+from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -20,7 +21,6 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.printed_guarantees import rounded_up
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF, ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger

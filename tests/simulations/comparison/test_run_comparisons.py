@@ -17,9 +17,8 @@ from mf_aggregators import (
     accounting,
     checkpoints,
     factorizations,
-    printed_guarantees,
 )
-from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.participation import sampling_scheme
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from simulations.comparison import repeated_runs, run_comparisons
@@ -159,7 +158,7 @@ def test_the_twelve_runs_of_the_readme(target: float, together: float) -> None:
     one = accounting.noise_multiplier(target, 1e-4) / math.sqrt(12)
     assert found.epsilon == pytest.approx(gaussian.exact_epsilon(one, 1e-4), rel=1e-6)
     text = run_comparisons.composition_line(found)
-    shown = printed_guarantees.rounded_up(found.epsilon or 0.0)
+    shown = numbers.rounded_up(found.epsilon or 0.0)
     assert f"All 12 private runs together, on the same clients: ({shown}, 0.0001)-DP" in text
     assert "is promised nothing" in text
 
