@@ -30,8 +30,9 @@ import scipy.stats
 from absl import flags
 
 import mf_aggregators as mfa
+from mf_aggregators import inputs
 from mf_aggregators.commands import command_line
-from mf_aggregators.kernel import noising_matrices, validation
+from mf_aggregators.kernel import noising_matrices
 from simulations.training import learning_rate_schedules
 from stackoverflow_nwp import datasets
 
@@ -337,7 +338,7 @@ class Trials:
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
-                    trial = validation.parsed_json(line)
+                    trial = inputs.parsed_json(line)
                     self._found[tuple(trial["key"])] = float(trial["accuracy"])
                 except (KeyError, TypeError, ValueError):
                     raise ValueError(

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from mf_aggregators import adaptive_clip, atomic_files
+from mf_aggregators import adaptive_clip, atomic_files, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import draws, gaussian, integers, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
@@ -220,10 +220,10 @@ class Aggregator:
             mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
             clients_per_round,
         )
-        self._storage = validation.member(NoiseStorage, noise_storage, "noise_storage")
+        self._storage = inputs.member(NoiseStorage, noise_storage, "noise_storage")
         if self._storage is NoiseStorage.AUTO:
             raise ValueError("noise_storage must be 'state' or 'disk' here, found 'auto'.")
-        self._source = validation.member(NoiseSource, noise_source, "noise_source")
+        self._source = inputs.member(NoiseSource, noise_source, "noise_source")
         is_on_disk = self._storage is NoiseStorage.DISK
         self._directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
@@ -534,8 +534,8 @@ class Aggregator:
         """
         try:
             noise_directories.check_private(path, "the state")
-            arrays = validation.archived_arrays(path)
-            described = validation.parsed_json(str(arrays["described"]))
+            arrays = inputs.archived_arrays(path)
+            described = inputs.parsed_json(str(arrays["described"]))
             if described["state_format"] != _STATE_FORMAT:
                 raise ValueError(
                     f"its format is {described['state_format']}, and this version of "

@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from mf_aggregators import atomic_files
-from mf_aggregators.kernel import validation
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel.errors import Error
 
 _Value = TypeVar("_Value")
@@ -91,7 +90,7 @@ def fetch(
     # Unlike Path.exists, this does not raise where the cache may not be read.
     if os.path.exists(entry):
         try:
-            contents = validation.parsed_json(entry.read_text(encoding="utf-8"))
+            contents = inputs.parsed_json(entry.read_text(encoding="utf-8"))
             stated = contents.pop("sha256")
             if contents["description"] != description or stated != digest(contents):
                 raise ValueError("its checksum or its description differs")

@@ -32,7 +32,7 @@ from flwr.app import RecordDict as Records
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError, StateError
 from mf_aggregators.kernel import validation
@@ -470,7 +470,7 @@ class MatrixFactorization(Strategy):
 def _loaded(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of a file, in the order in which they were written."""
     try:
-        return validation.archived_arrays(path)
+        return inputs.archived_arrays(path)
     except (OSError, ValueError) as error:
         raise StateError(f"{path} is damaged: {error}. {_WHAT_TO_DO}") from error
 

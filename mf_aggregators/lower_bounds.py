@@ -68,7 +68,7 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 
-from mf_aggregators import workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
@@ -147,7 +147,7 @@ def compute(
     workload = workloads.resolve(workload)
     if isinstance(workload, Workload):
         return _of_description(workload, participation, maximum)
-    workload = validation.lower_triangular(workload, "the workload")
+    workload = inputs.lower_triangular(workload, "the workload")
     if np.array_equal(workload, np.tri(len(workload))):
         return _of_description(Workload("prefix_sum", len(workload)), participation, maximum)
     return _best(workload, participation, maximum)

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import adaptive_clip
+from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
 from mf_aggregators.kernel import validation
 
@@ -60,7 +60,7 @@ class BoundedMetric:
     largest: float
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "name")
+        inputs.check_types(self, "name")
         for end in ("smallest", "largest"):
             number = validation.finite_number(
                 getattr(self, end), f"{end} in the range of {self.name}"
@@ -106,7 +106,7 @@ class PrivateMetrics:
     noise_increase: float = NOISE_INCREASE
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "metrics")
+        inputs.check_types(self, "metrics")
         names = [metric.name for metric in self.metrics]
         if not names or len(set(names)) < len(names):
             raise ValueError("private metrics must be at least one, each with a name of its own.")
@@ -172,7 +172,7 @@ class ReleasedMetrics:
     metric_stddev: float
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "metrics")
+        inputs.check_types(self, "metrics")
         for name in ("update_noise_multiplier", "metric_stddev"):
             validation.non_negative_number(getattr(self, name), name)
 

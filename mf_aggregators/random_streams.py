@@ -8,8 +8,7 @@ import secrets
 
 import numpy as np
 
-from mf_aggregators import atomic_files
-from mf_aggregators.kernel import validation
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel.errors import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
@@ -113,9 +112,7 @@ def load_seed(path: str | os.PathLike[str]) -> int:
       SeedError: If the file is missing, or holds no seed.
     """
     try:
-        seed = int(
-            validation.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16
-        )
+        seed = int(inputs.parsed_json(pathlib.Path(path).read_text(encoding="utf-8"))["seed"], 16)
     except OSError as error:
         raise SeedError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -15,8 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mf_aggregators import __version__, atomic_files
-from mf_aggregators.kernel import validation
+from mf_aggregators import __version__, atomic_files, inputs
 from mf_aggregators.kernel.errors import Error
 from reproduction.experiment import (
     AGREES,
@@ -179,7 +178,7 @@ def redraw(name: str, directory: pathlib.Path) -> bool:
 def _read(path: pathlib.Path) -> tuple[Result, str, str]:
     """A result, the fingerprint of its code, and the hash of its figure."""
     try:
-        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
+        contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
         stated = contents.pop("sha256")
         if stated != _digest(contents):
             raise DamagedResultError(f"{path} was altered.")

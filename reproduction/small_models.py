@@ -18,9 +18,8 @@ import numpy as np
 import scipy.stats
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, atomic_files, participation, planning
+from mf_aggregators import accounting, atomic_files, inputs, participation, planning
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -385,7 +384,7 @@ def _result(
     path = directory / "result.json"
     asked = {"learning_rate": rate, "noise": configuration.mechanism.noise_multiplier}
     if path.is_file():
-        found: Mapping[str, Any] = validation.parsed_json(path.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = inputs.parsed_json(path.read_text(encoding="utf-8"))
         if found["asked"] == asked:
             return found
     result = {**_train(task, configuration, rate, repetition, clients()), "asked": asked}

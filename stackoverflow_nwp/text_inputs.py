@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mf_aggregators.kernel import validation
+from mf_aggregators import inputs
 from mf_aggregators.privacy import client_names
 
 JSON = ".json"
@@ -229,7 +229,7 @@ def _encodable(place: object, text: str) -> str:
 
 
 def _parsed(text: str) -> Any:
-    return validation.parsed_json(text, _without_repeats)
+    return inputs.parsed_json(text, _without_repeats)
 
 
 def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mf_aggregators import atomic_files
-from mf_aggregators.kernel import validation
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.progress_bars import ProgressBar
 from stackoverflow_nwp import federated_text
 from stackoverflow_nwp.federated_text import Contents
@@ -416,7 +415,7 @@ def _cache_name(split: str, vocabulary: Sequence[str], sequence_length: int) -> 
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArrays | None:
     """Reads cached arrays, None if they are missing, broken or made for another key."""
     try:
-        contents = validation.archived_arrays(cache)
+        contents = inputs.archived_arrays(cache)
         if str(contents["key"]) != key:
             return None
         client_ids = tuple(str(client) for client in contents["client_ids"])

@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mf_aggregators import caches, checkpoints, factorizations
-from mf_aggregators.kernel import validation
+from mf_aggregators import caches, checkpoints, factorizations, inputs
 from stackoverflow_nwp import datasets, federated_text
 from tests import console_commands
 from tests.refusals import refuses
@@ -126,7 +125,7 @@ def test_json_that_is_nested_too_deeply_is_refused_in_one_line(
     tmp_path: pathlib.Path, text: str
 ) -> None:
     with refuses("nested"):
-        validation.parsed_json(text)
+        inputs.parsed_json(text)
     checkpoints.save(factorizations.identity(4), tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / checkpoints.format.DESCRIPTION_FILE).write_text(text)
     (tmp_path / "text.jsonl").write_text(text)

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 import mf_aggregators as mfa
-from mf_aggregators import figures, planning
-from mf_aggregators.kernel import validation
+from mf_aggregators import figures, inputs, planning
 from mf_aggregators.participation import MinSeparation
 
 FILE = pathlib.Path(__file__).resolve().parent.parent / "_static" / "plan-grid.js"
@@ -146,7 +145,7 @@ def grid() -> dict[str, Any]:
 def read() -> dict[str, Any]:
     """Returns the grid that the site has."""
     text = FILE.read_text(encoding="utf-8")
-    found: dict[str, Any] = validation.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER))
+    found: dict[str, Any] = inputs.parsed_json(text.removeprefix(_BEFORE).removesuffix(_AFTER))
     return found
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory
+from mf_aggregators import inputs, memory
 from mf_aggregators.audit import processes, statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
 from mf_aggregators.kernel import validation
@@ -70,7 +70,7 @@ class Claim:
     clients_per_round: float
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "mechanism")
+        inputs.check_types(self, "mechanism")
         check(self.mechanism.participation)
         if self.mechanism.num_rounds > _MOST_ROUNDS:
             raise ValueError(

@@ -22,11 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import atomic_files, catalogue, version, workloads
+from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
 from mf_aggregators.participation import Participation, SingleParticipation
@@ -269,7 +268,7 @@ def load_with_mechanism(
         )
     try:
         text = path.read_text(encoding="utf-8")
-        contents = validation.parsed_json(text)
+        contents = inputs.parsed_json(text)
         if is_of_run:
             described = described_by_statement(contents)
             _check_statement(path, contents, factorization)
@@ -439,7 +438,7 @@ def _check_configuration(
     if not path.exists():
         return
     try:
-        config = validation.parsed_json(path.read_text(encoding="utf-8"))
+        config = inputs.parsed_json(path.read_text(encoding="utf-8"))
         found = contradictions_of_plan(contents, config, description)
         if config["flags"]["seed"] is not None:
             found.append(("noise_seed_is_fixed", False, True))
@@ -475,7 +474,7 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is broken: it is not text.") from error
     try:
-        description = validation.parsed_json(text)
+        description = inputs.parsed_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path} is broken: {error}.") from error
     if not isinstance(description, dict) or not isinstance(description.get("format_version"), int):
@@ -496,7 +495,7 @@ def _read_arrays(path: pathlib.Path, stated_hash: Any) -> dict[str, FloatArray]:
             f"{path} is truncated or altered: its SHA-256 is not the one in {DESCRIPTION_FILE}."
         )
     try:
-        arrays = validation.archived_arrays(io.BytesIO(contents))
+        arrays = inputs.archived_arrays(io.BytesIO(contents))
         return {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
     except (OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is broken: {error}.") from error

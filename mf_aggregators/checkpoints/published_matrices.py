@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations import BandedFactorization, DenseFactorization, Factorization
-from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.workloads import Workload
@@ -122,7 +121,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Factorization, Workload]:
 
 def _lower_triangular(file: pathlib.Path) -> FloatArray:
     """Reads a matrix; what is negligible above its diagonal becomes zero."""
-    matrix = validation.square_matrix(read_tensor(file), str(file))
+    matrix = inputs.square_matrix(read_tensor(file), str(file))
     above = np.abs(np.triu(matrix, 1))
     row, column = np.unravel_index(np.argmax(above), above.shape)
     # Written so that a matrix of zeros is left to the check of its diagonal.

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.audit import one_run
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
@@ -301,7 +301,7 @@ def _differing_statements(
       name_clients: Whether it names the client that was protected least.
       more: What follows its text.
     """
-    again = validation.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
+    again = inputs.parsed_json(json.dumps(statement.to_dict(name_clients=name_clients)))
     differing = []
     version = before.get("library_version")
     if again["library_version"] != version:
@@ -454,7 +454,7 @@ def _read(path: str) -> dict[str, Any]:
 
 def _parsed(file: pathlib.Path) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = validation.parsed_json(file.read_text(encoding="utf-8"))
+        data: dict[str, Any] = inputs.parsed_json(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ValueError("it is no JSON object")
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, checkpoints, mechanism, participation, random_streams
+from mf_aggregators import accounting, checkpoints, inputs, mechanism, participation, random_streams
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
 from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
@@ -416,7 +416,7 @@ def _observed(folder: pathlib.Path, of_run: Mechanism) -> Observed:
 
 
 def _json_of(path: pathlib.Path) -> dict[str, Any]:
-    contents = validation.parsed_json(path.read_text(encoding="utf-8"))
+    contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
     if not isinstance(contents, dict):
         raise ValueError(f"{path} holds {json.dumps(contents)[:40]}, which is no object.")
     return contents

@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import scipy.signal
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import inputs, memory, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.factorizations import _decoder_rows
 from mf_aggregators.factorizations._round_errors import RoundError
@@ -110,7 +110,7 @@ def check_training(num_rounds: Any, workload: Any, what: str) -> tuple[int, Work
 
 def _described_training(matrix: Any) -> Workload:
     """The workload of an array: Toeplitz, or of momentum with any learning rates."""
-    matrix = validation.lower_triangular(matrix, "the workload")
+    matrix = inputs.lower_triangular(matrix, "the workload")
     known = of_constant_rates(matrix)
     if known is not None:
         return known

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import inputs, memory, workloads
 from mf_aggregators.factorizations._band_certificate import BandedWorkload
 from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import (
@@ -259,9 +259,9 @@ def banded(
     if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
     else:
-        num_rounds = validation.num_rows(workload, "the workload")
+        num_rounds = inputs.num_rows(workload, "the workload")
         memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
-        workload = validation.lower_triangular(workload, "the workload")
+        workload = inputs.lower_triangular(workload, "the workload")
     num_bands = validation.positive_integer(num_bands, "num_bands")
     measure = RoundError.of(error, num_rounds)
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY

@@ -16,7 +16,7 @@ import scipy.optimize
 import scipy.signal
 import scipy.special
 
-from mf_aggregators import workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations import _banded_decoder_rows
 from mf_aggregators.factorizations._banded_decoder_rows import (
     MeanOfRows,
@@ -240,7 +240,7 @@ def _given(num_rounds: Any, workload: Any) -> tuple[int, Workload | FloatArray]:
         workload = validation.positive_integer(num_rounds, "num_rounds")
     workload = workloads.resolve(workload)
     if not isinstance(workload, Workload):
-        matrix = validation.lower_triangular(workload, "the workload")
+        matrix = inputs.lower_triangular(workload, "the workload")
         workload = of_constant_rates(matrix) or matrix
     own = workload.num_rounds if isinstance(workload, Workload) else len(workload)
     rounds = check_rounds(own if num_rounds is None else num_rounds, "the banded inverse")

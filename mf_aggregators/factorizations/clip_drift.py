@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
 from mf_aggregators.kernel import validation
@@ -83,7 +83,7 @@ def _matrix(workload: Any, rounds: int) -> FloatArray | None:
         found = workload.num_rounds
         matrix = None if workload.name == "prefix_sum" else workload.matrix()
     else:
-        matrix = validation.lower_triangular(workload, "the workload")
+        matrix = inputs.lower_triangular(workload, "the workload")
         found = len(matrix)
     if found != rounds:
         raise ValueError(f"the workload is for {found} rounds, and there are {rounds} norms.")

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import scipy.linalg
 
+from mf_aggregators import inputs, workloads
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators import workloads
 from mf_aggregators.kernel import noising_matrices, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
@@ -102,7 +102,7 @@ class Factorization(abc.ABC):
 
     def __post_init__(self) -> None:
         self._set(parameters={} if self.parameters is None else self.parameters)
-        validation.check_types(self, "participation", "parameters")
+        inputs.check_types(self, "participation", "parameters")
         if self.optimality_gap is not None:
             validation.finite_number(self.optimality_gap, "optimality_gap")
         self._set(parameters=dict(self.parameters))
@@ -499,7 +499,7 @@ class Factorization(abc.ABC):
         if isinstance(workload, Workload):
             self._check_rounds(workload.num_rounds)
             return workload.matrix()
-        matrix = validation.lower_triangular(workload, "the workload")
+        matrix = inputs.lower_triangular(workload, "the workload")
         self._check_rounds(matrix.shape[0])
         return matrix
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import memory, workloads
+from mf_aggregators import inputs, memory, workloads
 from mf_aggregators.factorizations._central_path import CentralPath, MultiplierCone, PathPoint
 from mf_aggregators.factorizations._multi_epoch import MultiEpochSearch
 from mf_aggregators.factorizations._multi_epoch_dual import PatternEntries, bounded_entries
@@ -85,7 +85,7 @@ class DenseFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        matrix = validation.lower_triangular(self.matrix, "the strategy matrix").copy()
+        matrix = inputs.lower_triangular(self.matrix, "the strategy matrix").copy()
         self._set(matrix=matrix, num_rounds=len(matrix))
 
     def strategy_matrix(self) -> FloatArray:
@@ -190,10 +190,10 @@ def optimal(
     if isinstance(workload, Workload):
         num_rounds = workload.num_rounds
     else:
-        num_rounds = validation.num_rows(workload, "the workload")
+        num_rounds = inputs.num_rows(workload, "the workload")
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the optimal factorization")
     if not isinstance(workload, Workload):
-        workload = validation.lower_triangular(workload, "the workload")
+        workload = inputs.lower_triangular(workload, "the workload")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )

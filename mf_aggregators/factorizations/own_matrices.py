@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators import memory
+from mf_aggregators import inputs, memory
 from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
@@ -40,7 +40,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
       >>> round(made.sensitivity(mfa.participation.SingleParticipation()).value ** 2, 6)
       1.25
     """
-    matrix = validation.lower_triangular(C, "the strategy matrix")
+    matrix = inputs.lower_triangular(C, "the strategy matrix")
     rounds = len(matrix)
     memory.check_rounds(rounds, _BYTES_PER_ENTRY * rounds, "the check of a dense matrix")
     bands = lower_bands(matrix) or rounds

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.linalg
 import scipy.signal
 
-from mf_aggregators import workloads
+from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations import _decoder_rows, _toeplitz_search
 from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._toeplitz_search import (
@@ -145,7 +145,7 @@ class ToeplitzFactorization(ToeplitzStructure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.check_types(self, "equal_column_norms")
+        inputs.check_types(self, "equal_column_norms")
         self._set(
             coefficients=checked_coefficients(self.coefficients, self.num_rounds),
             parameters={**self.parameters, "equal_column_norms": self.equal_column_norms},

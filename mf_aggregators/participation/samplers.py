@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
@@ -41,7 +42,7 @@ class Sampler(abc.ABC):
     seed: int = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "scheme")
+        inputs.check_types(self, "scheme")
         validation.integer_at_least(self.seed, 0, "the seed of a sampler")
 
     def draw(self, round_index: int) -> IntArray:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mf_aggregators import inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.factorizations import Errors
@@ -91,7 +92,7 @@ class Setting:
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
             validation.positive_integer(getattr(self, field), field)
-        validation.check_types(self, "weights_file")
+        inputs.check_types(self, "weights_file")
         validation.positive_number(self.epsilon, "epsilon")
         validation.delta(self.delta)
         if self.delta >= 1.0 / self.population:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, catalogue, memory
+from mf_aggregators import accounting, caches, catalogue, inputs, memory
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, trade_offs, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
@@ -406,7 +406,7 @@ class ObservedParticipation:
             if getattr(self, name) is not None:
                 found = validation.integer_at_least(getattr(self, name), least, name)
                 object.__setattr__(self, name, found)
-        validation.check_types(self)
+        inputs.check_types(self)
         if self.separation is None and self.max_participations > 1:
             raise ValueError(
                 f"a client took part {self.max_participations} times: give the separation, which "

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mf_aggregators import atomic_files
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.errors import Error
@@ -285,7 +285,7 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
             )
             # Records without it are of cohorts under timers.
             sampling = (
-                sampling_from_dict(validation.parsed_json(str(archive["sampling"])))
+                sampling_from_dict(inputs.parsed_json(str(archive["sampling"])))
                 if "sampling" in archive
                 else None
             )
@@ -364,7 +364,7 @@ def round_counts(
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix.lower() == ".json":
-            listed = validation.parsed_json(text)
+            listed = inputs.parsed_json(text)
             # A text would name another file, which no statement hashes.
             if not isinstance(listed, list):
                 raise ValueError(f"found {validation.shown(listed)}")

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import numbers, validation
 
 # Where a statement has no word on a point.
@@ -51,7 +52,7 @@ class Provenance:
     key_file: str = ""
 
     def __post_init__(self) -> None:
-        validation.check_types(self)
+        inputs.check_types(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping."""
@@ -120,7 +121,7 @@ class OtherRuns:
     delta: float
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "names")
+        inputs.check_types(self, "names")
         validation.epsilon(self.epsilon)
         validation.delta(self.delta)
 

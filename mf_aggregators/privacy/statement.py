@@ -14,7 +14,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, version
+from mf_aggregators import accounting, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.kernel import numbers, validation
 from mf_aggregators.kernel.numbers import counted, rounded_up
@@ -56,7 +56,7 @@ class AdaptiveClipping:
     clipped_count_stddev: float
 
     def __post_init__(self) -> None:
-        validation.check_types(self, "clip")
+        inputs.check_types(self, "clip")
         for name in ("update_noise_multiplier", "clipped_count_stddev"):
             validation.non_negative_number(getattr(self, name), name)
 
@@ -133,7 +133,7 @@ class RunFacts:
         object.__setattr__(self, "num_alike_names", alike)
         norm = validation.positive_number(self.clip_norm, "clip_norm")
         object.__setattr__(self, "clip_norm", norm)
-        validation.check_types(self)
+        inputs.check_types(self)
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "RunFacts":
@@ -189,7 +189,7 @@ class Represented:
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(self, "clients_per_round", "num_clients")
-        validation.check_types(self)
+        inputs.check_types(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +238,7 @@ class PrivacyStatement:
     other_runs: OtherRuns | None = None
 
     def __post_init__(self) -> None:
-        validation.check_types(self)
+        inputs.check_types(self)
         if self.stopped_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
             raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
         if (

@@ -26,7 +26,7 @@ of all rounds, so that a limit below it allows no round, and any other one allow
 import dataclasses
 import functools
 
-from mf_aggregators import accounting, catalogue
+from mf_aggregators import accounting, catalogue, inputs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, validation
 from mf_aggregators.kernel.claim import Basis, Limit
@@ -59,7 +59,7 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         validation.positive_number(self.epsilon, "the epsilon to stop at")
-        validation.check_types(self, "plan")
+        inputs.check_types(self, "plan")
         catalogue.check_own(self.factorization)
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")

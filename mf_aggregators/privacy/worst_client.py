@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import inputs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
@@ -40,7 +41,7 @@ class WorstClient:
     epsilon: float
 
     def __post_init__(self) -> None:
-        validation.check_types(self)
+        inputs.check_types(self)
         validation.non_negative_number(self.sensitivity, "sensitivity")
         validation.epsilon(self.epsilon)
 

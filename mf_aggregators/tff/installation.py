@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 
-from mf_aggregators.kernel import validation
+from mf_aggregators import inputs
 
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements-tff.txt")
 # The packages of the extra ``tff`` that no module of this folder does without.
@@ -86,5 +86,5 @@ def _this_package() -> str:
         distribution = importlib.metadata.distribution(_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return _DISTRIBUTION
-    origin = validation.parsed_json(distribution.read_text("direct_url.json") or "{}").get("url")
+    origin = inputs.parsed_json(distribution.read_text("direct_url.json") or "{}").get("url")
     return origin or f"{_DISTRIBUTION}=={distribution.version}"

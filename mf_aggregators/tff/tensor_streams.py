@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from mf_aggregators.kernel import integer_rows, validation
+from mf_aggregators import inputs
+from mf_aggregators.kernel import integer_rows
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
@@ -238,9 +239,9 @@ class NoiseOptions:
           ValueError: If a name is not known.
         """
         return cls(
-            validation.member(NoiseStorage, storage, "noise_storage"),
+            inputs.member(NoiseStorage, storage, "noise_storage"),
             directory,
-            validation.member(NoiseSource, source, "noise_source"),
+            inputs.member(NoiseSource, source, "noise_source"),
         )
 
 

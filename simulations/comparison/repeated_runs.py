@@ -26,10 +26,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from mf_aggregators import atomic_files, memory
+from mf_aggregators import atomic_files, inputs, memory
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.kernel import validation
 from mf_aggregators.participation import SamplingScheme, sampling_from_dict
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.progress_bars import ProgressBar
@@ -359,7 +358,7 @@ def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun |
             f"{run.log}: {said}"
         )
     try:
-        result = validation.parsed_json(printed)
+        result = inputs.parsed_json(printed)
         found = _finished(result, seconds, run.checkpoint)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(
@@ -390,7 +389,7 @@ def _locked(root: pathlib.Path) -> Iterator[int]:
 def _read_result(run: RepeatedRun) -> FinishedRun:
     """The result of a run that finished before."""
     try:
-        contents = validation.parsed_json(run.result.read_text(encoding="utf-8"))
+        contents = inputs.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
         was = shlex.join([identity["command"], *identity["flags"]])
         finished = _finished(contents["result"], contents["seconds"], run.checkpoint)

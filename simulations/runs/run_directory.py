@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mf_aggregators import __version__, atomic_files
+from mf_aggregators import __version__, atomic_files, inputs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.errors import Error
@@ -159,7 +159,7 @@ class RunDirectory:
             atomic_files.write_text(self.data, json.dumps({"fingerprint": fingerprint}) + "\n")
             return
         try:
-            kept = validation.parsed_json(self.data.read_text(encoding="utf-8"))["fingerprint"]
+            kept = inputs.parsed_json(self.data.read_text(encoding="utf-8"))["fingerprint"]
         except (ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(
                 f"{self.data} cannot be read ({error}): restore it, or start a new run and account "
@@ -296,7 +296,7 @@ class RunDirectory:
                 f"{self.path} cannot be read: {error.strerror}. Choose another --output_dir."
             ) from error
         try:
-            config = validation.parsed_json(config_path.read_text(encoding="utf-8"))
+            config = inputs.parsed_json(config_path.read_text(encoding="utf-8"))
             _check_config(config)
         except (OSError, ValueError) as error:
             raise RunDirectoryError(
@@ -459,7 +459,7 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 def _kept(path: pathlib.Path, name: str) -> Any:
     """An entry of a JSON file; None if the file is not there or not readable."""
     try:
-        contents = validation.parsed_json(path.read_text(encoding="utf-8"))
+        contents = inputs.parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return contents.get(name) if isinstance(contents, dict) else None

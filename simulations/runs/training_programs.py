@@ -25,8 +25,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from mf_aggregators import atomic_files
-from mf_aggregators.kernel import validation
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.participation import Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.ledgers import LedgerError
@@ -144,7 +143,7 @@ class CohortDataSource(compatibility.FederatedDataSource):
             was saved.
         """
         try:
-            saved = validation.parsed_json(bytes(buffer))
+            saved = inputs.parsed_json(bytes(buffer))
             position, run = int(saved["num_rounds"]), str(saved["run"])
             digest, noise = saved["ledger"], saved["noise"]
         except (KeyError, TypeError, ValueError) as error:

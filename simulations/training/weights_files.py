@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mf_aggregators import atomic_files
-from mf_aggregators.kernel import validation
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel.errors import Error
 
 # The weights of a run that has ended, in its directory.
@@ -103,7 +102,7 @@ def load(path: str | os.PathLike[str]) -> tuple[tuple[str, ...], list[np.ndarray
       ValueError: If the file cannot be read.
     """
     try:
-        archive = validation.archived_arrays(path)
+        archive = inputs.archived_arrays(path)
         names = tuple(str(name) for name in archive[_NAMES])
         weights = [archive[f"weight_{number}"] for number in range(len(names))]
     except (OSError, KeyError, TypeError, ValueError):

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
 from mf_aggregators.kernel.errors import Error
@@ -77,7 +78,7 @@ class Certification:
         object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
         if self.max_samples is not None:
             validation.set_positive_integers(self, "max_samples")
-        validation.check_types(self)
+        inputs.check_types(self)
 
 
 @dataclasses.dataclass(frozen=True)

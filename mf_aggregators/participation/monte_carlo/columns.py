@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
@@ -39,7 +40,7 @@ def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
     Raises:
       ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
     """
-    matrix = validation.lower_triangular(strategy_matrix, "strategy_matrix")
+    matrix = inputs.lower_triangular(strategy_matrix, "strategy_matrix")
     num_bands = min(validation.positive_integer(num_bands, "num_bands"), len(matrix))
     below = np.flatnonzero(np.any(np.tril(matrix, -num_bands), axis=0))
     if len(below):
