@@ -15,6 +15,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
+from mf_aggregators.accounting import losses_below, trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, noising_matrices, sampled_runs, validation
@@ -438,15 +439,16 @@ class Mechanism:
                 f"interval {interval:g}: use a larger interval."
             )
         if self.sampling is None:
-            found = losses_of_runs.gaussian_losses(sigma, interval, is_pessimistic=pessimistic)
-            part, rounding = sigma, 0.0
+            losses = losses_of_runs.gaussian_losses if pessimistic else losses_below.gaussian
+            found, part, rounding = losses(sigma, interval), sigma, 0.0
         else:
             columns = guarantees.columns_of(self.factorization, self.sampling)
             run = self.sampling.run(sigma, columns)
             approximation = losses_of_runs.Approximation(
-                interval, pessimistic, failure, _LEVEL_OVER_FAILURE * failure, seed
+                interval, failure, _LEVEL_OVER_FAILURE * failure, seed
             )
-            found = sampled_runs.losses(run, approximation)
+            of_run = sampled_runs.losses if pessimistic else losses_below.losses_of_run
+            found = of_run(run, approximation)
             part = run.part_noise_multiplier
             rounding = losses_of_runs.composition_rounding(run.compositions)
         if not pessimistic:
@@ -483,19 +485,19 @@ class Mechanism:
           TailError: As there.
           ValueError: As there.
         """
-        losses = losses_of_runs.coarser_losses(
+        losses = trade_offs.coarser_losses(
             self.privacy_loss_distribution(
                 interval=interval, failure_probability=failure_probability, seed=seed
             ),
             interval,
         )
-        positive, negative = losses_of_runs.rates_of(losses, interval)
+        positive, negative = trade_offs.rates_of(losses, interval)
         is_sampled = self.sampling is not None and self.sampling.depends_on_matrix
         return {
             "false_positive_rate": list(positive),
             "false_negative_rate": list(negative),
             "failure_probability": failure_probability if is_sampled else None,
-            "privacy_loss_distribution": losses_of_runs.description_of(losses, interval),
+            "privacy_loss_distribution": trade_offs.description_of(losses, interval),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Membership inference beside an epsilon: true positive rates as fields and as sentences.
 
-``kernel.trade_offs`` computes the highest true positive rates at two false positive rates, and says
+``accounting.trade_offs`` computes the highest true positive rates at two false positive rates, and says
 what the attacker knows and decides.
 """
 

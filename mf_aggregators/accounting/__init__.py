@@ -12,6 +12,7 @@ Adjacency is zero-out everywhere: neighbouring data sets differ in one client, w
 contributions are replaced by zero vectors in every round that it takes part in.
 """
 
+from mf_aggregators.accounting.trade_offs import true_positive_rate, true_positive_rate_of_pairs
 from mf_aggregators.kernel.composition import composed_epsilon
 from mf_aggregators.kernel.gaussian import (
     TailError,
@@ -25,7 +26,6 @@ from mf_aggregators.kernel.gaussian import (
     zcdp_delta,
     zcdp_rho,
 )
-from mf_aggregators.kernel.trade_offs import true_positive_rate, true_positive_rate_of_pairs
 
 __all__ = [
     "TailError",

@@ -152,7 +152,7 @@ def composed_epsilon(
     if runs and all(run.noise_multiplier > 0.0 for run in runs):
         # Losses are infinite with this probability: delta pays for it where epsilon is found.
         failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
-        approximation = Approximation(INTERVAL, True, failure, _LEVEL_SHARE * delta, seed)
+        approximation = Approximation(INTERVAL, failure, _LEVEL_SHARE * delta, seed)
         losses = {run: sampled_runs.losses(run, approximation) for run in set(runs)}
         found = float(_Accountant(losses).compose(composed).get_epsilon(delta))
         # What is unamplified has at least the epsilon of these runs alone.

@@ -39,14 +39,13 @@ are at most those of k cycles of so many rounds: :func:`losses_of_cycle` has the
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import scipy.special
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.losses import DenseLosses
 
 # The step of the grid, relative to the standard deviation of log L, and its bounds.
 RELATIVE_STEP = 0.03
@@ -120,23 +119,28 @@ def losses_of_cycle(
     capped = total.capped / rounds_of_cycle + rounding
     last = first + len(total.masses) - 1
     return PrivacyLossDistribution(
-        DenseLosses(step, first, total.masses * ratios, capped, True),
-        DenseLosses(step, -last, total.masses[::-1].copy(), total.zero + rounding, True),
+        DensePLDPmf(step, first, total.masses * ratios, capped, True),
+        DensePLDPmf(step, -last, total.masses[::-1].copy(), total.zero + rounding, True),
     )
 
 
-def losses_on_finer_grid(losses: Any, multiple: int, interval: float) -> DenseLosses:
+def on_finer_grid(
+    losses: PrivacyLossDistribution, multiple: int, interval: float
+) -> PrivacyLossDistribution:
     """Returns the same losses as multiples of an interval.
 
     Args:
-      losses: Pessimistic ones, of multiples of so many times the interval.
+      losses: Those of cycles, of multiples of so many times the interval.
       multiple: How many times, at least 1.
       interval: Above zero.
     """
-    dense = losses.to_dense_pmf()
-    masses = np.zeros((dense.size - 1) * multiple + 1)
-    masses[::multiple] = dense._probs
-    return DenseLosses(interval, dense._lower_loss * multiple, masses, dense._infinity_mass, True)
+    finer = []
+    for dense in (losses._pmf_remove, losses._pmf_add):
+        masses = np.zeros((dense.size - 1) * multiple + 1)
+        masses[::multiple] = dense._probs
+        first, infinite = dense._lower_loss * multiple, dense._infinity_mass
+        finer.append(DensePLDPmf(interval, first, masses, infinite, True))
+    return PrivacyLossDistribution(*finer)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -223,15 +227,9 @@ def _sum(one: _Grid, other: _Grid) -> _Grid:
     first = min(one.first, other.first)
     last = max(one.first + len(one.masses), other.first + len(other.masses)) + most
     masses = np.zeros(last - first)
-    if one is other:
-        # Every pair of different points twice, and each point with itself once.
-        doubled = dataclasses.replace(one, masses=2.0 * one.masses)
-        _add_pairs(masses, first, doubled, one)
-        _add_equal(masses, first, one, one)
-    else:
-        _add_pairs(masses, first, one, other)
-        _add_pairs(masses, first, other, one)
-        _add_equal(masses, first, one, other)
+    # Equal points once, and every pair of different points in both orders.
+    _add_pairs(masses, first, one, other, 0)
+    _add_pairs(masses, first, other, one, 1)
     for each, rest in ((one, other), (other, one)):
         begin = each.first - first
         masses[begin : begin + len(each.masses)] += rest.zero * each.masses
@@ -239,23 +237,8 @@ def _sum(one: _Grid, other: _Grid) -> _Grid:
     return _trimmed(found)
 
 
-def _add_equal(masses: FloatArray, first: int, one: _Grid, other: _Grid) -> None:
-    """Adds the sums of equal points."""
-    begin = max(one.first, other.first)
-    end = min(one.first + len(one.masses), other.first + len(other.masses))
-    if end <= begin:
-        return
-    both = one.masses[begin - one.first : end - one.first]
-    both = both * other.masses[begin - other.first : end - other.first]
-    jump = math.floor(math.log(2.0) / one.step)
-    share = min(max((2.0 * math.exp(-jump * one.step) - 1.0) / math.expm1(one.step), 0.0), 1.0)
-    place = begin - first + jump
-    masses[place : place + len(both)] += (1.0 - share) * both
-    masses[place + 1 : place + 1 + len(both)] += share * both
-
-
-def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid) -> None:
-    """Adds the sums of pairs of different points.
+def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid, nearest: int) -> None:
+    """Adds the sums of pairs of points that are ``nearest`` or more steps apart.
 
     All d of a range [d0, d1] have the same jump j. Let M be the mass of the smaller points, and T
     the sum of their masses times their points, over the larger point. Of the mass M,
@@ -266,9 +249,9 @@ def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid) ->
     farthest = math.ceil(-math.log(math.expm1(step)) / step) + 1 if step < math.log(2.0) else 1
     # No points are farther apart than this.
     farthest = min(farthest, larger.first + len(larger.masses) - smaller.first)
-    if farthest < 1:
+    if farthest < nearest:
         return
-    distances = np.arange(1, farthest + 1)
+    distances = np.arange(nearest, farthest + 1)
     jumps = np.floor(np.log1p(np.exp(-distances * step)) / step).astype(np.int64)
     starts = np.flatnonzero(np.diff(jumps, prepend=jumps[0] + 1))
     points = smaller.points()
@@ -285,8 +268,8 @@ def _add_pairs(masses: FloatArray, first: int, larger: _Grid, smaller: _Grid) ->
     over = weights / larger.points()
     begin = larger.first - first
     for index, start in enumerate(starts):
-        nearest, jump = int(distances[start]), int(jumps[start])
-        high = slice(width - nearest + 1, width - nearest + 1 + count)
+        closest, jump = int(distances[start]), int(jumps[start])
+        high = slice(width - closest + 1, width - closest + 1 + count)
         mass, mean = cumulated[high], means[high]
         if index + 1 < len(starts):
             after = int(distances[starts[index + 1]])

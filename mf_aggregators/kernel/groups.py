@@ -16,9 +16,7 @@ not sampled. That noise is drawn from tables costs a small part of delta (``gaus
 the whole run, whichever theorem is used for real normal numbers.
 """
 
-import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 from dp_accounting.pld import common as pld_common
@@ -26,8 +24,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import batches, cycles, draws_of_clients, gaussian, validation
+from mf_aggregators.kernel import losses as grids
 from mf_aggregators.kernel.arrays import underflow_is_zero
 from mf_aggregators.kernel.draws_of_clients import (
+    AllParticipations,
     FixedSize,
     Groups,
     Poisson,
@@ -36,16 +36,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.losses import (
-    Approximation,
-    composition_rounding,
-    connected_losses,
-    epsilon_of,
-    gaussian_losses,
-    of_dp_accounting,
-    safe_delta,
-    steps_to,
-)
+from mf_aggregators.kernel.losses import composition_rounding, epsilon_of
 
 # With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
 # privacy losses grows without bound.
@@ -56,22 +47,15 @@ LARGEST_NOISE_MULTIPLIER = 1e8
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
 # errs on the side of privacy.
 _RELATIVE_INTERVAL = 1e-4
-_LARGEST_INTERVAL, _SMALLEST_INTERVAL = 1e-3, 1e-7
+LARGEST_INTERVAL, SMALLEST_INTERVAL = 1e-3, 1e-7
 # The grid has no more points than this, however fine an interval is asked for.
 _MOST_POINTS = 500_000
-# Points of a grid of losses of shuffling, and its standard deviations beyond the mean.
+# Points of a grid of losses of shuffling, its standard deviations beyond the mean, and the deltas
+# of the pairs that the losses follow from.
 _POINTS, _DEVIATIONS = 600, 8.0
+_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
 # Points of the grid of local deltas over which the bound of shuffling is minimised.
 _LOCAL_DELTAS = 24
-
-# Deltas at which the curve of shuffling is computed.
-_DELTAS = tuple(float(delta) for delta in np.geomspace(1e-9, 0.3, 8))
-# Epsilons of other curves, up to where delta is next to nothing.
-_NUM_EPSILONS = 120
-_LEAST_DELTA_OF_CURVE = 1e-11
-_MOST_DOUBLINGS = 24
-# The grid of losses, relative to the spread of the sum of all losses.
-_INTERVAL_OF_SPREAD = 5e-3
 
 
 @underflow_is_zero
@@ -93,17 +77,8 @@ def epsilon(
     """
     draws = draws_of_clients.check(draws)
     sigma = validation.non_negative_number(sigma, "sigma")
-    safe_delta(delta, draws.most_participations)
-    together, refused = draws.together, None
-    try:
-        found = gaussian.epsilon(
-            sigma / together.norm,
-            delta,
-            num_coordinates=num_coordinates,
-            disjoint_participations=together.disjoint,
-        )
-    except TailError as error:
-        found, refused = math.inf, error
+    grids.safe_delta(delta, draws.most_participations)
+    found, refused = unamplified(draws.together, sigma, delta, num_coordinates)
     if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
         try:
             left = delta_left(draws, sigma, delta, num_coordinates)
@@ -115,6 +90,29 @@ def epsilon(
     if refused is not None and math.isinf(found):
         raise refused
     return found
+
+
+def unamplified(
+    together: AllParticipations, sigma: float, delta: float, num_coordinates: int
+) -> tuple[float, TailError | None]:
+    """Returns the epsilon against an adversary who knows all draws, or infinity and the error.
+
+    Args:
+      together: All participations of a client.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      delta: Above 0 and below 1.
+      num_coordinates: Parameters times rounds.
+    """
+    try:
+        found = gaussian.epsilon(
+            sigma / together.norm,
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=together.disjoint,
+        )
+    except TailError as error:
+        return math.inf, error
+    return found, None
 
 
 def delta_left(draws: Groups, sigma: float, delta: float, num_coordinates: int) -> float:
@@ -143,11 +141,10 @@ def amplified_epsilon(draws: Groups, sigma: float, delta: float) -> float:
     if isinstance(draws, Shuffling):
         return _shuffled_epsilon(draws, sigma, delta)
     if isinstance(draws, RandomAllocation):
-        losses = composed_losses(draws, sigma, cycles.RELATIVE_STEP)
-        return float(losses.get_epsilon_for_delta(delta))
-    interval = _LARGEST_INTERVAL
+        return epsilon_of(composed_losses(draws, sigma, cycles.RELATIVE_STEP), delta)
+    interval = LARGEST_INTERVAL
     while True:
-        found = float(composed_losses(draws, sigma, interval).get_epsilon_for_delta(delta))
+        found = epsilon_of(composed_losses(draws, sigma, interval), delta)
         needed = interval_for(found)
         if interval <= 2.0 * max(needed, _finest_interval(sigma)):
             return found
@@ -184,49 +181,47 @@ def losses_of_round(
       sigma: The noise multiplier, relative to the largest column norm of C; above zero.
       interval: Losses are multiples of it.
     """
-    probability = draws.sampling_probability
+    q, most = draws.sampling_probability, grids.largest_loss(sigma)
     if isinstance(draws, Poisson):
-        return batches.poisson_losses(sigma, probability, interval)
+        # Losses of a sample are smaller.
+        epsilons = grids.grid_to(math.log1p(q * math.expm1(min(most, 700.0))), interval)
+        return grids.of_divergences(interval, *batches.poisson_divergences(sigma, q, epsilons))
+    epsilons = grids.grid_to(most, interval)
     if isinstance(draws, FixedSize):
-        return batches.fixed_size_losses(sigma, probability, interval)
+        with_client = batches.divergence_with(sigma, q, epsilons)
+        without_client = batches.divergence_without(sigma, q, epsilons)
+        return grids.of_divergences(interval, with_client, without_client)
+    # A group has one of two sizes. No client's divergences are above the larger ones.
     smaller, rest = divmod(draws.population, draws.num_bands)
-    sizes = {smaller, smaller + min(rest, 1)}
-    return batches.truncated_losses(sigma, probability, sizes, draws.largest_batch, interval)
+    found = np.max(
+        [
+            batches.truncated_divergences(sigma, q, size, draws.largest_batch, epsilons)
+            for size in {smaller, smaller + min(rest, 1)}
+        ],
+        axis=0,
+    )
+    return grids.of_divergences(interval, *found)
 
 
 @underflow_is_zero
-def losses(draws: Groups, sigma: float, approximation: Approximation) -> PrivacyLossDistribution:
+def losses(draws: Groups, sigma: float, interval: float) -> PrivacyLossDistribution:
     """Returns the privacy losses of a run for real normal numbers, to be composed with others.
 
-    Losses of shuffling follow from the pairs of :func:`curve` and from the Gaussian mechanism
+    Losses of shuffling follow from eight pairs (epsilon, delta) and from the Gaussian mechanism
     without amplification.
 
     Args:
       draws: How clients are drawn.
       sigma: The noise multiplier, relative to the largest column norm of C; at least 0.1.
-      approximation: The rounding of losses.
-
-    Returns:
-      Losses on the grid of the approximation, whose parts are dp-accounting's ``DensePLDPmf``.
+      interval: What losses are multiples of.
 
     Raises:
       TypeError: If the draws are none of ``draws_of_clients``.
-      ValueError: If losses from below are asked for and none are known.
     """
-    draws, interval = draws_of_clients.check(draws), approximation.interval
-    most = draws.most_participations
+    draws = draws_of_clients.check(draws)
     if isinstance(draws, Poisson | FixedSize | TruncatedPoisson):
-        if approximation.is_pessimistic:
-            found = losses_of_round(draws, sigma, interval)
-        elif isinstance(draws, Poisson):
-            found = batches.poisson_losses_below(sigma, draws.sampling_probability, interval)
-        elif isinstance(draws, FixedSize):
-            found = batches.fixed_size_losses_below(sigma, draws.sampling_probability, interval)
-        else:
-            raise nothing_from_below(draws)
-        return of_dp_accounting(found if most == 1 else found.self_compose(most))
-    if not approximation.is_pessimistic:
-        raise nothing_from_below(draws)
+        found, most = losses_of_round(draws, sigma, interval), draws.most_participations
+        return found if most == 1 else found.self_compose(most)
     if isinstance(draws, RandomAllocation):
         # A finer grid than they need takes long: some multiple of the interval.
         step = cycles.step_of_grid(sigma, draws.rounds_of_cycle)
@@ -234,99 +229,41 @@ def losses(draws: Groups, sigma: float, approximation: Approximation) -> Privacy
         found = cycles.losses_of_cycles(
             draws.rounds_of_cycle, draws.rounds_of_group, sigma, multiple * interval
         )
-        finer = (
-            cycles.losses_on_finer_grid(each, multiple, interval)
-            for each in (found._pmf_remove, found._pmf_add)
-        )
-        return of_dp_accounting(PrivacyLossDistribution(*finer))
+        return cycles.on_finer_grid(found, multiple, interval)
     alone = sigma / draws.together.norm
-    pairs = curve(draws, sigma, DEFAULT_NUM_COORDINATES)
+    pairs = shuffled_pairs(draws, sigma, DEFAULT_NUM_COORDINATES)
     if not pairs:
-        return gaussian_losses(alone, interval)
-    steps = steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
+        return grids.gaussian_losses(alone, interval)
+    steps = grids.steps_to(0.5 / alone**2 + _DEVIATIONS / alone, interval, _POINTS)
     bounds = gaussian.exact_deltas(alone, steps * interval)
     for least, delta in pairs:
         holds = steps * interval >= least
         bounds[holds] = np.minimum(bounds[holds], delta)
-    return connected_losses(interval, steps, bounds, bounds)
+    return grids.connected_losses(interval, steps, bounds, bounds)
 
 
-def nothing_from_below(draws: object) -> ValueError:
-    """Returns the error that nothing bounds the privacy losses of a run from below."""
-    return ValueError(
-        f"nothing bounds the privacy losses of {type(draws).__name__} from below here: ask for "
-        "pessimistic ones."
-    )
-
-
-def interval_for(epsilon: float) -> float:
-    """Returns the interval of the grid of losses for an epsilon."""
-    return min(_LARGEST_INTERVAL, max(_SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
-
-
-# Statements ask for the same curve again and again.
-@functools.lru_cache(maxsize=64)
-@underflow_is_zero
-def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold.
-
-    Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
-    that they allow is close to the true one, with a dozen it is not. Deltas include what integers
-    cost (``gaussian.failure_probability``).
+def shuffled_pairs(
+    draws: Shuffling, sigma: float, num_coordinates: int
+) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold of a shuffled run, noise as it is drawn included.
 
     Args:
       draws: How clients are drawn.
       sigma: The noise multiplier, relative to the largest column norm of C.
       num_coordinates: Parameters times rounds.
-
-    Returns:
-      The pairs; none for less noise than is amplified.
     """
-    draws = draws_of_clients.check(draws)
-    if sigma < LEAST_NOISE_MULTIPLIER:
-        return ()
-    if isinstance(draws, Shuffling):
-        pairs = []
-        for delta in _DELTAS:
-            try:
-                found = epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
-            except TailError:
-                continue
-            pairs.append((found, delta))
-        return tuple(pairs)
-    cycles_or_rounds = draws.most_participations
-    if isinstance(draws, RandomAllocation):
-        spread = math.sqrt(cycles_or_rounds / draws.rounds_of_cycle) / sigma
-        resolution = cycles.RELATIVE_STEP
-    else:
-        spread = draws.sampling_probability * math.sqrt(cycles_or_rounds) / sigma
-        resolution = min(max(_INTERVAL_OF_SPREAD * spread, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-    losses = functools.partial(composed_losses, draws, sigma, resolution)
-    return _pairs_of(draws, losses, sigma, spread, num_coordinates)
+    pairs = []
+    for delta in _DELTAS:
+        try:
+            pairs.append((epsilon(draws, sigma, delta, num_coordinates=num_coordinates), delta))
+        except TailError:
+            continue
+    return tuple(pairs)
 
 
-def _pairs_of(
-    draws: Groups,
-    losses: Callable[[], PrivacyLossDistribution],
-    sigma: float,
-    spread: float,
-    num_coordinates: int,
-) -> tuple[tuple[float, float], ...]:
-    """The pairs (epsilon, delta) of losses whose standard deviation is about ``spread``."""
-    try:
-        failure = gaussian.failure_probability(sigma / draws.largest_move, num_coordinates)
-    except TailError:
-        return ()
-    failure += composition_rounding(draws.most_participations)
-    loss, most = losses(), spread
-    for _ in range(_MOST_DOUBLINGS):
-        if loss.get_delta_for_epsilon(most) < _LEAST_DELTA_OF_CURVE:
-            break
-        most *= 2.0
-    return tuple(
-        (each, min(float(loss.get_delta_for_epsilon(each)) + failure, 1.0))
-        for each in map(float, np.linspace(0.0, most, _NUM_EPSILONS))
-    )
+def interval_for(epsilon: float) -> float:
+    """Returns the interval of the grid of losses for an epsilon."""
+    return min(LARGEST_INTERVAL, max(SMALLEST_INTERVAL, _RELATIVE_INTERVAL * epsilon))
 
 
 def _finest_interval(sigma: float) -> float:

@@ -3,7 +3,7 @@ r"""Privacy losses on a grid: their format, their rounding, and bounds that they
 Losses, composition and the format are dp-accounting's. Its masses of a grid are differences of
 deltas, divided by the interval: floats lose 1e-16 over the interval there. Its epsilons add up a
 million masses in turn, at losses that are themselves sums of intervals. Here both err on the side
-of privacy.
+of privacy (:func:`of_divergences`, :func:`epsilon_of`).
 
 **Dominating losses.** A run is dominated by a pair (P, Q) if its hockey-stick divergences with a
 client from without it are at most those of P from Q, at every epsilon, negative ones included.
@@ -21,10 +21,6 @@ alpha_i, Q has the mass s_i - s_(i-1) where P / Q is alpha_i, P has alpha_i time
 v_last where Q has none. Negative epsilons need no bounds of their own: with h' the profile of Q
 from P, h(alpha) = 1 - alpha + alpha h'(1 / alpha).
 
-For a pair that is dominated by the run's, let l_i be lower bounds. As h falls, it is at least
-l_(i+1) between alpha_i and alpha_(i+1), and below 1, where h(alpha) + alpha - 1 does not fall, at
-least 1 - alpha and the last of its bounds. The largest convex function below all that is a profile.
-
 **Bounds that may fail.** If bounds hold but for a probability beta over random numbers, losses
 are infinite with probability beta, and else those of the bounds. Composed with a pair of the
 profile d, they have the profile beta + (1 - beta) d: the profile of the bounds if these hold, and
@@ -40,7 +36,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, validation
@@ -55,12 +51,11 @@ _ROUNDING_OF_SUMS = 2e-14
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
-# Standard deviations of a Gaussian mechanism's loss on each side of its grid's middle.
-_GAUSSIAN_DEVIATIONS = 10.0
+# Losses beyond so many standard deviations, or with less than this in all, count as infinite.
+DEVIATIONS = 9.0
+_NEGLIGIBLE = 1e-20
 # Gaps between the points of a grid grow with this power, less one.
 _POWER_OF_STEPS = 1.5
-# Losses of a run in few numbers, and the rounding error of sums of masses.
-_COARSE_POINTS, _LARGEST_LOSS, _TAIL = 160, 2000.0, 1e-13
 
 # A multiple of the interval, e to it, and the profile there.
 _Point: TypeAlias = tuple[int, fractions.Fraction, fractions.Fraction]
@@ -68,207 +63,174 @@ _Point: TypeAlias = tuple[int, fractions.Fraction, fractions.Fraction]
 
 @dataclasses.dataclass(frozen=True)
 class Approximation:
-    """How privacy losses of a run are rounded, and bounded where samples bound them.
+    """The grid of the privacy losses of a run, and how samples bound them.
 
     Attributes:
-      interval: What they are multiples of.
-      is_pessimistic: Whether they dominate the run; otherwise they are dominated by what dominates
-        it.
-      failure: Where samples bound losses, the probability that bounds do not hold. Losses that
-        dominate are infinite with it besides.
+      interval: What losses are multiples of.
+      failure: Where samples bound losses, the probability that bounds do not hold. Losses are
+        infinite with it besides.
       level: Down to which divergence bounds are close.
       seed: What random numbers follow from.
     """
 
     interval: float
-    is_pessimistic: bool = True
     failure: float = 1e-9
     level: float = 1e-6
     seed: int = 0
 
 
-# dp-accounting ships no types.
-class DenseLosses(pld_pmf.DensePLDPmf):  # type: ignore[misc]
-    """dp-accounting's losses on a grid, with deltas and epsilons that are rounded up."""
-
-    @classmethod
-    def of(cls, losses: pld_pmf.PLDPmf) -> "DenseLosses":
-        """Returns the same losses."""
-        dense = losses.to_dense_pmf()
-        return cls(
-            dense._discretization,
-            dense._lower_loss,
-            np.asarray(dense._probs),
-            dense._infinity_mass,
-            dense._pessimistic_estimate,
-        )
-
-    @classmethod
-    @underflow_is_zero
-    def of_deltas(cls, interval: float, first: int, deltas: FloatArray) -> "DenseLosses":
-        """Returns losses that dominate a pair, by its deltas (Doroshenko et al. 2022, Alg. 1).
-
-        Args:
-          interval: The distance of neighbouring losses, which are multiples of it.
-          first: The first multiple.
-          deltas: The hockey-stick divergences at the multiples from the first one on, which do not
-            rise. At least two.
-
-        Returns:
-          Losses whose masses are at least those of exact arithmetic on these deltas.
-        """
-        # If long floats are no longer than doubles, masses are raised by a little more.
-        wide = np.asarray(deltas, np.longdouble)
-        falls, width = -np.diff(wide), np.expm1(np.longdouble(interval))
-        # The chords before and behind each multiple; the first and the last multiple have one each.
-        before = np.concatenate([[0.0], falls * np.exp(np.longdouble(interval)) / width])
-        behind = np.concatenate([falls / width, [0.0]])
-        exact = before - behind
-        exact[0] += 1.0 - wide[0]
-        raised = exact + _ROUNDINGS * np.finfo(np.longdouble).eps * (before + behind + 1.0)
-        masses = np.maximum(raised, 0.0).astype(np.float64) * (1.0 + 2.0 * np.finfo(float).eps)
-        return cls(interval, first, masses, float(deltas[-1]), True)
-
-    def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
-        """Returns the losses of ``num_times`` independent outputs."""
-        return self.of(super().self_compose(num_times, tail_mass_truncation))
-
-    def compose(self, other: pld_pmf.PLDPmf, tail_mass_truncation: float = 1e-15) -> "DenseLosses":
-        """Returns the losses of an output of each."""
-        return self.of(super().compose(other, tail_mass_truncation))
-
-    @underflow_is_zero
-    def get_delta_for_epsilon(self, epsilon: float | Sequence[float]) -> float | list[float]:
-        """Returns the delta of one epsilon, the hockey-stick divergence, or of each of several."""
-        if isinstance(epsilon, Sequence):
-            return [self._delta(each) for each in epsilon]
-        return self._delta(epsilon)
-
-    @underflow_is_zero
-    def get_epsilon_for_delta(self, delta: float) -> float:
-        """Returns the least epsilon of a delta, rounded up; infinity if there is none."""
-        if self._infinity_mass > delta:
-            return math.inf
-        losses = self._losses()
-        low, high = int(np.searchsorted(losses, 0.0, side="right")) - 1, self.size - 1
-        if high <= low or self._delta(0.0) <= delta:
-            return 0.0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._delta(losses[middle]) > delta else (low, middle)
-        # Up to this loss, delta is the mass from here to infinity, less e^epsilon times a sum.
-        above = self._probs[high:]
-        together = float(np.sum(above * np.exp(losses[high] - losses[high:])))
-        excess = float(self._infinity_mass) + float(np.sum(above)) - delta
-        ratio = excess / together if together > 0.0 else 1.0
-        # A loss is a rounded product.
-        rounding = 4.0 * np.finfo(float).eps * (1.0 + losses[-1])
-        found = losses[high] + math.log(min(max(ratio, math.exp(-self._discretization)), 1.0))
-        found = max(found, 0.0) + rounding
-        while self._delta(found) > delta and math.isfinite(found):
-            found, rounding = found + rounding, 2.0 * rounding
-        return float(found)
-
-    def _losses(self) -> FloatArray:
-        return np.asarray((np.arange(self.size) + self._lower_loss) * self._discretization)
-
-    def _delta(self, epsilon: float) -> float:
-        losses = self._losses()
-        first = int(np.searchsorted(losses, epsilon, side="right"))
-        finite = float(np.sum(-np.expm1(epsilon - losses[first:]) * self._probs[first:]))
-        return float(self._infinity_mass) + finite * (1.0 + _ROUNDING_OF_SUMS)
-
-
-def of_dp_accounting(
-    losses: PrivacyLossDistribution,
+@underflow_is_zero
+def of_divergences(
+    interval: float, with_client: FloatArray, without_client: FloatArray
 ) -> PrivacyLossDistribution:
-    """Returns the same losses in dp-accounting's own classes, which compose with no others.
+    """Returns losses that dominate a pair, by its divergences (Doroshenko et al. 2022, Alg. 1).
 
     Args:
-      losses: Dense ones.
+      interval: The distance of neighbouring losses, which are multiples of it.
+      with_client: (J,) the hockey-stick divergences of outputs with a client from those without, at
+        the multiples 0 to J - 1 of the interval. At least two.
+      without_client: (J,) those of outputs without the client from those with it.
+
+    Returns:
+      Losses whose masses are at least those of exact arithmetic on these divergences.
     """
     return PrivacyLossDistribution(
-        *(
-            pld_pmf.DensePLDPmf(
-                each._discretization,
-                each._lower_loss,
-                each._probs,
-                each._infinity_mass,
-                each._pessimistic_estimate,
-            )
-            for each in (losses._pmf_remove, losses._pmf_add)
-        )
+        _one_direction(interval, with_client, without_client),
+        _one_direction(interval, without_client, with_client),
     )
 
 
+def _one_direction(interval: float, forward: FloatArray, backward: FloatArray) -> Any:
+    """The masses of a pair by its divergences at epsilons >= 0 and, the other way, below."""
+    highest = max(int(np.count_nonzero(forward > _NEGLIGIBLE)), 1)
+    lowest = max(int(np.count_nonzero(backward > _NEGLIGIBLE)), 1)
+    negative = -interval * np.arange(len(backward))[lowest:0:-1]
+    below = np.exp(negative) * backward[lowest:0:-1] - np.expm1(negative)
+    # Rounding may let a delta be larger than an earlier one, which is then raised.
+    deltas = np.concatenate([below, forward[: highest + 1]])
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1]
+    # If long floats are no longer than doubles, masses are raised by a little more.
+    wide = np.asarray(deltas, np.longdouble)
+    falls, width = -np.diff(wide), np.expm1(np.longdouble(interval))
+    # The chords before and behind each multiple; the first and the last multiple have one each.
+    before = np.concatenate([[0.0], falls * np.exp(np.longdouble(interval)) / width])
+    behind = np.concatenate([falls / width, [0.0]])
+    exact = before - behind
+    exact[0] += 1.0 - wide[0]
+    raised = exact + _ROUNDINGS * np.finfo(np.longdouble).eps * (before + behind + 1.0)
+    masses = np.maximum(raised, 0.0).astype(np.float64) * (1.0 + 2.0 * np.finfo(float).eps)
+    return pld_pmf.DensePLDPmf(interval, -len(below), masses, float(deltas[-1]), True)
+
+
+@underflow_is_zero
+def delta_of(losses: PrivacyLossDistribution, epsilon: float) -> float:
+    """Returns the larger hockey-stick divergence of both directions, rounded up.
+
+    Args:
+      losses: Pessimistic ones.
+      epsilon: Of any sign.
+    """
+    return max(_delta(*_masses_of(each), epsilon) for each in _directions(losses))
+
+
+@underflow_is_zero
 def epsilon_of(losses: PrivacyLossDistribution, delta: float) -> float:
-    """Returns the epsilon of losses in both directions, rounded up.
+    """Returns the least epsilon of losses in both directions, rounded up; infinity for none.
 
     Args:
       losses: Pessimistic ones.
       delta: Above 0 and below 1.
     """
-    return max(
-        DenseLosses.of(each).get_epsilon_for_delta(delta)
-        for each in (losses._pmf_remove, losses._pmf_add)
-    )
+    return max(_epsilon(*_masses_of(each), delta) for each in _directions(losses))
+
+
+def _directions(losses: PrivacyLossDistribution) -> tuple[Any, ...]:
+    one, other = losses._pmf_remove, losses._pmf_add
+    return (one,) if one is other else (one, other)
+
+
+def _masses_of(pmf: Any) -> tuple[FloatArray, FloatArray, float]:
+    """The losses of one direction, their masses, and that of infinity."""
+    dense = pmf.to_dense_pmf()
+    losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
+    return losses, np.asarray(dense._probs), float(dense._infinity_mass)
+
+
+def _delta(losses: FloatArray, masses: FloatArray, infinite: float, epsilon: float) -> float:
+    first = int(np.searchsorted(losses, epsilon, side="right"))
+    finite = float(np.sum(-np.expm1(epsilon - losses[first:]) * masses[first:]))
+    return infinite + finite * (1.0 + _ROUNDING_OF_SUMS)
+
+
+def _epsilon(losses: FloatArray, masses: FloatArray, infinite: float, delta: float) -> float:
+    if infinite > delta:
+        return math.inf
+    low, high = int(np.searchsorted(losses, 0.0, side="right")) - 1, len(losses) - 1
+    if high <= low or _delta(losses, masses, infinite, 0.0) <= delta:
+        return 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_below = _delta(losses, masses, infinite, float(losses[middle])) > delta
+        low, high = (middle, high) if is_below else (low, middle)
+    # Up to this loss, delta is the mass from here to infinity, less e^epsilon times a sum.
+    above = masses[high:]
+    together = float(np.sum(above * np.exp(losses[high] - losses[high:])))
+    ratio = (infinite + float(np.sum(above)) - delta) / together if together > 0.0 else 1.0
+    # A loss is a rounded product.
+    rounding = 4.0 * np.finfo(float).eps * (1.0 + losses[-1])
+    found = losses[high] + math.log(min(max(ratio, math.exp(losses[0] - losses[1])), 1.0))
+    found = max(found, 0.0) + rounding
+    while _delta(losses, masses, infinite, found) > delta and math.isfinite(found):
+        found, rounding = found + rounding, 2.0 * rounding
+    return float(found)
 
 
 def connected_losses(
-    interval: float,
-    steps: IntArray,
-    with_client: FloatArray,
-    without_client: FloatArray,
-    *,
-    is_pessimistic: bool = True,
+    interval: float, steps: IntArray, with_client: FloatArray, without_client: FloatArray
 ) -> PrivacyLossDistribution:
     """Returns losses that follow from bounds on both divergences: see the module.
 
     Args:
       interval: What losses are multiples of.
       steps: (J,) the multiples at which there are bounds: 0, and larger ones in increasing order.
-      with_client: (J,) bounds on the divergence with a client from without it.
+      with_client: (J,) upper bounds on the divergence with a client from without it.
       without_client: (J,) those of the other direction.
-      is_pessimistic: Whether bounds are upper ones, and losses dominate; otherwise bounds are lower
-        ones, and losses are dominated.
     """
-    bounds = [np.clip(each, 0.0, 1.0) for each in (with_client, without_client)]
-    # Divergences fall in epsilon: an upper bound holds for later steps, a lower one for earlier.
-    if is_pessimistic:
-        bounds = [np.minimum.accumulate(each) for each in bounds]
-    else:
-        bounds = [np.maximum.accumulate(each[::-1])[::-1] for each in bounds]
-    remove, add = (
-        _masses(interval, steps, forward, backward, is_pessimistic)
-        for forward, backward in (bounds, bounds[::-1])
+    exact = fractions.Fraction
+    # Divergences fall in epsilon, so that a bound holds for later steps.
+    one, other = (
+        [exact(float(each)) for each in np.minimum.accumulate(np.clip(bounds, 0.0, 1.0))]
+        for bounds in (with_client, without_client)
     )
-    found: PrivacyLossDistribution = PrivacyLossDistribution.create_from_rounded_probability(
-        remove[0],
-        remove[1],
-        interval,
-        is_pessimistic,
-        rounded_probability_mass_function_add=add[0],
-        infinity_mass_add=add[1],
-        symmetric=False,
+    ratios = [exact(math.exp(step * interval)) for step in steps]
+    return PrivacyLossDistribution(
+        *(
+            below_points(
+                interval, steps, ahead, [b / ratio for b, ratio in zip(back, ratios, strict=True)]
+            )
+            for ahead, back in ((one, other), (other, one))
+        )
     )
-    return found
 
 
-def _masses(
+def below_points(
     interval: float,
     steps: IntArray,
-    forward: FloatArray,
-    backward: FloatArray,
-    is_pessimistic: bool,
-) -> tuple[dict[int, float], float]:
-    """The mass of each multiple, and that of infinity, from bounds in both directions."""
+    ahead: Sequence[fractions.Fraction],
+    behind: Sequence[fractions.Fraction],
+    *,
+    is_pessimistic: bool = True,
+) -> Any:
+    """Returns the masses of the largest convex profile below some points, for one direction.
+
+    Args:
+      interval: What losses are multiples of.
+      steps: (J,) multiples: 0, and larger ones in increasing order.
+      ahead: (J,) the profile's points at e^epsilon, for the epsilons of the steps.
+      behind: (J,) the points at e^-epsilon, less 1 - e^-epsilon.
+      is_pessimistic: What the masses say of their rounding.
+    """
     exact, ratios = fractions.Fraction, [fractions.Fraction(math.exp(s * interval)) for s in steps]
-    ahead = [exact(float(value)) for value in forward]
-    # At 1 / ratio, the profile less what that of no loss is there.
-    behind = [exact(float(value)) / ratio for value, ratio in zip(backward, ratios, strict=True)]
-    if not is_pessimistic:
-        # Between two of them, the profile is at least the lower one.
-        ahead, behind = [*ahead[1:], exact(0)], [*behind[1:], exact(0)]
     points = [
         (-int(step), 1 / ratio, 1 - 1 / ratio + value)
         for step, ratio, value in zip(steps[:0:-1], ratios[:0:-1], behind[:0:-1], strict=True)
@@ -289,7 +251,7 @@ def _masses(
         vertex[0]: float(vertex[1] * (after - before))
         for vertex, before, after in zip(hull[1:], slopes[:-1], slopes[1:], strict=True)
     }
-    return masses, float(hull[-1][2])
+    return pld_pmf.create_pmf(masses, interval, float(hull[-1][2]), is_pessimistic)
 
 
 def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
@@ -298,29 +260,26 @@ def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
     return (middle[2] - left[2]) * run >= rise * (middle[1] - left[1])
 
 
-@underflow_is_zero
-def gaussian_losses(
-    noise_multiplier: float, interval: float, *, is_pessimistic: bool = True
-) -> PrivacyLossDistribution:
-    """Returns losses of the Gaussian mechanism, rounded up or down.
+def gaussian_losses(noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
+    """Returns losses of the Gaussian mechanism, rounded up.
 
     Args:
       noise_multiplier: sigma, above zero.
       interval: What losses are multiples of.
-      is_pessimistic: Whether they dominate; otherwise they are dominated.
     """
-    if is_pessimistic:
-        middle, spread = 0.5 / noise_multiplier**2, _GAUSSIAN_DEVIATIONS / noise_multiplier
-        first = math.floor((middle - spread) / interval)
-        steps = np.arange(first, math.ceil((middle + spread) / interval) + 1)
-        deltas = gaussian.exact_deltas(noise_multiplier, steps * interval)
-        deltas = np.maximum.accumulate(deltas[::-1])[::-1]
-        losses = DenseLosses.of_deltas(interval, first, deltas)
-        return of_dp_accounting(PrivacyLossDistribution(losses))
-    found: PrivacyLossDistribution = privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier, pessimistic_estimate=False, value_discretization_interval=interval
-    )
-    return found
+    epsilons = grid_to(largest_loss(noise_multiplier), interval)
+    deltas = gaussian.exact_deltas(noise_multiplier, epsilons)
+    return of_divergences(interval, deltas, deltas)
+
+
+def largest_loss(sigma: float) -> float:
+    """Returns the largest loss that counts of a Gaussian mechanism of a noise multiplier."""
+    return 0.5 / sigma**2 + DEVIATIONS / sigma
+
+
+def grid_to(most: float, interval: float) -> FloatArray:
+    """Returns all multiples of an interval from 0 up to a number, or to the next one."""
+    return np.asarray(np.arange(max(math.ceil(most / interval), 1) + 1) * interval)
 
 
 def steps_to(most: float, interval: float, points: int) -> IntArray:
@@ -333,84 +292,6 @@ def steps_to(most: float, interval: float, points: int) -> IntArray:
     """
     shares = (np.arange(points + 1) / points) ** _POWER_OF_STEPS
     return np.asarray(np.unique(np.ceil(shares * most / interval).astype(np.int64)))
-
-
-@underflow_is_zero
-def coarser_losses(losses: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
-    """Returns losses of a few hundred values that dominate the given ones.
-
-    Args:
-      losses: Pessimistic ones.
-      interval: What they are multiples of.
-    """
-    largest = [_COARSE_POINTS * interval]
-    while largest[-1] < _LARGEST_LOSS:
-        largest.append(2.0 * largest[-1])
-    # One call for all of them takes no longer than for one.
-    with np.errstate(over="ignore", invalid="ignore"):
-        *deltas, lost = losses.get_delta_for_epsilon([*largest, math.inf])
-    # Beyond the largest float, deltas are no numbers.
-    small = (each for each, delta in zip(largest, deltas, strict=True) if not delta > lost + _TAIL)
-    most = next(small, largest[-1])
-    steps = steps_to(most, interval, _COARSE_POINTS)
-    bounds = [
-        np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
-        for each in (losses._pmf_remove, losses._pmf_add)
-    ]
-    return connected_losses(interval, steps, *bounds)
-
-
-def description_of(losses: PrivacyLossDistribution, interval: float) -> dict[str, Any]:
-    """Returns a JSON-able mapping: the arguments of dp-accounting's function that makes losses.
-
-    Args:
-      losses: Pessimistic ones, of few values.
-      interval: What they are multiples of.
-
-    Returns:
-      What ``create_from_rounded_probability`` of dp-accounting's ``PrivacyLossDistribution`` takes;
-      the multiples in its mappings are texts in JSON, and have to be made integers.
-    """
-    described: dict[str, Any] = {"value_discretization_interval": interval}
-    for pmf, suffix in ((losses._pmf_remove, ""), (losses._pmf_add, "_add")):
-        described[f"rounded_probability_mass_function{suffix}"] = dict(_masses_of(pmf))
-        described[f"infinity_mass{suffix}"] = float(pmf._infinity_mass)
-    return {**described, "pessimistic_estimate": True, "symmetric": False}
-
-
-@underflow_is_zero
-def rates_of(
-    losses: PrivacyLossDistribution, interval: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns the trade-off curve of losses: false positive rates, and the least false negative.
-
-    A test says "with the client" from some loss on (Neyman and Pearson, 1933). Its false positive
-    rate is the mass of Q from there on, and its false negative rate the mass of P before. Tests
-    between two of these are mixtures, so that between points the curve is straight.
-
-    Args:
-      losses: Pessimistic ones, of few values.
-      interval: What they are multiples of.
-    """
-    masses = sorted(_masses_of(losses._pmf_remove), reverse=True)
-    positive, found = 0.0, float(losses._pmf_remove._infinity_mass)
-    rates = [(positive, 1.0 - found)]
-    for step, mass in masses:
-        positive, found = positive + mass * math.exp(-step * interval), found + mass
-        rates.append((min(positive, 1.0), max(1.0 - found - _TAIL, 0.0)))
-    rates.append((1.0, 0.0))
-    false_positives, false_negatives = zip(*rates, strict=True)
-    return false_positives, false_negatives
-
-
-def _masses_of(pmf: Any) -> list[tuple[int, float]]:
-    """The values of losses that have a mass, as multiples of the interval, and their masses."""
-    dense = pmf.to_dense_pmf()
-    probabilities = np.asarray(dense._probs)
-    return [
-        (int(dense._lower_loss + at), float(probabilities[at]))
-        for at in np.flatnonzero(probabilities > 0.0)
-    ]
 
 
 def with_infinite_losses(

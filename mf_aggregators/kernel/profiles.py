@@ -26,20 +26,13 @@ as have bets.
 No divergence is above that without amplification either: whoever knows S sees a Gaussian mechanism
 of the norm of its columns, and divergences of mixtures are no larger than the largest of their
 parts.
-
-**What an attacker can do** depends on the divergence of P from Q at small epsilons, where it is not
-small, and averages over outputs from P itself (a = 1), which are between 0 and 1, bound it closely
-(:func:`divergences`).
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
-import scipy.optimize
-import scipy.special
 
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.arrays import FloatArray
@@ -59,23 +52,8 @@ _TUNING_OF_Q, _SAMPLES_OF_Q = 2**14, 2**18
 # Shares of samples of Q that are below a lower threshold, and below the higher one.
 _LOW_SHARES, _HIGH_SHARE = (2**-10, 2**-7, 2**-4), 2**-2
 # More than the solver's error, relative to a bound.
-_ERROR_OF_ROOT = 1e-6
+ERROR_OF_ROOT = 1e-6
 _MOST_STEPS = 60
-# More than the error of a root of a divergence.
-_ERROR_OF_DIVERGENCE = 1e-11
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Bounds:
-    """Bounds on both divergences of P and Q at epsilons, each (J,).
-
-    Attributes:
-      with_client: Of P from Q: the loss of taking part.
-      without_client: Of Q from P: the loss of not taking part.
-    """
-
-    with_client: FloatArray
-    without_client: FloatArray
 
 
 class Profile:
@@ -121,30 +99,31 @@ class Profile:
                 found = np.minimum(found, _largest_terms(sampler, epsilons))
         return found
 
-    def upper(self, epsilons: FloatArray) -> Bounds:
-        """Returns upper bounds on both divergences.
+    def upper(self, epsilons: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Returns upper bounds on both divergences, of P from Q and of Q from P.
 
         Args:
           epsilons: At least 0, (J,).
         """
         each = self._failure / (2 * len(epsilons) + len(_LOW_SHARES))
-        with_client = np.minimum(
-            self.renyi_bounds(epsilons), self._of_p(epsilons, each, _upper_mean)
-        )
-        without_client = self._of_q(epsilons, each, _upper_mean)
+        with_client, without_client = self.means(epsilons, each, upper_mean)
+        with_client = np.minimum(with_client, self.renyi_bounds(epsilons))
         for tail in self._tails(each):
             bounds = [tail.divergence(epsilon - ROUNDING) for epsilon in epsilons]
             without_client = np.minimum(without_client, bounds)
-        return Bounds(np.minimum(with_client, 1.0), np.minimum(without_client, 1.0))
+        return np.minimum(with_client, 1.0), np.minimum(without_client, 1.0)
 
-    def lower(self, epsilons: FloatArray) -> Bounds:
-        """Returns lower bounds on both divergences; the argument is that of :meth:`upper`."""
-        each = self._failure / (2 * len(epsilons))
-        # Terms are rounded up: a little larger epsilons undo it.
-        shifted = epsilons + 4.0 * ROUNDING
-        return Bounds(
-            self._of_p(shifted, each, _lower_mean), self._of_q(shifted, each, _lower_mean)
-        )
+    def means(
+        self, epsilons: FloatArray, failure: float, bound: Callable[..., float]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Returns bounds on the means of terms, for P from Q and for Q from P.
+
+        Args:
+          epsilons: At least 0, (J,).
+          failure: The probability that one of the 2 J bounds does not hold.
+          bound: :func:`upper_mean`, or a function of the same arguments.
+        """
+        return self._of_p(epsilons, failure, bound), self._of_q(epsilons, failure, bound)
 
     def _of_p(
         self, epsilons: FloatArray, failure: float, bound: Callable[..., float]
@@ -237,61 +216,6 @@ class Profile:
         return self._drawn[order, purpose]
 
 
-def divergences(
-    pair: DominatingPair, epsilons: Sequence[float], *, num_samples: int, failure: float, seed: int
-) -> tuple[tuple[float, float], ...]:
-    """Returns upper bounds on the hockey-stick divergence of P from Q, for noise of real numbers.
-
-    Args:
-      pair: What dominates the run.
-      epsilons: Where the divergence is asked for.
-      num_samples: How many outputs are drawn from P.
-      failure: The probability that any of the bounds does not hold, over what is drawn. It is
-        added to each of them.
-      seed: What random numbers follow from. Choose it before anything is known of the result.
-
-    Returns:
-      Pairs of an epsilon and the bound, at most 1.
-    """
-    sampler = ImportanceSampler(pair, 1)
-
-    def sums(losses: FloatArray) -> list[float]:
-        return [float(np.sum(certificates.terms(losses, 0.0, 1, epsilon))) for epsilon in epsilons]
-
-    key = certificates.key_of(pair, None, f"divergences of P from Q, seed {seed}")
-    drawn = list(certificates.in_batches(sampler, key, num_samples, sums))
-    means = np.sum(drawn, axis=0) / num_samples
-    each = failure / len(epsilons)
-    return tuple(
-        (epsilon, min(upper_mean(float(mean), num_samples, each) + failure, 1.0))
-        for epsilon, mean in zip(epsilons, means, strict=True)
-    )
-
-
-def upper_mean(mean: float, samples: int, failure: float) -> float:
-    """Returns an upper bound of a mean, by Chernoff and Hoeffding.
-
-    Independent samples between 0 and 1 of the mean m have an average of at most x < m with a
-    probability of at most exp(-N KL(x, m)), KL(x, m) being the divergence of Bernoulli
-    distributions (Hoeffding 1963, Thm 1).
-
-    Args:
-      mean: The average of the samples, from 0 to 1.
-      samples: How many, N.
-      failure: The probability that the bound does not hold.
-    """
-    most = -math.log(failure) / samples
-
-    def excess(candidate: float) -> float:
-        divergence = float(scipy.special.rel_entr(mean, candidate))
-        return divergence + float(scipy.special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
-
-    error = _ERROR_OF_DIVERGENCE
-    if mean >= 1.0 or excess(1.0 - error) <= 0.0:
-        return 1.0
-    return float(scipy.optimize.brentq(excess, mean, 1.0 - error)) + error
-
-
 def _terms_of_p(losses: FloatArray, epsilon: float, sampler: ImportanceSampler) -> FloatArray:
     """The terms of increasing losses that are not zero."""
     above = losses[np.searchsorted(losses, epsilon - 2.0 * ROUNDING) :]
@@ -319,8 +243,8 @@ def _bet(tuning: FloatArray, num_tuning: int, largest: float, count: int, failur
     return min(best, 0.9 / largest)
 
 
-def _upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
-    """An upper bound of a mean of samples between 0 and a largest one.
+def upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
+    """Returns an upper bound of a mean of samples between 0 and a largest one.
 
     Args:
       terms: Those of the samples that are not zero.
@@ -331,19 +255,12 @@ def _upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failu
     """
     # A bound that is too large by more than what rounding takes.
     goal = -math.log(failure) + 1e-9 * count * bet * largest
-    found = _root(terms, count, bet, goal, largest)
-    return min(found * (1.0 + 2.0 * _ERROR_OF_ROOT), largest)
+    found = root(terms, count, bet, goal, largest)
+    return min(found * (1.0 + 2.0 * ERROR_OF_ROOT), largest)
 
 
-def _lower_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
-    """A lower bound of a mean; arguments as of :func:`_upper_mean`."""
-    goal = -math.log(failure) + 1e-9 * count * bet * largest
-    found = _root(-terms, count, bet, goal, 0.0)
-    return max(-found * (1.0 - 2.0 * _ERROR_OF_ROOT) - 1e-9 * largest, 0.0)
-
-
-def _root(terms: FloatArray, count: int, bet: float, goal: float, most: float) -> float:
-    """The m at which the logarithm of the wealth is a number, or ``most`` where that is less.
+def root(terms: FloatArray, count: int, bet: float, goal: float, most: float) -> float:
+    """Returns the m at which the logarithm of the wealth is a number, or ``most`` if that is less.
 
     It is concave and grows, and no more than its linear part. So Newton's steps from where that has
     the number end below the root, each above the last.
@@ -358,6 +275,6 @@ def _root(terms: FloatArray, count: int, bet: float, goal: float, most: float) -
         slope = bet * (float(np.sum(1.0 / (1.0 + growth))) + rest / (1.0 + bet * found))
         step = (goal - wealth) / slope
         found += step
-        if abs(step) <= _ERROR_OF_ROOT * abs(found):
+        if abs(step) <= ERROR_OF_ROOT * abs(found):
             return min(found, most)
     return most

@@ -26,7 +26,7 @@ from mf_aggregators.kernel import (
     profiles,
     validation,
 )
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
 from mf_aggregators.kernel.groups import LARGEST_NOISE_MULTIPLIER, LEAST_NOISE_MULTIPLIER
@@ -40,7 +40,7 @@ from mf_aggregators.kernel.losses import (
 
 # Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
 # a share of the level down to which bounds are close.
-_POINTS, _POINTS_BELOW = 160, 400
+_POINTS = 160
 _SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
 
 Draws: TypeAlias = Groups | MinSeparation | BallsInBins
@@ -134,55 +134,52 @@ def is_accounted(sigma: float) -> bool:
 
 
 def losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-    """Returns losses that dominate a run, for real normal numbers, or are dominated by them.
+    """Returns losses that dominate a run, for real normal numbers, unless samples mislead.
 
     Args:
       run: The run.
-      approximation: The rounding of losses.
-
-    Raises:
-      ValueError: If losses are asked for that are dominated, and none are known.
+      approximation: The grid, and how samples bound losses.
     """
     if not run.is_amplified:
-        if not approximation.is_pessimistic:
-            raise groups.nothing_from_below(run.draws)
         return gaussian_losses(run.noise_multiplier, approximation.interval)
-    if isinstance(run.draws, MinSeparation | BallsInBins):
-        return _bounded_losses(run, approximation)
-    return groups.losses(run.draws, run.sigma, approximation)
+    if not isinstance(run.draws, MinSeparation | BallsInBins):
+        return groups.losses(run.draws, run.sigma, approximation.interval)
+    return _bounded_losses(run, approximation)
 
 
 # Compositions ask for the same losses again and again.
 @functools.lru_cache(maxsize=16)
 def _bounded_losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
-    """Losses that dominate the pair of a run, or that it dominates, unless samples mislead."""
+    interval = approximation.interval
+    profile, steps = profile_of(run, approximation, _POINTS)
+    unamplified = gaussian.exact_deltas(run.noise_multiplier, steps * interval)
+    bounds = [np.minimum(each, unamplified) for each in profile.upper(steps * interval)]
+    connected = connected_losses(interval, steps, *bounds)
+    return with_infinite_losses(connected, approximation.failure, interval)
+
+
+def profile_of(
+    run: SampledRun, approximation: Approximation, points: int
+) -> tuple[profiles.Profile, IntArray]:
+    """Returns the profile of the pair that dominates a run, and multiples of the interval.
+
+    Args:
+      run: A run of clients who draw for themselves.
+      approximation: The grid, and how samples bound losses.
+      points: About how many multiples, from 0 up to where divergences are negligible.
+    """
     assert isinstance(run.draws, MinSeparation | BallsInBins)
     assert run.columns is not None
     pair = dominating_pairs.dominating_pair(run.columns, run.draws, run.sigma)
-    failure, level = approximation.failure, approximation.level
-    interval, alone = approximation.interval, run.noise_multiplier
-    profile = profiles.Profile(pair, failure, level, seed=approximation.seed)
+    level = approximation.level
+    profile = profiles.Profile(pair, approximation.failure, level, seed=approximation.seed)
 
     def without_samples(epsilons: FloatArray) -> FloatArray:
-        return np.minimum(profile.renyi_bounds(epsilons), gaussian.exact_deltas(alone, epsilons))
+        unamplified = gaussian.exact_deltas(run.noise_multiplier, epsilons)
+        return np.minimum(profile.renyi_bounds(epsilons), unamplified)
 
     most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
-    points = _POINTS if approximation.is_pessimistic else _POINTS_BELOW
-    steps = steps_to(most, interval, points)
-    epsilons = steps * interval
-    if not approximation.is_pessimistic:
-        lower = profile.lower(epsilons)
-        return connected_losses(
-            interval, steps, lower.with_client, lower.without_client, is_pessimistic=False
-        )
-    upper, unamplified = profile.upper(epsilons), gaussian.exact_deltas(alone, epsilons)
-    connected = connected_losses(
-        interval,
-        steps,
-        np.minimum(upper.with_client, unamplified),
-        np.minimum(upper.without_client, unamplified),
-    )
-    return with_infinite_losses(connected, failure, interval)
+    return profile, steps_to(most, approximation.interval, points)
 
 
 def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:

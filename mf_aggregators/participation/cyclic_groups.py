@@ -22,7 +22,7 @@ from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shuffling
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
-from mf_aggregators.kernel.losses import safe_delta
+from mf_aggregators.kernel.losses import delta_of, safe_delta
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
@@ -146,7 +146,7 @@ class CyclicGroups(SamplingScheme):
 
         def log_excess(resolution: float, sigma: float, left: float) -> float:
             losses = groups.composed_losses(draws, sigma, resolution)
-            return math.log(max(float(losses.get_delta_for_epsilon(target)), 1e-30) / left)
+            return math.log(max(delta_of(losses, target), 1e-30) / left)
 
         near = self._smallest(
             functools.partial(log_excess, coarse), delta, enough, 1.5, num_coordinates

@@ -12,7 +12,6 @@ tell (``samplers.Sampler.deviation``).
 
 import abc
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -23,7 +22,7 @@ from mf_aggregators.kernel import composition, gaussian, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.kinds import Participation
@@ -249,26 +248,6 @@ class SamplingScheme(Participation):
           columns: C, where the guarantee ``depends_on_matrix``; else None.
         """
         return self.run(1.0, columns).together
-
-    def _unamplified(
-        self,
-        sigma: float,
-        delta: float,
-        columns: StrategyColumns | None,
-        num_coordinates: int,
-    ) -> tuple[float, TailError | None]:
-        """The epsilon of whoever knows all draws, or infinity and why it is not accounted for."""
-        together = self.all_participations(columns)
-        try:
-            found = gaussian.epsilon(
-                sigma / together.norm,
-                delta,
-                num_coordinates=num_coordinates,
-                disjoint_participations=together.disjoint,
-            )
-        except TailError as error:
-            return math.inf, error
-        return found, None
 
     def _enough(
         self,

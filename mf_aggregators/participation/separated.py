@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators.kernel import dominating_pairs, gaussian, profiles, validation
+from mf_aggregators.kernel import dominating_pairs, gaussian, groups, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
@@ -32,7 +32,7 @@ from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.sampled_runs import SampledRun, is_accounted
-from mf_aggregators.participation.monte_carlo import search
+from mf_aggregators.participation.monte_carlo import divergences, search
 from mf_aggregators.participation.monte_carlo.certification import (
     Amplified,
     Certification,
@@ -150,7 +150,8 @@ class SeparatedScheme(SamplingScheme):
     ) -> Amplified:
         """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
         delta = validation.delta(delta)
-        unamplified, refused = self._unamplified(sigma, delta, columns, num_coordinates)
+        together = self.all_participations(columns)
+        unamplified, refused = groups.unamplified(together, sigma, delta, num_coordinates)
         pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
         fitting, draws = self._fitting(columns), self.as_draws()
 
@@ -335,7 +336,7 @@ def _divergences(
     seed: int,
     num_coordinates: int,
 ) -> tuple[tuple[float, float], ...]:
-    return profiles.divergences(
+    return divergences.divergences(
         scheme.dominating_pair(sigma, columns, num_coordinates),
         _EPSILONS,
         num_samples=_SAMPLES_OF_DIVERGENCES,

@@ -21,8 +21,9 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, catalogue, inputs, memory
+from mf_aggregators.accounting import trade_offs
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import claim, integer_rows, trade_offs, validation
+from mf_aggregators.kernel import claim, integer_rows, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.certificate import Certificate
@@ -308,7 +309,7 @@ class Guarantee:
     def true_positive_rate(self, false_positive_rate: float | FloatArray) -> float | FloatArray:
         """Returns the highest true positive rate that an attacker can have.
 
-        ``kernel.trade_offs`` says what the attacker knows and decides.
+        ``accounting.trade_offs`` says what the attacker knows and decides.
 
         Args:
           false_positive_rate: From 0 to 1, or an array of them; others raise a ValueError.

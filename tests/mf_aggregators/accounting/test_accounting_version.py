@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, kernel
 from mf_aggregators.kernel import (
-    batches,
     certificate,
     cycles,
     discrete_gaussian,
@@ -24,13 +24,13 @@ from mf_aggregators.kernel.dominating_pairs import (
     ImportanceSampler,
     StrategyColumns,
 )
-from mf_aggregators.kernel.draws_of_clients import RandomAllocation
+from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, RandomAllocation
 from mf_aggregators.participation import (
     MinSeparationSampling,
     monte_carlo,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import columns, search
+from mf_aggregators.participation.monte_carlo import columns, divergences, search
 from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 
 _SIZES: dict[str, Any] = {
@@ -46,8 +46,11 @@ _MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs.MinSeparationRounds(
 _MIN_SEPARATION = MinSeparationSampling(8, 2, 400, 10, 2)
 
 
-def _deltas(loss_distribution: Callable[..., Any]) -> tuple[float, ...]:
-    loss = loss_distribution(1.5, 0.1, 1e-2)
+def _deltas(draws: FixedSize | Poisson) -> tuple[float, ...]:
+    return _at_two(groups.losses_of_round(draws, 1.5, 1e-2))
+
+
+def _at_two(loss: PrivacyLossDistribution) -> tuple[float, ...]:
     return float(loss.get_delta_for_epsilon(0.1)), float(loss.get_delta_for_epsilon(0.5))
 
 
@@ -69,12 +72,10 @@ def _values() -> dict[str, Callable[[], Any]]:
             *(groups._clones(0.5, 1e-9, 1000, 1e-6) or ()),
         ),
         "batches": lambda: (
-            *_deltas(batches.fixed_size_losses),
-            *_deltas(batches.poisson_losses),
+            *_deltas(FixedSize(1, 1, 10, 1)),
+            *_deltas(Poisson(1, 1, 10, 1)),
         ),
-        "cycles": lambda: _deltas(
-            lambda sigma, share, step: cycles.losses_of_cycle(sigma, 5, 5, share * step)
-        ),
+        "cycles": lambda: _at_two(cycles.losses_of_cycle(1.5, 5, 5, 1e-3)),
         "draws_of_clients": lambda: RandomAllocation(9, 2, 400, 10).together.norm,
         "composition": lambda: accounting.composed_epsilon(
             [sampling_scheme("poisson", **_SIZES).event(1.5), accounting.event(3.0)], 1e-5
@@ -93,16 +94,17 @@ def _values() -> dict[str, Callable[[], Any]]:
             columns.of_any_noise(columns.columns_of_matrix(np.tri(8), 8)).rounding,
         ),
         "profiles": lambda: (
-            *profile.upper(np.array([0.25, 1.0])).with_client,
-            *profile.upper(np.array([0.1, 0.25])).without_client,
-            *profile.lower(np.array([0.0, 0.25])).with_client,
+            *profile.upper(np.array([0.25, 1.0]))[0],
+            *profile.upper(np.array([0.1, 0.25]))[1],
+        ),
+        "divergences": lambda: (
             *(
                 bound
-                for _, bound in profiles.divergences(
+                for _, bound in divergences.divergences(
                     _MECHANISM, (0.25, 1.0), num_samples=2**11, failure=1e-6, seed=0
                 )
             ),
-            profiles.upper_mean(0.2, 1000, 1e-6),
+            divergences.upper_mean(0.2, 1000, 1e-6),
         ),
         "search": lambda: (
             search.most_samples(100),
@@ -142,9 +144,8 @@ def _values() -> dict[str, Callable[[], Any]]:
             _MIN_SEPARATION.most_participations(),
         ),
         "losses": lambda: (
-            (dense := losses.DenseLosses.of_deltas(0.5, -1, np.array([0.5, 0.2, 0.1]))).size,
-            dense.get_epsilon_for_delta(0.15),
-            dense.get_delta_for_epsilon(0.3),
+            losses.epsilon_of(one := losses.gaussian_losses(1.5, 0.5), 0.15),
+            losses.delta_of(one, 0.3),
             losses.safe_delta(1e-6, 100),
         ),
         "trade_offs": lambda: _true_positive_rate(sampling_scheme("poisson", **_SIZES), 1.5, 0.01),
@@ -188,8 +189,8 @@ _GOLDEN: dict[str, tuple[float, ...]] = {
         8.93652005275129e-07,
         0.018244989021055757,
         0.0003897822344945229,
-        0.04090488039691335,
-        0.002370241504959719,
+    ),
+    "divergences": (
         0.01305938147745636,
         0.007060271006402643,
         0.2716248983595793,
@@ -243,9 +244,9 @@ def test_every_module_has_golden_numbers() -> None:
     kept = {each.name for each in pkgutil.iter_modules(kernel.__path__)}
     of_kernel = {
         *("batches", "certificate", "composition", "cycles", "dominating_pairs"),
-        *("draws_of_clients", "gaussian", "groups", "losses", "profiles", "trade_offs"),
+        *("draws_of_clients", "gaussian", "groups", "losses", "profiles"),
     }
     searches = {each.name for each in pkgutil.iter_modules(monte_carlo.__path__)}
-    schemes = {"participation", "separated"}
+    schemes = {"participation", "separated", "trade_offs"}
     assert of_kernel <= kept
     assert of_kernel | (searches - {"certification"}) | schemes == set(_GOLDEN) == set(_values())

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import types
 
 import numpy as np
 import pytest
@@ -14,51 +13,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mf_aggregators.kernel import batches
-from mf_aggregators.kernel.losses import DenseLosses
+from mf_aggregators.kernel import batches, groups
+from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, TruncatedPoisson
 from tests.examples import examples
-from tests.refusals import refuses
 
 _EPSILONS = np.array([0.0, 0.2, 0.7, 1.5, 3.0])
-_SIGMAS = st.floats(0.03, 30.0)
 _PROBABILITIES = st.floats(1e-4, 1.0)
-# Newer versions of dp-accounting have a third.
-_ADJACENCIES = (AdjacencyType.ADD, AdjacencyType.REMOVE)
+
+
+def _pair(sigma: float, probability: float, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return batches.poisson_divergences(sigma, probability, epsilons)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(_SIGMAS, _PROBABILITIES, st.sampled_from(_ADJACENCIES))
-def test_deltas_are_those_of_dp_accounting(
-    sigma: float, probability: float, adjacency: AdjacencyType
-) -> None:
-    given_once = {"sensitivity": 1.0, "sampling_prob": probability, "adjacency_type": adjacency}
-    slow = GaussianPrivacyLoss(sigma, **given_once)
-    bounds = slow.connect_dots_bounds()
-    epsilons = np.linspace(bounds.epsilon_lower, bounds.epsilon_upper, 50)
-    # At zero, and where a sample has no larger or no smaller loss.
-    epsilons = np.append(epsilons, [0.0, np.log1p(-0.5 * probability), -np.log1p(-probability / 2)])
-    found = batches.SampledGaussianLoss(sigma, **given_once).get_delta_for_epsilon(epsilons)
-    expected = [slow.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
+@given(st.floats(0.1, 30.0), _PROBABILITIES)
+def test_deltas_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
+    given_once = {"sensitivity": 1.0, "sampling_prob": probability}
+    for direction, adjacency in enumerate((AdjacencyType.REMOVE, AdjacencyType.ADD)):
+        slow = GaussianPrivacyLoss(sigma, **given_once, adjacency_type=adjacency)
+        epsilons = np.linspace(0.0, slow.connect_dots_bounds().epsilon_upper, 50)
+        # Where a sample has no larger loss, too.
+        epsilons = np.append(epsilons, -np.log1p(-probability / 2))
+        found = _pair(sigma, probability, epsilons)[direction]
+        expected = [slow.get_delta_for_epsilon(float(epsilon)) for epsilon in epsilons]
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("adjacency", _ADJACENCIES)
 @pytest.mark.parametrize(("sigma", "probability"), [(0.4, 0.02), (1.3, 0.5), (6.0, 1e-3)])
-def test_deltas_are_integrals_of_densities(
-    sigma: float, probability: float, adjacency: AdjacencyType
-) -> None:
+def test_deltas_are_integrals_of_densities(sigma: float, probability: float) -> None:
     points, width = np.linspace(-12.0 * sigma - 1, 12.0 * sigma + 1, 400_001, retstep=True)
     without = stats.norm.pdf(points, 0.0, sigma)
     sampled = (1 - probability) * without + probability * stats.norm.pdf(points, 1.0, sigma)
-    upper, lower = (without, sampled) if adjacency == AdjacencyType.ADD else (sampled, without)
-    loss = batches.SampledGaussianLoss(
-        sigma, sensitivity=1.0, sampling_prob=probability, adjacency_type=adjacency
-    )
-    epsilons = np.array([-2.0, -0.3, 0.0, 1e-3, 0.1, 0.5, 2.0])
-    expected = [
-        np.sum(np.maximum(upper - np.exp(epsilon) * lower, 0.0)) * width for epsilon in epsilons
-    ]
-    np.testing.assert_allclose(loss.get_delta_for_epsilon(epsilons), expected, atol=1e-7)
+    epsilons = np.array([0.0, 1e-3, 0.1, 0.5, 2.0])
+    for found, (upper, lower) in zip(
+        _pair(sigma, probability, epsilons), ((sampled, without), (without, sampled)), strict=True
+    ):
+        expected = [
+            np.sum(np.maximum(upper - np.exp(epsilon) * lower, 0.0)) * width for epsilon in epsilons
+        ]
+        np.testing.assert_allclose(found, expected, atol=1e-7)
 
 
 @pytest.mark.long_cases(2)
@@ -69,14 +62,15 @@ def test_deltas_are_integrals_of_densities(
         (0.9, 0.3),
         (2.0, 1.0),
         (4.0, 0.004),
-        (1e-3, 0.1),
+        (0.1, 0.1),
         pytest.param(0.2, 0.01, marks=pytest.mark.long),
         pytest.param(0.5, 1.0, marks=pytest.mark.long),
     ],
 )
 def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> None:
-    interval = 1e-3 if sigma > 0.1 else 50.0
-    found = batches.poisson_losses(sigma, probability, interval).self_compose(7)
+    interval = 1e-3 if sigma > 0.1 else 1.0
+    draws = Poisson(1, 1, 1000, round(1000 * probability))
+    found = groups.losses_of_round(draws, sigma, interval).self_compose(7)
     expected = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=interval, sampling_prob=probability
     ).self_compose(7)
@@ -89,44 +83,6 @@ def test_grids_are_those_of_dp_accounting(sigma: float, probability: float) -> N
         assert found.get_delta_for_epsilon(epsilon) == pytest.approx(
             expected.get_delta_for_epsilon(epsilon), rel=1e-8, abs=1e-13
         )
-
-
-def test_an_adjacency_that_is_not_accounted_for_is_refused() -> None:
-    """Whatever others dp-accounting has; version 0.4.3 has none."""
-    others = [each for each in AdjacencyType if each not in _ADJACENCIES]
-    for adjacency in (*others, types.SimpleNamespace(value="REPLACE")):
-        with refuses("ADD", "REMOVE", "REPLACE"):
-            batches.SampledGaussianLoss(
-                1.0, sensitivity=1.0, sampling_prob=0.5, adjacency_type=adjacency
-            )
-
-
-def test_deltas_that_rounding_makes_larger_are_made_no_smaller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A delta is at most an earlier one, and at least what was computed."""
-    seen: list[np.ndarray] = []
-    make = DenseLosses.of_deltas
-    compute = batches.SampledGaussianLoss.get_delta_for_epsilon
-    computed: list[np.ndarray] = []
-
-    def rough(loss: batches.SampledGaussianLoss, epsilon: np.ndarray) -> np.ndarray:
-        deltas = compute(loss, epsilon)
-        deltas[1::2] *= 0.9
-        computed.append(deltas)
-        return deltas
-
-    def record(interval: float, lower: int, deltas: np.ndarray) -> object:
-        seen.append(np.asarray(deltas))
-        return make(interval, lower, deltas)
-
-    monkeypatch.setattr(batches.SampledGaussianLoss, "get_delta_for_epsilon", rough)
-    monkeypatch.setattr(DenseLosses, "of_deltas", record)
-    batches.poisson_losses(1.0, 0.3, 1e-3)
-    for deltas, before in zip(seen, computed, strict=True):
-        assert np.any(np.diff(before) > 0.0)
-        assert np.all(np.diff(deltas) <= 0.0)
-        assert np.all(deltas >= before)
 
 
 def _density(points: np.ndarray, means: np.ndarray, sigma: float) -> np.ndarray:
@@ -200,9 +156,10 @@ def test_the_bounds_are_attained(share: float, sigma: float) -> None:
 @settings(max_examples=examples(40), deadline=None)
 def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
     """Subsets cost no less than Poisson samples, and where q < 1 they cost more."""
-    poisson = batches.SampledGaussianLoss(
+    slow = GaussianPrivacyLoss(
         sigma, sensitivity=1.0, sampling_prob=share, adjacency_type=AdjacencyType.REMOVE
-    ).get_delta_for_epsilon(_EPSILONS)
+    )
+    poisson = np.array([slow.get_delta_for_epsilon(float(each)) for each in _EPSILONS])
     found = batches.divergence_with(sigma, share, _EPSILONS)
     assert np.all(found >= poisson - 1e-12)
     without = batches.divergence_without(sigma, share, _EPSILONS)
@@ -211,10 +168,11 @@ def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
         assert found[2] > poisson[2]
 
 
-@given(st.floats(0.3, 3.0), st.floats(0.01, 1.0))
+@given(st.floats(0.3, 3.0), st.integers(1, 40))
 @settings(max_examples=examples(20), deadline=None)
-def test_grids_round_up(sigma: float, share: float) -> None:
-    loss = batches.fixed_size_losses(sigma, share, 1e-3)
+def test_grids_round_up(sigma: float, clients: int) -> None:
+    share = clients / 40
+    loss = groups.losses_of_round(FixedSize(1, 1, 40, clients), sigma, 1e-3)
     exact = batches.divergence_with(sigma, share, _EPSILONS)
     for epsilon, delta in zip(_EPSILONS, exact, strict=True):
         found = float(loss.get_delta_for_epsilon(float(epsilon)))
@@ -230,7 +188,7 @@ def test_two_batches_are_composed_without_loss() -> None:
     def mixture(*means: float) -> np.ndarray:
         return np.asarray(np.mean([scipy.stats.norm.pdf(grid, m, sigma) for m in means], axis=0))
 
-    loss = batches.fixed_size_losses(sigma, 0.5, 1e-3).self_compose(2)
+    loss = groups.losses_of_round(FixedSize(1, 1, 2, 1), sigma, 1e-3).self_compose(2)
     bound = float(loss.get_delta_for_epsilon(epsilon))
     exact = []
     for other in (-1.0, 0.0, 1.0):
@@ -304,7 +262,9 @@ def test_no_round_of_small_groups_gets_beyond_the_bound(
 def test_two_rounds_of_small_groups_stay_below_the_composition() -> None:
     """The sums of two rounds, integrated over both outputs, with other updates in each."""
     size, q, largest, sigma, epsilon = 4, 0.5, 2, 1.0, 0.7
-    loss = batches.truncated_losses(sigma, q, [size], largest, 1e-3).self_compose(2)
+    draws = TruncatedPoisson(1, 1, size, largest, largest)
+    assert draws.sampling_probability == q
+    loss = groups.losses_of_round(draws, sigma, 1e-3).self_compose(2)
     bound = float(loss.get_delta_for_epsilon(epsilon))
     grid = np.linspace(-10.0, 10.0, 301)
     step = grid[1] - grid[0]

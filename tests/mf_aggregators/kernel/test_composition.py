@@ -14,7 +14,8 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.kernel import batches, composition, gaussian, losses, profiles, sampled_runs
+from mf_aggregators.accounting import losses_below
+from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles, sampled_runs
 from mf_aggregators.kernel.draws_of_clients import Poisson
 from mf_aggregators.kernel.sampled_runs import SampledRun
 from tests.refusals import refuses
@@ -58,7 +59,7 @@ def test_losses_dominate_what_is_bounded_and_are_dominated(noise: float) -> None
         above = [each * rng.uniform(1.0, 1.0 + noise, len(steps)) for each in exact]
         below = [each * rng.uniform(1.0 - noise, 1.0, len(steps)) for each in exact]
         upper = losses.connected_losses(_INTERVAL, steps, *above)
-        lower = losses.connected_losses(_INTERVAL, steps, *below, is_pessimistic=False)
+        lower = losses_below.connected_losses(_INTERVAL, steps, *below)
         for direction, pair in (("remove", (p, q)), ("add", (q, p))):
             for epsilon in _EPSILONS:
                 truth = _profile(*pair, float(epsilon))
@@ -81,7 +82,7 @@ def test_losses_of_few_bounds_compose_to_no_less_than_the_truth() -> None:
     steps = np.arange(0, 800, 8)
     values = gaussian.exact_deltas(sigma, steps * _INTERVAL)
     upper = losses.connected_losses(_INTERVAL, steps, values, values)
-    lower = losses.connected_losses(_INTERVAL, steps, values, values, is_pessimistic=False)
+    lower = losses_below.connected_losses(_INTERVAL, steps, values, values)
     truth = accounting.exact_epsilon(sigma / math.sqrt(runs), delta)
     found = upper.self_compose(runs).get_epsilon_for_delta(delta)
     assert truth <= found <= 1.01 * truth
@@ -363,7 +364,7 @@ def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
     for direction in ("remove", "add"):
         assert 1e-3 <= _deltas(found, direction, 400.0) < 1.1e-3
     # Each direction has the losses of its own.
-    exact = batches.poisson_losses(2.5, 0.05, 1e-3).self_compose(10)
+    exact = groups.losses(Poisson(10, 1, 200, 10), 2.5, 1e-3)
     taken, left = (_deltas(exact, direction, 0.15) for direction in ("remove", "add"))
     assert left < 0.8 * taken
     assert left <= _deltas(found, "add", 0.15) - 1e-3 < taken <= _deltas(found, "remove", 0.15)

@@ -24,8 +24,8 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     TruncatedPoisson,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.losses import Approximation, composition_rounding
+from mf_aggregators.kernel.gaussian import TailError
+from mf_aggregators.kernel.losses import epsilon_of
 from tests.examples import examples
 
 _ALL: list[Groups] = [
@@ -42,8 +42,7 @@ def _exact(draws: Groups, sigma: float, epsilon: float) -> float:
     at = np.array([epsilon])
     q = getattr(draws, "sampling_probability", 0.0)
     if isinstance(draws, Poisson):
-        without = batches._poisson_without(sigma, q, at)
-        return float(np.maximum(batches.divergence_without(sigma, q, at), without)[0])
+        return float(np.max(batches.poisson_divergences(sigma, q, at)))
     assert isinstance(draws, FixedSize)
     return float(batches.divergence_with(sigma, q, at)[0])
 
@@ -137,62 +136,24 @@ def test_shuffling_is_the_theorem() -> None:
 
 
 @pytest.mark.parametrize("draws", _ALL)
-def test_pairs_of_the_curve_hold(draws: Groups) -> None:
-    sigma = 9.0 if isinstance(draws, Shuffling) else 1.1
-    pairs = groups.curve(draws, sigma, DEFAULT_NUM_COORDINATES)
-    assert len(pairs) == (8 if isinstance(draws, Shuffling) else 120)
-    for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
-        if 1e-9 < delta < 0.5:
-            stated = groups.epsilon(draws, sigma, delta)
-            # Both have grids of their own.
-            assert stated == pytest.approx(epsilon, rel=0.02, abs=2e-3)
-    if not isinstance(draws, Shuffling):
-        epsilons, deltas = zip(*pairs, strict=True)
-        assert epsilons[0] == 0.0
-        assert deltas[-1] < 2e-11
-        assert list(deltas) == sorted(deltas, reverse=True)
-    assert groups.curve(draws, 0.09, DEFAULT_NUM_COORDINATES) == ()
-
-
-def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
-    draws, many = FixedSize(6, 2, 61, 6), 2**75
-    (_, first), *_ = groups.curve(draws, 2.0, 1)
-    (_, more), *_ = groups.curve(draws, 2.0, many)
-    failure = gaussian.failure_probability(1.0, many)
-    assert more - first == pytest.approx(failure, rel=1e-3)
-    lost = composition_rounding(3) + gaussian.failure_probability(1.0, 1)
-    assert lost <= groups.curve(draws, 2.0, 1)[-1][1] < lost + 1e-11
-    # Less noise for a client in the place of another one than can be accounted for.
-    assert groups.curve(draws, 0.3, DEFAULT_NUM_COORDINATES) == ()
-    assert groups.curve(Shuffling(40, 4, 4000, 10), 0.11, DEFAULT_NUM_COORDINATES) == ()
-
-
-@pytest.mark.parametrize("draws", _ALL)
 def test_losses_of_a_run_compose_to_its_epsilon(draws: Groups) -> None:
     sigma = 9.0 if isinstance(draws, Shuffling) else 1.1
-    found = groups.losses(draws, sigma, Approximation(1e-3))
+    found = groups.losses(draws, sigma, 1e-3)
     assert type(found) is PrivacyLossDistribution
     exact = groups.amplified_epsilon(draws, sigma, 1e-4)
     assert exact * (1.0 - 1e-5) <= found.get_epsilon_for_delta(1e-4) <= 1.03 * exact + 1e-3
-    below = Approximation(1e-3, is_pessimistic=False)
-    if isinstance(draws, Poisson | FixedSize):
-        lower = groups.losses(draws, sigma, below).get_epsilon_for_delta(1e-4)
-        assert 0.95 * exact <= lower <= exact * (1.0 + 1e-9)
-    else:
-        with pytest.raises(ValueError, match=f"losses of {type(draws).__name__} from below"):
-            groups.losses(draws, sigma, below)
 
 
 def test_losses_of_one_round_are_not_composed() -> None:
     one, known = (
-        groups.losses(Poisson(1, 1, 10, 2), 1.0, Approximation(1e-2)),
-        batches.poisson_losses(1.0, 0.2, 1e-2),
+        groups.losses(Poisson(1, 1, 10, 2), 1.0, 1e-2),
+        groups.losses_of_round(Poisson(1, 1, 10, 2), 1.0, 1e-2),
     )
     np.testing.assert_array_equal(one._pmf_remove._probs, known._pmf_remove._probs)
 
 
 def test_shuffled_runs_of_little_noise_have_the_losses_of_one_gaussian_mechanism() -> None:
-    found = groups.losses(Shuffling(40, 4, 4000, 10), 0.11, Approximation(1e-1))
+    found = groups.losses(Shuffling(40, 4, 4000, 10), 0.11, 1e-1)
     exact = gaussian.exact_epsilon(0.11, 1e-4)
     assert exact <= found.get_epsilon_for_delta(1e-4) <= exact + 0.2
 
@@ -200,7 +161,7 @@ def test_shuffled_runs_of_little_noise_have_the_losses_of_one_gaussian_mechanism
 def test_random_allocation_has_the_losses_of_its_cycles() -> None:
     draws = RandomAllocation(7, 1, 30, 10)
     step = cycles.step_of_grid(1.1, 3)
-    known = cycles.losses_of_cycles(3, 7, 1.1, step).get_epsilon_for_delta(1e-4)
+    known = epsilon_of(cycles.losses_of_cycles(3, 7, 1.1, step), 1e-4)
     assert groups.amplified_epsilon(draws, 1.1, 1e-4) == known
 
 
@@ -260,8 +221,7 @@ def test_only_draws_of_the_closed_list_are_accounted_for() -> None:
     other: Any = (4, 1, 10, 5)
     calls = (
         lambda: groups.epsilon(other, 1.0, 1e-5),
-        lambda: groups.curve(other, 1.0, 1),
-        lambda: groups.losses(other, 1.0, Approximation(1e-2)),
+        lambda: groups.losses(other, 1.0, 1e-2),
     )
     for call in calls:
         with pytest.raises(TypeError, match="draws must be one of"):

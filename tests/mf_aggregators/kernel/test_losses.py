@@ -7,12 +7,15 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import batches, groups
-from mf_aggregators.kernel.losses import DenseLosses, epsilon_of, gaussian_losses
+from mf_aggregators.kernel import groups, losses
+from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
+from mf_aggregators.kernel.losses import delta_of, epsilon_of, gaussian_losses
 from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
@@ -122,13 +125,13 @@ def test_no_composed_epsilon_is_below_the_exact_one(sigma: float, count: int, de
 def test_losses_dominate_the_gaussian_mechanism(sigma: float) -> None:
     """In exact sums of their masses, at all losses of the grid between the far ones."""
     interval = 1e-3
-    losses = gaussian_losses(sigma, interval)._pmf_remove
+    found = gaussian_losses(sigma, interval)._pmf_remove
     with mpmath.workdps(_DIGITS):
-        masses = [mpmath.mpf(float(each)) for each in losses._probs]
+        masses = [mpmath.mpf(float(each)) for each in found._probs]
         ratios = [
-            mpmath.exp(-mpmath.mpf(interval) * (losses._lower_loss + j)) for j in range(len(masses))
+            mpmath.exp(-mpmath.mpf(interval) * (found._lower_loss + j)) for j in range(len(masses))
         ]
-        above, weighted = mpmath.mpf(float(losses._infinity_mass)), mpmath.mpf(0)
+        above, weighted = mpmath.mpf(float(found._infinity_mass)), mpmath.mpf(0)
         for at in range(len(masses) - 1, -1, -1):
             above, weighted = above + masses[at], weighted + masses[at] * ratios[at]
             if at % 997 == 0:
@@ -137,29 +140,46 @@ def test_losses_dominate_the_gaussian_mechanism(sigma: float) -> None:
 
 
 def test_raised_masses_are_hardly_more() -> None:
-    losses = batches.fixed_size_losses(1.0, 0.3, 1e-4)
-    for each in (losses._pmf_remove, losses._pmf_add):
+    found = groups.losses_of_round(FixedSize(1, 1, 10, 3), 1.0, 1e-4)
+    for each in (found._pmf_remove, found._pmf_add):
         total = math.fsum(each._probs) + each._infinity_mass
         assert total == pytest.approx(1.0, abs=1e-7)
 
 
+def test_deltas_that_rounding_makes_larger_are_made_no_smaller() -> None:
+    """A delta is at most an earlier one, and at least what was computed."""
+    exact = np.array([0.4, 0.3, 0.2, 0.1, 0.05])
+    rough = exact * np.array([1.0, 0.5, 1.0, 0.4, 1.0])
+    found = losses.of_divergences(0.5, rough, exact)
+    for step, least in enumerate((0.4, 0.2, 0.2, 0.05, 0.05)):
+        assert found._pmf_remove.get_delta_for_epsilon(0.5 * step) >= least * (1.0 - 1e-15)
+
+
+def _one_way(masses: list[float], first: int, infinite: float) -> PrivacyLossDistribution:
+    return PrivacyLossDistribution(DensePLDPmf(0.25, first, np.array(masses), infinite, True))
+
+
 def test_an_epsilon_is_rounded_up_and_no_further() -> None:
     """A loss of 1 with probability p: delta p (1 - exp(e - 1)), by hand."""
-    losses = DenseLosses(0.25, 0, np.array([0.5, 0.0, 0.0, 0.0, 0.5]), 0.0, True)
+    found = _one_way([0.5, 0.0, 0.0, 0.0, 0.5], 0, 0.0)
     for delta in (0.1, 0.2, 0.3):
         exact = 1.0 + math.log1p(-2.0 * delta)
-        assert exact <= losses.get_epsilon_for_delta(delta) <= exact + 1e-13
-    assert losses.get_epsilon_for_delta(0.4) == 0.0
-    with_infinity = DenseLosses(0.25, -2, np.array([0.5, 0.3]), 0.2, True)
-    assert with_infinity.get_epsilon_for_delta(0.1) == math.inf
-    assert with_infinity.get_epsilon_for_delta(0.2) == 0.0
+        assert exact <= epsilon_of(found, delta) <= exact + 1e-13
+        assert delta_of(found, exact) == pytest.approx(delta, rel=1e-12)
+        assert delta_of(found, exact) >= delta * (1.0 - 1e-15)
+    assert epsilon_of(found, 0.4) == 0.0
+    with_infinity = _one_way([0.5, 0.3], -2, 0.2)
+    assert epsilon_of(with_infinity, 0.1) == math.inf
+    assert epsilon_of(with_infinity, 0.2) == 0.0
+    assert delta_of(with_infinity, 5.0) == 0.2
 
 
 def test_the_larger_direction_counts() -> None:
-    losses = batches.poisson_losses(0.5, 0.2, 1e-3)
-    each = [
-        DenseLosses.of(pmf).get_epsilon_for_delta(1e-3)
-        for pmf in (losses._pmf_remove, losses._pmf_add)
-    ]
-    assert each[0] != each[1]
-    assert epsilon_of(losses, 1e-3) == max(each)
+    found = groups.losses_of_round(Poisson(1, 1, 10, 2), 0.5, 1e-3)
+    each = [PrivacyLossDistribution(pmf) for pmf in (found._pmf_remove, found._pmf_add)]
+    epsilons, deltas = zip(
+        *((epsilon_of(one, 1e-3), delta_of(one, 0.5)) for one in each), strict=True
+    )
+    assert epsilons[0] != epsilons[1]
+    assert epsilon_of(found, 1e-3) == max(epsilons)
+    assert delta_of(found, 0.5) == max(deltas)

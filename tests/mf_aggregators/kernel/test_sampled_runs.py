@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from mf_aggregators.accounting import losses_below
 from mf_aggregators.kernel import groups, profiles, sampled_runs
 from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, Shuffling
@@ -51,7 +52,7 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
         known = gaussian_losses(run.noise_multiplier, 1.0)
         np.testing.assert_array_equal(found._pmf_remove._probs, known._pmf_remove._probs)
         with pytest.raises(ValueError, match="losses of Poisson from below"):
-            sampled_runs.losses(run, Approximation(1.0, is_pessimistic=False))
+            losses_below.losses_of_run(run, Approximation(1.0))
     # Noise of 0.3 is too little for a client in the place of another one.
     assert not SampledRun(Shuffling(4, 1, 40, 5), 0.3).is_amplified
     assert SampledRun(Shuffling(4, 1, 40, 5), 0.3).part_noise_multiplier == 0.3
@@ -59,7 +60,7 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
 
 def test_losses_of_groups_are_those_of_groups() -> None:
     run, each = SampledRun(Poisson(4, 1, 40, 5), 2.0), Approximation(1e-2)
-    found, known = sampled_runs.losses(run, each), groups.losses(run.draws, 2.0, each)  # type: ignore[arg-type]
+    found, known = sampled_runs.losses(run, each), groups.losses(run.draws, 2.0, 1e-2)  # type: ignore[arg-type]
     np.testing.assert_array_equal(found._pmf_add._probs, known._pmf_add._probs)
 
 
@@ -70,10 +71,10 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
     for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
         monkeypatch.setattr(profiles, name, 2**12)
     run = SampledRun(MinSeparation(6, 1, 100, 10, 1), 1.0, _ONES)
-    truth = groups.losses(Poisson(6, 1, 100, 10), 1.0, Approximation(1e-3))
+    truth = groups.losses(Poisson(6, 1, 100, 10), 1.0, 1e-3)
     upper, lower = (
-        sampled_runs.losses(run, Approximation(1e-2, is_pessimistic, 1e-4, 1e-2))
-        for is_pessimistic in (True, False)
+        losses(run, Approximation(1e-2, 1e-4, 1e-2))
+        for losses in (sampled_runs.losses, losses_below.losses_of_run)
     )
     for direction in ("_pmf_remove", "_pmf_add"):
         above, exact, below = (

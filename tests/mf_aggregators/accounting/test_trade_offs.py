@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import discrete_gaussian, gaussian, trade_offs
+from mf_aggregators.accounting import trade_offs
+from mf_aggregators.kernel import discrete_gaussian, draws_of_clients, gaussian, groups, losses
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.participation import (
     BallsInBins,
     FixedSizeSampling,
@@ -304,3 +306,46 @@ def test_bad_arguments_are_refused() -> None:
         accounting.true_positive_rate(0.1, 0.5)
     with pytest.raises(gaussian.TailError):
         _rate(Shuffling(40, 4, 4000, 10), 0.11, 0.5)
+
+
+_GROUPS: list[draws_of_clients.Groups] = [
+    draws_of_clients.Poisson(6, 2, 60, 6),
+    draws_of_clients.TruncatedPoisson(6, 2, 61, 6, 7),
+    draws_of_clients.FixedSize(6, 2, 61, 6),
+    draws_of_clients.RandomAllocation(7, 1, 30, 10),
+    draws_of_clients.Shuffling(20_000, 1, 20_000, 1),
+]
+
+
+@pytest.mark.parametrize("draws", _GROUPS)
+def test_pairs_of_the_curve_hold(draws: draws_of_clients.Groups) -> None:
+    sigma = 9.0 if isinstance(draws, draws_of_clients.Shuffling) else 1.1
+    pairs = trade_offs.curve(draws, sigma, DEFAULT_NUM_COORDINATES)
+    assert len(pairs) == (8 if isinstance(draws, draws_of_clients.Shuffling) else 120)
+    for epsilon, delta in (pairs[len(pairs) // 3], pairs[len(pairs) // 2]):
+        if 1e-9 < delta < 0.5:
+            stated = groups.epsilon(draws, sigma, delta)
+            # Both have grids of their own.
+            assert stated == pytest.approx(epsilon, rel=0.02, abs=2e-3)
+    if not isinstance(draws, draws_of_clients.Shuffling):
+        epsilons, deltas = zip(*pairs, strict=True)
+        assert epsilons[0] == 0.0
+        assert deltas[-1] < 2e-11
+        assert list(deltas) == sorted(deltas, reverse=True)
+    assert trade_offs.curve(draws, 0.09, DEFAULT_NUM_COORDINATES) == ()
+
+
+def test_the_curve_pays_for_noise_that_is_drawn_and_composed() -> None:
+    draws, many = draws_of_clients.FixedSize(6, 2, 61, 6), 2**75
+    (_, first), *_ = trade_offs.curve(draws, 2.0, 1)
+    (_, more), *_ = trade_offs.curve(draws, 2.0, many)
+    failure = gaussian.failure_probability(1.0, many)
+    assert more - first == pytest.approx(failure, rel=1e-3)
+    lost = losses.composition_rounding(3) + gaussian.failure_probability(1.0, 1)
+    assert lost <= trade_offs.curve(draws, 2.0, 1)[-1][1] < lost + 1e-11
+    # Less noise for a client in the place of another one than can be accounted for.
+    assert trade_offs.curve(draws, 0.3, DEFAULT_NUM_COORDINATES) == ()
+    assert (
+        trade_offs.curve(draws_of_clients.Shuffling(40, 4, 4000, 10), 0.11, DEFAULT_NUM_COORDINATES)
+        == ()
+    )

@@ -26,16 +26,24 @@ probability p of ``gaussian``, at every epsilon, also a negative one. The mu-GDP
 smallest of e^epsilon x + delta(epsilon) over all epsilons, so it grows by p at most.
 """
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
-from mf_aggregators.kernel import gaussian, groups, validation
+from mf_aggregators.kernel import cycles, draws_of_clients, gaussian, groups, losses, validation
 from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
 from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation
-from mf_aggregators.kernel.draws_of_clients import AllParticipations
+from mf_aggregators.kernel.draws_of_clients import (
+    AllParticipations,
+    Groups,
+    RandomAllocation,
+    Shuffling,
+)
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.sampled_runs import Draws
 
@@ -46,6 +54,14 @@ _ABSOLUTE_ROUNDING = 1e-15
 # Of log-moments, which are sums of many numbers of one sign.
 _LOG_ROUNDING = 1e-9
 _LARGEST_EXPONENT = 700.0
+# Epsilons of the curve of a run that draws from groups, up to where delta is next to nothing.
+_NUM_EPSILONS = 120
+_LEAST_DELTA_OF_CURVE = 1e-11
+_MOST_DOUBLINGS = 24
+# The grid of losses, relative to the spread of the sum of all losses.
+_INTERVAL_OF_SPREAD = 5e-3
+# Losses of a run in few numbers, and the rounding error of sums of masses.
+_COARSE_POINTS, _LARGEST_LOSS, _TAIL = 160, 2000.0, 1e-13
 
 
 @underflow_is_zero
@@ -159,7 +175,7 @@ def sampled_true_positive_rate(
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
     if draws is not None and not isinstance(draws, MinSeparation | BallsInBins):
-        pairs += groups.curve(draws, sigma, num_coordinates)
+        pairs += curve(draws, sigma, num_coordinates)
         together = draws.together
     if together is None:
         raise ValueError("together must be given for schemes without groups.")
@@ -186,6 +202,131 @@ def sampled_true_positive_rate(
             root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))
             found = np.minimum(found, _rounded(root * rates ** (1.0 - 1.0 / order) + failure))
     return _of_shape(found, false_positive_rate)
+
+
+# Statements ask for the same curve again and again.
+@functools.lru_cache(maxsize=64)
+@underflow_is_zero
+def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[float, float], ...]:
+    """Returns pairs (epsilon, delta) that hold of a run that draws from groups.
+
+    Between pairs nothing is known: with a hundred of them, of deltas from 1 to 1e-12, an attacker
+    that they allow is close to the true one, with a dozen it is not. Deltas include what integers
+    cost (``gaussian.failure_probability``).
+
+    Args:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      num_coordinates: Parameters times rounds.
+
+    Returns:
+      The pairs; none for less noise than is amplified.
+    """
+    draws = draws_of_clients.check(draws)
+    if sigma < groups.LEAST_NOISE_MULTIPLIER:
+        return ()
+    if isinstance(draws, Shuffling):
+        return groups.shuffled_pairs(draws, sigma, num_coordinates)
+    try:
+        failure = gaussian.failure_probability(sigma / draws.largest_move, num_coordinates)
+    except TailError:
+        return ()
+    failure += losses.composition_rounding(draws.most_participations)
+    root = math.sqrt(draws.most_participations)
+    if isinstance(draws, RandomAllocation):
+        spread = root / math.sqrt(draws.rounds_of_cycle) / sigma
+        resolution = cycles.RELATIVE_STEP
+    else:
+        spread = draws.sampling_probability * root / sigma
+        resolution = _INTERVAL_OF_SPREAD * spread
+        resolution = min(max(resolution, groups.SMALLEST_INTERVAL), groups.LARGEST_INTERVAL)
+    composed, most = groups.composed_losses(draws, sigma, resolution), spread
+    for _ in range(_MOST_DOUBLINGS):
+        if losses.delta_of(composed, most) < _LEAST_DELTA_OF_CURVE:
+            break
+        most *= 2.0
+    return tuple(
+        (each, min(losses.delta_of(composed, each) + failure, 1.0))
+        for each in map(float, np.linspace(0.0, most, _NUM_EPSILONS))
+    )
+
+
+@underflow_is_zero
+def coarser_losses(run: PrivacyLossDistribution, interval: float) -> PrivacyLossDistribution:
+    """Returns losses of a few hundred values that dominate the given ones.
+
+    Args:
+      run: Pessimistic ones.
+      interval: What they are multiples of.
+    """
+    largest = [_COARSE_POINTS * interval]
+    while largest[-1] < _LARGEST_LOSS:
+        largest.append(2.0 * largest[-1])
+    # One call for all of them takes no longer than for one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        *deltas, lost = run.get_delta_for_epsilon([*largest, math.inf])
+    # Beyond the largest float, deltas are no numbers.
+    small = (each for each, delta in zip(largest, deltas, strict=True) if not delta > lost + _TAIL)
+    most = next(small, largest[-1])
+    steps = losses.steps_to(most, interval, _COARSE_POINTS)
+    bounds = [
+        np.asarray(each.get_delta_for_epsilon(list(steps * interval))) + _TAIL
+        for each in (run._pmf_remove, run._pmf_add)
+    ]
+    return losses.connected_losses(interval, steps, *bounds)
+
+
+def description_of(run: PrivacyLossDistribution, interval: float) -> dict[str, Any]:
+    """Returns a JSON-able mapping: the arguments of dp-accounting's function that makes losses.
+
+    Args:
+      run: Pessimistic ones, of few values.
+      interval: What they are multiples of.
+
+    Returns:
+      What ``create_from_rounded_probability`` of dp-accounting's ``PrivacyLossDistribution`` takes;
+      the multiples in its mappings are texts in JSON, and have to be made integers.
+    """
+    described: dict[str, Any] = {"value_discretization_interval": interval}
+    for pmf, suffix in ((run._pmf_remove, ""), (run._pmf_add, "_add")):
+        described[f"rounded_probability_mass_function{suffix}"] = dict(_masses_of(pmf))
+        described[f"infinity_mass{suffix}"] = float(pmf._infinity_mass)
+    return {**described, "pessimistic_estimate": True, "symmetric": False}
+
+
+@underflow_is_zero
+def rates_of(
+    run: PrivacyLossDistribution, interval: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns the trade-off curve of losses: false positive rates, and the least false negative.
+
+    A test says "with the client" from some loss on (Neyman and Pearson, 1933). Its false positive
+    rate is the mass of Q from there on, and its false negative rate the mass of P before. Tests
+    between two of these are mixtures, so that between points the curve is straight.
+
+    Args:
+      run: Pessimistic ones, of few values.
+      interval: What they are multiples of.
+    """
+    masses = sorted(_masses_of(run._pmf_remove), reverse=True)
+    positive, found = 0.0, float(run._pmf_remove._infinity_mass)
+    rates = [(positive, 1.0 - found)]
+    for step, mass in masses:
+        positive, found = positive + mass * math.exp(-step * interval), found + mass
+        rates.append((min(positive, 1.0), max(1.0 - found - _TAIL, 0.0)))
+    rates.append((1.0, 0.0))
+    false_positives, false_negatives = zip(*rates, strict=True)
+    return false_positives, false_negatives
+
+
+def _masses_of(pmf: Any) -> list[tuple[int, float]]:
+    """The values of losses that have a mass, as multiples of the interval, and their masses."""
+    dense = pmf.to_dense_pmf()
+    probabilities = np.asarray(dense._probs)
+    return [
+        (int(dense._lower_loss + at), float(probabilities[at]))
+        for at in np.flatnonzero(probabilities > 0.0)
+    ]
 
 
 def _rates(false_positive_rate: float | FloatArray) -> FloatArray:
