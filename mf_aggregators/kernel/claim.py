@@ -20,7 +20,7 @@ import enum
 import itertools
 import math
 from collections.abc import Mapping
-from typing import NoReturn, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.proved import Proved, made
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
 from mf_aggregators.kernel.schemas import Schema
@@ -59,6 +60,7 @@ class Assumption(enum.Enum):
     COMPLETE_LEDGER = "ledger_is_complete"
     INDEPENDENCE = "participation_independent_of_releases"
     STOPPING_RULE = "run_ends_by_rule"
+    RUNS = "events_describe_independent_runs"
     SERVER = "server_sums_and_keeps_seed"
     RANDOMNESS = "randomness_is_good"
 
@@ -74,6 +76,9 @@ _SENTENCES = {
     Assumption.COMPLETE_LEDGER: "The ledger has every participation of every client.",
     Assumption.INDEPENDENCE: "Participation did not depend on released models or on data.",
     Assumption.STOPPING_RULE: "The server releases no round that the stopping rule forbids.",
+    Assumption.RUNS: (
+        "What is composed is true of each run, and runs draw noise and clients independently."
+    ),
     Assumption.SERVER: (
         "The server adds this library's noise to the sum of clipped updates and keeps its seed."
     ),
@@ -193,7 +198,7 @@ class Claim:
 
 
 @final
-class Guarantee:
+class Guarantee(Proved):
     """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
 
     :func:`check` alone makes it. Two are equal if their numbers and assumptions are.
@@ -230,28 +235,6 @@ class Guarantee:
     rho: float
     together: AllParticipations
     assumptions: tuple[Assumption, ...]
-
-    def __new__(cls, *arguments: object, **options: object) -> "Guarantee":
-        """Raises TypeError: use :func:`check`."""
-        raise TypeError("kernel.check makes guarantees, of a Claim: nothing else does.")
-
-    def __init_subclass__(cls) -> NoReturn:
-        raise TypeError("Guarantee has no subclasses.")
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{name} of a guarantee cannot be set: check another claim.")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name} of a guarantee cannot be deleted.")
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a guarantee is not pickled: send its claim, and check that again.")
-
-    def __copy__(self) -> "Guarantee":
-        return self
-
-    def __deepcopy__(self, memo: object) -> "Guarantee":
-        return self
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Guarantee) and self._values() == other._values()
@@ -334,7 +317,6 @@ def check(claim: Claim) -> Guarantee:
         )
     basis = claim.basis
     assert basis is not None
-    made = object.__new__(Guarantee)
     values = {
         "claim": dataclasses.replace(claim, epsilon=proved, num_rounds=rounds),
         "sensitivity": bound,
@@ -345,9 +327,7 @@ def check(claim: Claim) -> Guarantee:
         "together": together,
         "assumptions": (*basis.value, Assumption.SERVER, Assumption.RANDOMNESS),
     }
-    for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+    return made(Guarantee, values)
 
 
 def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:

@@ -1,13 +1,14 @@
-"""Privacy accounting of several runs together: adaptive composition of dominating losses.
+"""Claims about several runs together: adaptive composition of dominating losses.
 
 Runs compose adaptively, and the product of pairs that dominate them dominates the composition
-(``losses``), also for runs that are under way at the same time.
+(``losses``), also for runs that are under way at the same time. :func:`check_composed` computes the
+epsilon of the product, for clients who may be in all runs.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import final
 
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
@@ -15,9 +16,11 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, sampled_runs, validation
 from mf_aggregators.kernel.arrays import underflow_is_zero
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
+from mf_aggregators.kernel.claim import Assumption
+from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.losses import Approximation, composition_rounding, epsilon_of, safe_delta
+from mf_aggregators.kernel.proved import Proved, made
 from mf_aggregators.kernel.sampled_runs import SampledRun
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
@@ -29,248 +32,214 @@ INTERVAL = 1e-4
 _FAILURE_SHARE, _COMPOSITIONS = 0.01, 16
 # The share of delta down to which the bounds of one of several runs are close.
 _LEVEL_SHARE = 0.1
+# A claimed epsilon may lack digits that a file has lost.
+_ROUNDING = 1e-9
+
+_WITH_NOISE = (dp_events.GaussianDpEvent, dp_events.LaplaceDpEvent)
+_WITHOUT = (dp_events.NoOpDpEvent, dp_events.NonPrivateDpEvent)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class SampledRunDpEvent(dp_events.GaussianDpEvent):  # type: ignore[misc]
-    """A run whose clients are drawn, as an event of dp-accounting.
-
-    Accountants of dp-accounting see the Gaussian mechanism without amplification, which bounds the
-    run. :func:`composed_epsilon` uses the run itself.
+class Part:
+    """One mechanism of a composition, and how often it is composed.
 
     Attributes:
-      noise_multiplier: Of all participations of a client, against whoever knows their rounds.
-      run: The run; None for nothing but the Gaussian mechanism.
+      mechanism: A run whose clients are drawn; or a Gaussian or Laplace event of dp-accounting,
+        also with Poisson sampling, or one without any noise or release. Noise of Gaussian events is
+        drawn by the kernel.
+      count: How often it is composed.
+      num_runs: The runs that draw noise: fewer than ``count`` if it is one of several rounds.
+
+    Raises:
+      ValueError: If a number is out of its range, or the mechanism is of another class.
     """
 
-    noise_multiplier: float
-    run: SampledRun | None = None
+    mechanism: SampledRun | dp_events.DpEvent
+    count: int = 1
+    num_runs: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mechanism", _checked(self.mechanism))
+        validation.set_positive_integers(self, "count", "num_runs")
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class FixedSizeRoundDpEvent(dp_events.SampledWithoutReplacementDpEvent):  # type: ignore[misc]
-    """A round with a batch of a fixed size, as an event of dp-accounting.
+class Composed:
+    """The claim that several runs together are (epsilon, delta)-DP.
 
-    Its accountants take it for sampling without replacement, and so refuse it but where a client is
-    replaced by another one. :func:`composed_epsilon` knows its losses where a client is zeroed.
+    Runs whose clients are drawn have to draw independently of one another.
 
     Attributes:
-      source_dataset_size: The clients of the group.
-      sample_size: The clients of the batch.
-      event: The noise, with the noise multiplier for replacing a client.
-      run: The round as a run of its own; None if clients are only replaced.
+      parts: What is composed.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      epsilon: The claimed epsilon; None to take the one that is proved.
+      num_coordinates: The most numbers that one run draws: parameters times rounds.
+      seed: What samples follow from that bound losses of clients who draw for themselves. It is
+        chosen before anything is known of its result.
+
+    Raises:
+      TypeError: If a part is none.
+      ValueError: If a number is out of its range.
     """
 
-    source_dataset_size: int
-    sample_size: int
-    event: dp_events.DpEvent
-    run: SampledRun | None = None
+    parts: tuple[Part, ...]
+    delta: float
+    epsilon: float | None = None
+    num_coordinates: int = DEFAULT_NUM_COORDINATES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if {*map(type, self.parts)} - {Part}:
+            raise TypeError(f"parts must be of Part, found {validation.shown(self.parts)}.")
+        object.__setattr__(self, "parts", tuple(map(dataclasses.replace, self.parts)))
+        object.__setattr__(self, "delta", validation.delta(self.delta))
+        if self.epsilon is not None:
+            object.__setattr__(self, "epsilon", validation.epsilon(self.epsilon))
+        validation.set_positive_integers(self, "num_coordinates")
+        object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
 
 
-def event(run: SampledRun) -> dp_events.DpEvent:
-    """Returns a run whose clients are drawn as an event of dp-accounting.
+@final
+class ComposedGuarantee(Proved):
+    """A proved claim of several runs together, which :func:`check_composed` alone makes.
 
-    Args:
-      run: The run.
-
-    Returns:
-      For Poisson sampling the composed sampled Gaussian of BandMF App. F.3; for fixed sizes
-      composed rounds, with half the noise multiplier for replacing a client; for other schemes an
-      event that has the run, if it is amplified.
+    Attributes:
+      claim: The claim, with the proved epsilon.
+      epsilon: The epsilon; infinity if one part has no noise.
+      delta: The delta that epsilon is for.
+      assumptions: What the guarantee rests on.
     """
-    draws = run.draws
-    if isinstance(draws, Poisson):
-        sampled = dp_events.PoissonSampledDpEvent(
-            draws.sampling_probability, dp_events.GaussianDpEvent(run.sigma)
-        )
-        return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
-    if isinstance(draws, FixedSize):
-        one = dataclasses.replace(draws, num_rounds=draws.num_bands)
-        sampled = FixedSizeRoundDpEvent(
-            draws.group_size,
-            draws.clients_per_round,
-            dp_events.GaussianDpEvent(run.sigma / 2.0),
-            SampledRun(one, run.sigma),
-        )
-        return dp_events.SelfComposedDpEvent(sampled, draws.most_participations)
-    if run.is_amplified:
-        return SampledRunDpEvent(run.noise_multiplier, run)
-    return dp_events.GaussianDpEvent(run.noise_multiplier)
+
+    __slots__ = ("assumptions", "claim", "delta", "epsilon")
+
+    claim: Composed
+    epsilon: float
+    delta: float
+    assumptions: tuple[Assumption, ...]
 
 
 @underflow_is_zero
-def composed_epsilon(
-    events: Iterable[dp_events.DpEvent],
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    seed: int = 0,
-) -> float:
-    """Returns the epsilon of several runs together, for clients who may be in all of them.
-
-    Runs whose clients are drawn have to draw independently: two samplers with one seed draw the
-    same clients, and their runs together tell more than is returned.
+def check_composed(claim: Composed) -> ComposedGuarantee:
+    """Proves a claim of several runs together.
 
     Args:
-      events: What ``Mechanism.event``, :func:`event` and ``SamplingScheme.event`` returned, or any
-        other event that dp-accounting's privacy loss distributions know where a client is added or
-        removed; all Gaussian ones are taken for ones whose noise is drawn here.
-      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions. Where clients draw for
-        themselves, it pays for the failure probability of samples, a sixteenth of a hundredth of
-        it, so that up to 16 compositions may be compared.
-      num_coordinates: Parameters times rounds, of the largest run.
-      seed: What the samples follow from that bound the losses of clients who draw for themselves.
-        Choose it before anything is known of its result.
+      claim: The claim.
 
     Returns:
-      The epsilon of the composition; infinity if one event has no noise. Runs whose clients are
-      drawn are amplified, unless all are better without.
+      The guarantee, with the epsilon that was proved. Runs whose clients are drawn are amplified,
+      unless all are better without.
 
     Raises:
+      NotProved: If the claimed epsilon is smaller than the proved one.
       TailError: As in ``gaussian.epsilon``.
-      ValueError: If delta is out of its range, or an event cannot be composed so.
+      TypeError: If it is no claim.
+      ValueError: If delta is too small for so many compositions.
     """
-    composed = dp_events.ComposedDpEvent(list(events))
-    compositions = _compositions(composed)
+    if type(claim) is not Composed:
+        raise TypeError(f"check_composed takes a Composed, found {validation.shown(claim)}.")
+    claim = dataclasses.replace(claim)
+    found = _epsilon(claim)
+    if claim.epsilon is not None and not found <= claim.epsilon * (1.0 + _ROUNDING):
+        raise NotProved(f"the claim is epsilon {claim.epsilon!r}, and {found!r} is proved.")
+    sampled = (SampledRun, dp_events.PoissonSampledDpEvent)
+    is_drawn = any(isinstance(part.mechanism, sampled) for part in claim.parts)
+    drawn = (Assumption.SECRET_DRAWS,) * is_drawn
+    values = {
+        "claim": dataclasses.replace(claim, epsilon=found),
+        "epsilon": found,
+        "delta": claim.delta,
+        "assumptions": (Assumption.RUNS, *drawn, Assumption.SERVER, Assumption.RANDOMNESS),
+    }
+    return made(ComposedGuarantee, values)
+
+
+def _epsilon(claim: Composed) -> float:
+    delta, parts = claim.delta, claim.parts
+    compositions = sum(
+        part.count * part.mechanism.compositions
+        if isinstance(part.mechanism, SampledRun)
+        else part.count
+        for part in parts
+    )
     safe_delta(delta, compositions)
-    unamplified = _without_amplification(composed)
-    if not pld_privacy_accountant.PLDAccountant().supports(unamplified):
-        raise ValueError(
-            f"{composed} cannot be composed where a client is added or removed, or its updates are "
-            "zeroed: compose what Mechanism.event and SamplingScheme.event return, and events that "
-            "dp-accounting's PLDAccountant takes for this relation."
-        )
     # Before losses are composed, which takes long for little noise.
-    smallest = _smallest_noise_multiplier(composed)
+    smallest = min((_noise_of_part(part.mechanism) for part in parts), default=math.inf)
     if smallest < math.inf:
         # Each part is compared with the whole of delta.
-        delta = gaussian.delta_left(delta, smallest, _runs(composed) * num_coordinates)
+        numbers = sum(part.num_runs for part in parts) * claim.num_coordinates
+        delta = gaussian.delta_left(delta, smallest, numbers)
     delta -= composition_rounding(compositions)
     delta *= 1.0 - min(_ROUNDING_OF_DOTS / INTERVAL * compositions, 0.5)
-    runs = list(_sampled_runs(composed))
+    runs = [
+        (part.mechanism, part.count) for part in parts if isinstance(part.mechanism, SampledRun)
+    ]
     found = math.inf
-    if runs and all(run.noise_multiplier > 0.0 for run in runs):
+    if runs and all(run.noise_multiplier > 0.0 for run, _ in runs):
         # Losses are infinite with this probability: delta pays for it where epsilon is found.
-        failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * len(runs))
-        approximation = Approximation(INTERVAL, failure, _LEVEL_SHARE * delta, seed)
-        losses = {run: sampled_runs.losses(run, approximation) for run in set(runs)}
-        found = float(_Accountant(losses).compose(composed).get_epsilon(delta))
+        failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * sum(count for _, count in runs))
+        approximation = Approximation(INTERVAL, failure, _LEVEL_SHARE * delta, claim.seed)
+        losses = {run: sampled_runs.losses(run, approximation) for run in {run for run, _ in runs}}
+        found = _composed(parts, losses, delta)
         # What is unamplified has at least the epsilon of these runs alone.
-        squares = sum(run.noise_multiplier**-2 for run in runs)
+        squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
         if squares > 0.0 and found <= gaussian.exact_epsilon(squares**-0.5, delta):
             return found
-    return min(found, float(_Accountant({}).compose(unamplified).get_epsilon(delta)))
+    return min(found, _composed(parts, {}, delta))
 
 
-# dp-accounting ships no types.
-class _Accountant(pld_privacy_accountant.PLDAccountant):  # type: ignore[misc]
-    """dp-accounting's accountant, with the losses of sampled runs."""
-
-    def __init__(self, losses: Mapping[SampledRun, PrivacyLossDistribution]) -> None:
-        super().__init__(value_discretization_interval=INTERVAL)
-        self._losses = losses
-
-    def get_epsilon(self, target_delta: float) -> float:
-        """Returns the epsilon of all events, rounded up."""
-        if self._contains_non_dp_event:
-            return math.inf
-        return epsilon_of(self._pld, target_delta)
-
-    def _maybe_compose(self, event: dp_events.DpEvent, count: int, do_compose: bool) -> Any:
-        run = _run_of(event)
-        if run is None:
-            return super()._maybe_compose(_accounted(event), count, do_compose)
-        if do_compose:
-            losses = self._losses[run].self_compose(count)
-            self._pld: PrivacyLossDistribution = self._pld.compose(losses)
-        return None
+def _composed(
+    parts: tuple[Part, ...], losses: Mapping[SampledRun, PrivacyLossDistribution], delta: float
+) -> float:
+    """The epsilon of all parts; runs without losses are Gaussian mechanisms."""
+    accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=INTERVAL)
+    for part in parts:
+        event = part.mechanism
+        if isinstance(event, SampledRun) and event in losses:
+            together = losses[event].self_compose(part.count)
+            accountant._pld = accountant._pld.compose(together)
+            continue
+        if isinstance(event, SampledRun):
+            event = _checked(dp_events.GaussianDpEvent(event.noise_multiplier))
+        accountant.compose(event, part.count)
+    return math.inf if accountant._contains_non_dp_event else epsilon_of(accountant._pld, delta)
 
 
-def _run_of(event: dp_events.DpEvent) -> SampledRun | None:
-    """The run whose losses are known, if an event is that of one."""
-    run = event.run if isinstance(event, SampledRunDpEvent | FixedSizeRoundDpEvent) else None
-    if run is not None and type(run) is not SampledRun:
-        raise ValueError(
-            f"the run of an event must be a SampledRun, found {validation.shown(run)}."
+def _checked(mechanism: SampledRun | dp_events.DpEvent) -> SampledRun | dp_events.DpEvent:
+    """A mechanism made anew of numbers, with no more noise than dp-accounting's arithmetic bears.
+
+    Raises:
+      ValueError: If it is of another class, or a number is out of its range.
+    """
+    kind = type(mechanism)
+    if kind is SampledRun:
+        return dataclasses.replace(mechanism)
+    if kind in _WITHOUT:
+        return mechanism
+    if kind in _WITH_NOISE:
+        noise = validation.non_negative_number(
+            mechanism.noise_multiplier, f"the noise_multiplier of a {kind.__name__}"
         )
-    return run
+        return kind(min(noise, gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
+    if kind is dp_events.PoissonSampledDpEvent and type(mechanism.event) in _WITH_NOISE:
+        share = validation.fraction(
+            mechanism.sampling_probability, f"the sampling_probability of a {kind.__name__}"
+        )
+        return kind(share, _checked(mechanism.event))
+    raise ValueError(
+        f"{validation.shown(mechanism)} is no SampledRun, and no event that is composed where a "
+        "client is added or removed, or its updates are zeroed: compose what Mechanism.event and "
+        "SamplingScheme.event return, or Gaussian and Laplace events, also with Poisson sampling."
+    )
 
 
-def _without_amplification(event: dp_events.DpEvent) -> dp_events.DpEvent:
-    """An event in which runs whose clients are drawn are Gaussian mechanisms."""
-    run = _run_of(event)
-    if run is not None:
-        return _accounted(dp_events.GaussianDpEvent(run.noise_multiplier))
-    if isinstance(event, dp_events.ComposedDpEvent):
-        return dp_events.ComposedDpEvent([_without_amplification(each) for each in event.events])
-    if isinstance(event, dp_events.SelfComposedDpEvent):
-        return dp_events.SelfComposedDpEvent(_without_amplification(event.event), event.count)
-    return _accounted(event)
-
-
-def _accounted(event: dp_events.DpEvent) -> dp_events.DpEvent:
-    """A Gaussian mechanism with no more noise than dp-accounting's arithmetic bears."""
-    if not isinstance(event, dp_events.GaussianDpEvent):
-        return event
-    most = gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED
-    return dp_events.GaussianDpEvent(min(event.noise_multiplier, most))
-
-
-def _sampled_runs(event: dp_events.DpEvent) -> Iterator[SampledRun]:
-    """The runs whose losses are known, each as often as it is composed."""
-    run = _run_of(event)
-    if run is not None:
-        yield run
-    elif isinstance(event, dp_events.ComposedDpEvent):
-        for each in event.events:
-            yield from _sampled_runs(each)
-    elif isinstance(event, dp_events.SelfComposedDpEvent):
-        yield from list(_sampled_runs(event.event)) * int(event.count)
-
-
-def _smallest_noise_multiplier(event: dp_events.DpEvent) -> float:
-    """Of the Gaussian events that have noise; infinity if there are none."""
-    run = _run_of(event)
-    if run is not None:
-        return run.part_noise_multiplier or math.inf
-    if isinstance(event, dp_events.ComposedDpEvent):
-        return min(map(_smallest_noise_multiplier, event.events), default=math.inf)
-    if isinstance(event, dp_events.SelfComposedDpEvent | dp_events.PoissonSampledDpEvent):
-        return _smallest_noise_multiplier(event.event)
-    if isinstance(event, dp_events.GaussianDpEvent) and event.noise_multiplier > 0.0:
-        return float(event.noise_multiplier)
+def _noise_of_part(mechanism: SampledRun | dp_events.DpEvent) -> float:
+    """The noise multiplier of the largest shift of one row; infinity if nothing is drawn."""
+    if isinstance(mechanism, SampledRun):
+        return mechanism.part_noise_multiplier or math.inf
+    is_sampled = isinstance(mechanism, dp_events.PoissonSampledDpEvent)
+    inner = mechanism.event if is_sampled else mechanism
+    if isinstance(inner, dp_events.GaussianDpEvent) and inner.noise_multiplier > 0.0:
+        return float(inner.noise_multiplier)
     return math.inf
-
-
-def _runs(event: dp_events.DpEvent) -> int:
-    """How many runs an event is of; the rounds of a sampled one are composed in a run."""
-    if _run_of(event) is not None:
-        return 1
-    if isinstance(event, dp_events.ComposedDpEvent):
-        return sum(map(_runs, event.events))
-    if isinstance(event, dp_events.SelfComposedDpEvent):
-        is_sampled = isinstance(
-            event.event, dp_events.PoissonSampledDpEvent | FixedSizeRoundDpEvent
-        )
-        return 1 if is_sampled else int(event.count) * _runs(event.event)
-    return 1
-
-
-def _compositions(event: dp_events.DpEvent) -> int:
-    """How many mechanisms an event composes; raises ValueError if its numbers are wrong."""
-    run = _run_of(event)
-    if run is not None:
-        return run.compositions
-    kind = type(event).__name__
-    if isinstance(event, dp_events.SelfComposedDpEvent):
-        count = validation.positive_integer(event.count, f"the count of a {kind}")
-        return count * _compositions(event.event)
-    if isinstance(event, dp_events.GaussianDpEvent | dp_events.LaplaceDpEvent):
-        name = f"the noise_multiplier of a {kind}"
-        validation.non_negative_number(event.noise_multiplier, name)
-    if isinstance(event, dp_events.PoissonSampledDpEvent):
-        validation.fraction(event.sampling_probability, f"the sampling_probability of a {kind}")
-        return _compositions(event.event)
-    if isinstance(event, dp_events.ComposedDpEvent):
-        return sum(_compositions(each) for each in event.events)
-    return 1

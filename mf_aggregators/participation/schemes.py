@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators.kernel import composition, gaussian, validation
+from mf_aggregators.accounting import composition
+from mf_aggregators.kernel import gaussian, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations

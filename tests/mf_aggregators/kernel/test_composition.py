@@ -15,6 +15,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.accounting import losses_below
+from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
 from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles, sampled_runs
 from mf_aggregators.kernel.draws_of_clients import Poisson
 from mf_aggregators.kernel.sampled_runs import SampledRun
@@ -122,8 +123,8 @@ def _run(sigma: float) -> SampledRun:
 def test_delta_pays_for_every_run_that_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs that fail with 2e-6 each: nothing is stated at a delta below 6e-6."""
     _with_losses(monkeypatch, failure=2e-6)
-    event = composition.SampledRunDpEvent(4.0, _run(4.0))
-    unamplified = accounting.composed_epsilon([composition.SampledRunDpEvent(4.0)] * 3, 5.9e-6)
+    event = SampledRunDpEvent(4.0, _run(4.0))
+    unamplified = accounting.composed_epsilon([SampledRunDpEvent(4.0)] * 3, 5.9e-6)
     assert accounting.composed_epsilon([event] * 3, 5.9e-6) == unamplified
     for events in ([event] * 3, [event, dp_accounting.SelfComposedDpEvent(event, 2)]):
         left = accounting.composed_epsilon(events, 9e-6)
@@ -137,7 +138,7 @@ def test_failure_probabilities_of_all_runs_are_a_small_share_of_delta(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = _with_losses(monkeypatch)
-    one, other = (composition.SampledRunDpEvent(4.0, _run(sigma)) for sigma in (4.0, 4.5))
+    one, other = (SampledRunDpEvent(4.0, _run(sigma)) for sigma in (4.0, 4.5))
     events = [dp_accounting.SelfComposedDpEvent(one, 5), other, accounting.event(9.0)]
     accounting.composed_epsilon(events, 1e-5)
     # The same run has the same losses, and fails with the others of its kind.
@@ -159,12 +160,12 @@ def test_an_event_has_no_run_but_the_kernels() -> None:
 
     others: tuple[Any, ...] = (Other(Poisson(1, 1, 2, 1), 1.0), "run")
     for other_run in others:
-        event = composition.SampledRunDpEvent(1.0, other_run)
+        event = SampledRunDpEvent(1.0, other_run)
         with refuses("SampledRun"):
             accounting.composed_epsilon([event], 1e-5)
     # The noise multiplier beside a run counts for nothing.
     run = _run(1.0)
-    honest, other = (composition.SampledRunDpEvent(sigma, run) for sigma in (1.0, 1e9))
+    honest, other = (SampledRunDpEvent(sigma, run) for sigma in (1.0, 1e9))
     assert accounting.composed_epsilon([other], 1e-5) == accounting.composed_epsilon([honest], 1e-5)
 
 
@@ -185,7 +186,7 @@ def test_runs_with_random_check_ins_compose_amplified() -> None:
         for each in (_SMALL, poisson)
     )
     assert known <= found <= 1.25 * known
-    unamplified = composition.SampledRunDpEvent(_SMALL.event().noise_multiplier)
+    unamplified = SampledRunDpEvent(_SMALL.event().noise_multiplier)
     without = accounting.composed_epsilon([unamplified] * 2 + others, 1e-4)
     assert found < 0.6 * without
 
@@ -298,8 +299,8 @@ def test_runs_that_draw_the_same_clients_are_one_with_less_noise() -> None:
 def test_losses_are_composed_of_all_rounds_for_delta() -> None:
     """Whose Fourier transforms may lose what delta has to pay for."""
     event = mfa.participation.FixedSizeSampling(4_000, 2, 100, 10).event(20.0)
-    assert composition._compositions(dp_accounting.SelfComposedDpEvent(event, 3)) == 6_000
-    assert composition._runs(dp_accounting.SelfComposedDpEvent(event, 3)) == 3
+    (part,) = _parts(dp_accounting.SelfComposedDpEvent(event, 3), 1, 1)
+    assert (part.count, part.num_runs) == (6_000, 3)
     assert event.event.run.part_noise_multiplier == 10.0
     with refuses("delta", "6000"):
         accounting.composed_epsilon([event] * 3, 2e-11)
@@ -335,7 +336,7 @@ def test_a_count_is_a_positive_integer(count: object) -> None:
             dp_accounting.PoissonSampledDpEvent(math.nan, dp_accounting.GaussianDpEvent(1.0)),
             "sampling_probability of a PoissonSampledDpEvent",
         ),
-        (3, "ComposedDpEvent(events=[3])"),
+        (3, "3 is no SampledRun"),
     ],
 )
 def test_what_is_wrong_with_an_event_is_named(event: object, words: str) -> None:
