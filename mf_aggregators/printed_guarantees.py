@@ -1,7 +1,7 @@
 """Membership inference beside an epsilon: true positive rates as fields and as sentences.
 
-``accounting.trade_offs`` computes the highest true positive rates at two false positive rates, and says
-what the attacker knows and decides.
+``accounting.trade_offs`` computes the highest true positive rates at two false positive rates, and
+says what the attacker knows and decides.
 """
 
 import math

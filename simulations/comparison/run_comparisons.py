@@ -343,8 +343,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
     lines = []
-    for name, *numbers in (rows[0], rule, *rows[1:]):
-        right = [text.rjust(width) for text, width in zip(numbers, others, strict=True)]
+    for name, *cells in (rows[0], rule, *rows[1:]):
+        right = [text.rjust(width) for text, width in zip(cells, others, strict=True)]
         lines.append(f"| {' | '.join([name.ljust(first), *right])} |")
     return "\n".join(lines)
 
