@@ -21,6 +21,7 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, noising_matrices, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
 from mf_aggregators.kernel.numbers import rounded_down
@@ -36,7 +37,6 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -439,8 +439,11 @@ class Mechanism:
                 f"interval {interval:g}: use a larger interval."
             )
         if self.sampling is None:
-            losses = losses_of_runs.gaussian_losses if pessimistic else losses_below.gaussian
-            found, part, rounding = losses(sigma, interval), sigma, 0.0
+            if pessimistic:
+                found = losses_of_runs.gaussian_losses(sigma, interval)
+            else:
+                found = losses_below.gaussian(sigma, interval)
+            part, rounding = sigma, 0.0
         else:
             columns = guarantees.columns_of(self.factorization, self.sampling)
             run = self.sampling.run(sigma, columns)

@@ -31,7 +31,7 @@ from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import validation
-from mf_aggregators.privacy.guarantees import ONLY_IF
+from mf_aggregators.kernel.claim import ONLY_IF
 from simulations.comparison import paired_differences, repeated_runs, run_comparisons
 from simulations.comparison.paired_differences import PairedDifference
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant

@@ -27,6 +27,7 @@ from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, 
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
@@ -536,7 +537,7 @@ def _privacy_fields(
         **fields,
         "planned_sensitivity": plan.sensitivity,
         "realised_sensitivity": guarantee.sensitivity,
-        "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+        "realised_sensitivity_is_exact": guarantee.sensitivity.is_exact,
         "realised_noise_multiplier": guarantee.noise_multiplier,
         "realised_epsilon": guarantee.epsilon,
         "widened_epsilon": None if worst_case is None else worst_case.epsilon,
@@ -582,14 +583,14 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
         return f"{found}\n--checkpoint adds the guarantee that is left."
     observed = (
         f"The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
-        f"the smallest separation and the largest number of participations, {guarantees.ONLY_IF}."
+        f"the smallest separation and the largest number of participations, {ONLY_IF}."
     )
     if fields["keeps_plan"]:
         return f"{found}\nThe plan was kept: {planned}. {observed}"
     return (
         f"{found}\nPlanned was {planned}; those that kept the schema still have it. {observed} At "
         "worst, with the smaller separation and the larger number of participations of plan and "
-        f"observation: {stated_pair(fields['widened_epsilon'], delta)}, {guarantees.ONLY_IF}."
+        f"observation: {stated_pair(fields['widened_epsilon'], delta)}, {ONLY_IF}."
     )
 
 

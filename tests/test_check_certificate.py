@@ -19,10 +19,10 @@ from mf_aggregators.factorizations import (
     structured,
     toeplitz,
 )
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import Guarantee
 from tests import console_commands
 
 _PROGRAM = "tools/check_certificate.py"
@@ -45,7 +45,7 @@ _MORE_CASES: list[tuple[Factorization, SeparatedScheme]] = [
 
 def _guarantee(matrix: Factorization, scheme: SeparatedScheme) -> Guarantee:
     found = guarantees.sampled(matrix, scheme, 1.4, 1e-3, certification=_QUICK)
-    assert found.certificate is not None
+    assert found.claim.certificate is not None
     return found
 
 
@@ -77,7 +77,7 @@ def test_what_is_certified_is_accepted_and_what_is_a_fifth_better_is_not(
     """Of a run directory; fresh random bits err in 10^-6 of tests of a false claim."""
     found = _guarantee(matrix, scheme)
     checkpoints.save(matrix, tmp_path / "factorization")
-    (tmp_path / "privacy.json").write_text(json.dumps({"planned": found.to_dict()}))
+    (tmp_path / "privacy.json").write_text(json.dumps({"planned": guarantees.to_dict(found)}))
     assert _status(tmp_path) == 0
     assert _status(tmp_path, f"--epsilon={0.8 * found.epsilon}") == 1
 

@@ -129,7 +129,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         Represented(20, 70, larger),
     )
     text = statement.to_markdown()
-    part = statement.stated.part_of_client()
+    part = guarantees.part_of_client(statement.stated)
     assert part.epsilon > statement.stated.epsilon
     _check(
         text,
@@ -145,7 +145,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     assert ("no epsilon is stated." in text) == math.isinf(part.epsilon)
     zcdp = re.findall(r"approximate zCDP with rho = (\S+) and delta0 = (\S+)[.,]\s", text)
     for (rho, failure), guarantee in zip(zcdp, [planned, observed_guarantee], strict=True):
-        assert 0 <= Decimal(rho) - _decimal(guarantee.zcdp_rho) < Decimal("1e-5") * Decimal(rho)
+        assert 0 <= Decimal(rho) - _decimal(guarantee.rho) < Decimal("1e-5") * Decimal(rho)
         assert Decimal(failure) >= _decimal(guarantee.zcdp_delta) > 0
     # The noise is a hypothesis: exactly what was added, neither more nor less.
     multipliers = re.findall(r"noise multiplier relative to it\s+([\d.e+-]+),", text)
@@ -169,7 +169,7 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
     text = PrivacyStatement(
         RunFacts("Identity", 50, 5, 0.5, False, "none", "The server draws."), planned
     ).to_markdown()
-    part = planned.part_of_client()
+    part = guarantees.part_of_client(planned)
     assert part.amplified_epsilon is not None
     assert part.amplified_delta is not None
     amplified = re.search(r"applied twice is \(([\d.]+), ([\d.e+-]+)\)-DP", text)

@@ -84,5 +84,5 @@ def test_no_statement_claims_pure_zcdp(multiplier: float) -> None:
         # Sentence by sentence: a list has more than one.
         for sentence in re.split(r"(?<=\.) ", " ".join(text.split())):
             assert not _NAMED.search(sentence) or _MAY_SAY.search(sentence), sentence
-        if plan.zcdp_rho < float("inf"):
+        if plan.rho < float("inf"):
             assert re.search(r"approximate zCDP with rho = \S+ and delta0 = 1\S*e-15", text)

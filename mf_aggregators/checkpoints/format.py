@@ -17,7 +17,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -331,15 +331,12 @@ def contradictions_of_plan(
     """
     flags, plan = config["flags"], contents["planned"]
     earlier = contents.get("earlier_plans", ())
-    names = "num_rounds", "participation"
     pairs: dict[str, tuple[Any, Any]] = {
-        "earlier_plans": (
-            [{name: each[name] for name in names} for each in earlier],
-            [{name: each[name] for name in names} for each in config.get("extends", ())],
-        ),
+        "earlier_plans": (_horizons(earlier), _horizons(config.get("extends", ())))
     }
     if plan["sampling"] is None:
-        pairs["participation"] = plan["participation"], description["errors"]["participation"]
+        made_for = description["errors"]["participation"]
+        pairs["participation"] = _as_proved(plan["participation"]), _as_proved(made_for)
         # Of the rounds that a run began with: the matrix decides what more rounds leave of it. In
         # an estimate, of fewer clients than they stand for.
         noise, asked = [*earlier, plan][0]["noise_multiplier"], flags["noise_multiplier"]
@@ -353,6 +350,19 @@ def contradictions_of_plan(
     if added is None or not math.isclose(noise, added, rel_tol=_SENSITIVITY_TOLERANCE):
         pairs["noise_multiplier"] = noise, added
     return [(name, *both) for name, both in pairs.items() if both[0] != both[1]]
+
+
+def _horizons(plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"num_rounds": each["num_rounds"], "participation": _as_proved(each["participation"])}
+        for each in plans
+    ]
+
+
+def _as_proved(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema by the name that a guarantee has for it: one schema may have two names."""
+    schema = participations.from_dict(described).as_schema()
+    return participations.of_schema(schema).to_dict()
 
 
 def is_run(directory: str | os.PathLike[str]) -> bool:

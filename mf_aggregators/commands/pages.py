@@ -23,8 +23,9 @@ from matplotlib.figure import Figure
 from mf_aggregators import accounting, atomic_files, figures, version
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.numbers import rounded_up
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy import attackers
 
 Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -206,7 +207,7 @@ def draw_trade_offs(
     """
     rates = false_positive_rates()
     curves = {
-        name: (rates, np.asarray(guarantee.true_positive_rate(rates)))
+        name: (rates, np.asarray(attackers.true_positive_rate(guarantee, rates)))
         for name, guarantee in stated.items()
     }
     figures.lines(

@@ -40,6 +40,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import (
     Candidate,
@@ -50,7 +51,7 @@ from mf_aggregators.planning import (
     proposals,
     robustness,
 )
-from mf_aggregators.printed_guarantees import counted
+from mf_aggregators.privacy import attackers
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
@@ -264,7 +265,7 @@ def main(values: flags.FlagValues) -> int:
             guarantee = chosen.mechanism.guarantee(
                 setting.delta, certification=proposals.certification_in(cache)
             )
-            fields |= {"report": values.report, **guarantee.attacker()}
+            fields |= {"report": values.report, **attackers.rates(guarantee)}
             plan_page.write(plan, guarantee, steps, show_rates, values, cache, comparison)
     text = plan_text.text(plan, steps, not values["model_size"].present, show_rates, comparison)
     command_line.print_result(values, fields, text)

@@ -9,18 +9,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, figures, printed_guarantees
+from mf_aggregators import accounting, figures
 from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.commands import pages, plan_separations, plan_setting, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.planning.plans import quantity_of
 from mf_aggregators.planning.proposals import error_name
 from mf_aggregators.planning.robustness import Comparison
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy import attackers
 
 # More curves than these are hard to tell apart.
 _MOST_CURVES = 6
@@ -72,7 +73,7 @@ def write(
         setting=plan_setting.setting_lines(
             setting, not values["model_size"].present, plan.recommended
         ),
-        attacker=printed_guarantees.rates_sentence(guarantee.attacker()),
+        attacker=attackers.rates_sentence(attackers.rates(guarantee)),
         columns=columns,
         rows=rows,
         marked=plan.candidates.index(plan.recommended),
@@ -143,7 +144,7 @@ def _comparison(plan: Plan, guarantee: Guarantee, cache: pathlib.Path | None) ->
             trade_offs,
             "The highest true positive rate of an attacker who decides whether one client's "
             "updates were used, over the false positive rate: "
-            f"{printed_guarantees.rates_in_brief(guarantee.attacker())}.",
+            f"{attackers.rates_in_brief(attackers.rates(guarantee))}.",
         ),
     ]
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import atomic_files, checkpoints, memory, printed_guarantees, random_streams
+from mf_aggregators import atomic_files, checkpoints, memory, random_streams
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
@@ -41,11 +41,11 @@ from mf_aggregators.commands import (
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.kernel import gaussian, numbers, validation
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
-from mf_aggregators.privacy import guarantees, ledgers, round_times
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy import attackers, guarantees, ledgers, round_times
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 
@@ -494,12 +494,12 @@ def _sentences(
         return []
     sentences = []
     planned = mechanism.guarantee(delta)
-    if math.isfinite(planned.epsilon) and (found is None or found.plan.sampling is None):
+    if math.isfinite(planned.epsilon) and (found is None or not found.plan.is_amplified):
         sentences.append(
             f"Whoever observes all {mechanism.num_rounds} rounds learns about one client at most "
             f"what {numbers.pair(planned.epsilon, delta)}-DP allows (zero-out "
             f"adjacency), if every client keeps to: {subject.schema}. "
-            f"{printed_guarantees.rates_sentence(planned.attacker())}"
+            f"{attackers.rates_sentence(attackers.rates(planned))}"
         )
     if found is not None:
         sentences.append(found.sentences())

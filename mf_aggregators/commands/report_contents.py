@@ -13,7 +13,6 @@ from mf_aggregators import (
     checkpoints,
     factorizations,
     lower_bounds,
-    printed_guarantees,
     workloads,
 )
 from mf_aggregators import participation as participations
@@ -21,13 +20,14 @@ from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, readable
 from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.numbers import counted, rounded_down, rounded_up, stated_pair
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
-from mf_aggregators.privacy import client_names, guarantees, ledgers, statement_texts
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF, Guarantee
+from mf_aggregators.privacy import attackers, client_names, guarantees, ledgers, statement_texts
+from mf_aggregators.privacy.attackers import FALSE_POSITIVE_RATES, rate_field
+from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.worst_client import WorstClient
@@ -154,13 +154,13 @@ class Subject:
         guarantee = mechanism.guarantee(delta)
         return {
             **found,
-            "zcdp_rho": guarantee.zcdp_rho,
+            "zcdp_rho": guarantee.rho,
             # Zero without noise: nothing is stated then.
             "zcdp_delta": guarantee.zcdp_delta,
             "epsilon": guarantee.epsilon,
             "delta": delta,
             **{_field_of(each): mechanism.guarantee(each).epsilon for each in _DELTAS},
-            **guarantee.attacker(),
+            **attackers.rates(guarantee),
         }
 
     def extension_fields(
@@ -232,10 +232,10 @@ def rows_of_targets(stated: Mapping[str, Guarantee]) -> list[tuple[str, ...]]:
     names: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for name, guarantee in stated.items():
         rho = "-"
-        if math.isfinite(guarantee.zcdp_rho):
-            rho = readable("zcdp_rho", guarantee.zcdp_rho)
+        if math.isfinite(guarantee.rho):
+            rho = readable("zcdp_rho", guarantee.rho)
         found = {guarantee.delta: guarantee.epsilon}
-        if guarantee.sampling is None and math.isfinite(guarantee.epsilon):
+        if not guarantee.is_amplified and math.isfinite(guarantee.epsilon):
             found |= {
                 delta: guarantee.at(delta).epsilon for delta in _DELTAS if delta != guarantee.delta
             }
@@ -348,16 +348,17 @@ def sampling_fields(plan: Guarantee, *, is_broken: bool = False) -> dict[str, An
       plan: The guarantee that was planned.
       is_broken: Whether it is shown not to hold: then none of its numbers is a field.
     """
-    if plan.sampling is None:
+    scheme, certificate = guarantees.scheme_of(plan), plan.claim.certificate
+    if scheme is None:
         return {}
     return {
-        "sampling": plan.sampling.to_dict(),
+        "sampling": scheme.to_dict(),
         "amplified_noise_multiplier": plan.noise_multiplier,
         "amplified_epsilon": None if is_broken else plan.epsilon,
         "amplified_certificate": (
-            None if is_broken or plan.certificate is None else plan.certificate.to_dict()
+            None if is_broken or certificate is None else certificate.to_dict()
         ),
-        **(_no_rates("amplified_") if is_broken else plan.attacker("amplified_")),
+        **(_no_rates("amplified_") if is_broken else attackers.rates(plan, "amplified_")),
     }
 
 
@@ -371,7 +372,7 @@ def drawn_sentences(plan: Guarantee, condition: str) -> str:
     if math.isinf(plan.epsilon):
         found = stated_pair(plan.epsilon, plan.delta)
         return f"There is so little noise that {found} is accounted for{condition}."
-    attacker = printed_guarantees.rates_sentence(plan.attacker(), knows_rounds=False)
+    attacker = attackers.rates_sentence(attackers.rates(plan), knows_rounds=False)
     return (
         f"Whoever observes all {plan.num_rounds} rounds, and does not learn who was drawn, learns "
         f"about one client at most what {stated_pair(plan.epsilon, plan.delta)} allows "
@@ -487,11 +488,11 @@ class LedgerReport:
         """Returns the guarantees that may be stated, by what they are called in a figure."""
         if self.worst_case is not None:
             found = {"observed": self.observed_guarantee, "worst case": self.worst_case}
-        elif self.plan.sampling is None:
+        elif not self.plan.is_amplified:
             found = {"planned": self.plan, "observed": self.observed_guarantee}
         else:
             found = {"amplified": self.plan, "for who knows the batches": self.observed_guarantee}
-        return {f"{name}{guarantee.only_if}": guarantee for name, guarantee in found.items()}
+        return {f"{name}{guarantees.only_if(each)}": each for name, each in found.items()}
 
     def fields(self, *, name_clients: bool = False) -> dict[str, Any]:
         """Returns it as fields of a report.
@@ -515,15 +516,19 @@ class LedgerReport:
             "realised_largest_separation": found.largest_separation,
             "realised_max_participations": found.max_participations,
             "realised_sensitivity": guarantee.sensitivity,
-            "realised_sensitivity_is_exact": guarantee.sensitivity_is_exact,
+            "realised_sensitivity_is_exact": guarantee.sensitivity.is_exact,
             "realised_noise_multiplier": guarantee.noise_multiplier,
-            "realised_zcdp_rho": guarantee.zcdp_rho,
+            "realised_zcdp_rho": guarantee.rho,
             "realised_zcdp_delta": guarantee.zcdp_delta,
             "realised_epsilon": guarantee.epsilon,
-            **guarantee.attacker("realised_"),
-            "widened_zcdp_rho": None if worst_case is None else worst_case.zcdp_rho,
+            **attackers.rates(guarantee, "realised_"),
+            "widened_zcdp_rho": None if worst_case is None else worst_case.rho,
             "widened_epsilon": None if worst_case is None else worst_case.epsilon,
-            **(_no_rates("widened_") if worst_case is None else worst_case.attacker("widened_")),
+            **(
+                _no_rates("widened_")
+                if worst_case is None
+                else attackers.rates(worst_case, "widened_")
+            ),
             "worst_client": worst.client_id if worst and name_clients else None,
             "worst_client_rounds": list(worst.rounds) if worst and name_clients else None,
             "worst_client_num_rounds": None if worst is None else len(worst.rounds),
@@ -543,7 +548,7 @@ class LedgerReport:
                 if self.times is not None
                 else "the ledger breaks the schema that is declared, whose guarantee need not hold "
                 f"for {beyond} that broke it; all others have it still."
-                if self.plan.sampling is None
+                if not self.plan.is_amplified
                 else f"the ledger contradicts its sampling scheme ({self.observed.deviation}), so "
                 "that nothing is amplified."
             )
@@ -552,7 +557,7 @@ class LedgerReport:
                 "separation and the larger number of participations of plan and observation: "
                 f"{stated_pair(self.worst_case.epsilon, self.plan.delta)} (zero-out adjacency), "
                 f"{ONLY_IF}. "
-                f"{printed_guarantees.rates_remark(self.worst_case.attacker())}"
+                f"{attackers.rates_remark(attackers.rates(self.worst_case))}"
             )
         gap = self.observed.gap
         if gap is not None and gap != ledgers.NO_COUNTS:
@@ -563,7 +568,7 @@ class LedgerReport:
 
     def sentences(self) -> str:
         """Returns what the numbers mean of a plan that was not broken."""
-        if self.plan.sampling is None:
+        if not self.plan.is_amplified:
             return self._observed_sentences()
         if self.keeps_plan:
             drawn = "Every batch of the ledger is the one that the sampler's seed draws. "
@@ -584,7 +589,7 @@ class LedgerReport:
         )
 
     def _sampling_fields(self) -> dict[str, Any]:
-        if self.plan.sampling is None:
+        if not self.plan.is_amplified:
             return {}
         # Never a number that the ledger shows not to hold.
         return {
@@ -602,7 +607,7 @@ class LedgerReport:
         guarantee = (
             f"The {observed} participations give {stated_pair(found.epsilon, self.plan.delta)} "
             "(zero-out adjacency), by the rounds between participations of one client and their "
-            f"largest number{found.only_if}."
+            f"largest number{guarantees.only_if(found)}."
         )
         if self.times is not None:
             guarantee += f" {self.times.conditions()}"
@@ -611,7 +616,7 @@ class LedgerReport:
                 f" Only {released} of {planned} rounds were released: that helps only if neither "
                 "the data nor what was released had a part in stopping."
             )
-        return f"{guarantee} {printed_guarantees.rates_remark(self.observed_guarantee.attacker())}"
+        return f"{guarantee} {attackers.rates_remark(attackers.rates(self.observed_guarantee))}"
 
 
 def _no_rates(prefix: str = "") -> dict[str, float | None]:

@@ -13,8 +13,8 @@ from mf_aggregators.commands import command_line, pages, plan_text, report_conte
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.commands.report_contents import INDEPENDENT_NOISE, Subject
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import costs
-from mf_aggregators.privacy.guarantees import Guarantee
 
 _TITLE_OF_ERRORS = "Output at noise multiplier 1"
 # Noise multipliers of a curve of epsilons; below the least, none is stated.
@@ -145,7 +145,7 @@ def _caption_of_epsilons(stated: Mapping[str, Guarantee]) -> str:
         "Epsilon over the noise multiplier. Without amplification, nothing else matters: it is "
         "relative to the sensitivity under the participation schema."
     )
-    if any(guarantee.sampling is not None for guarantee in stated.values()):
+    if any(guarantee.is_amplified for guarantee in stated.values()):
         caption += " That of an amplified guarantee is relative to one participation."
     return caption
 

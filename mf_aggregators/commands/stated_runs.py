@@ -382,7 +382,7 @@ def _event_of_run(directory: pathlib.Path, delta: float) -> dp_event.DpEvent:
     observed = _observed(directory, of_run)
     if observed.keeps_participation:
         return of_run.event()
-    return observed.worst_case(delta).event()
+    return guarantees.event(observed.worst_case(delta))
 
 
 def _event_without_ledger(

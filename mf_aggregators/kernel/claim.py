@@ -27,6 +27,7 @@ import numpy as np
 from mf_aggregators.kernel import (
     gaussian,
     groups,
+    numbers,
     sensitivity,
     strategies,
     validation,
@@ -86,6 +87,10 @@ _SENTENCES = {
 }
 
 
+# The assumption of a guarantee that follows from a ledger, as the end of a sentence.
+ONLY_IF = "only if participation did not depend on released models or on data"
+
+
 class Basis(enum.Enum):
     """The reason why participation is as claimed; its value is the assumptions that it needs."""
 
@@ -105,6 +110,10 @@ class Pattern:
     """
 
     rounds: tuple[int, ...]
+
+    def __str__(self) -> str:
+        rounds = ", ".join(str(i) for i in self.rounds)
+        return f"participation in rounds {rounds}" if self.rounds else "no participation"
 
     def __post_init__(self) -> None:
         rounds = tuple(validation.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
@@ -257,6 +266,16 @@ class Guarantee(Proved):
     def __repr__(self) -> str:
         return f"<({self.epsilon!r}, {self.delta!r})-DP of {self.claim.taking_part!r}>"
 
+    def __str__(self) -> str:
+        stated = f"{numbers.stated_pair(self.epsilon, self.delta)} for each client"
+        ifs = " ".join(each.sentence for each in self.assumptions)
+        if self.is_by_rule:
+            return f"{stated}, by a stopping rule\nif: {ifs}"
+        rounds = numbers.counted(self.num_rounds, "round")
+        secret = ", if nobody learns who was drawn" if self.is_amplified else ""
+        only_if = f", {ONLY_IF}" if self.is_observed else ""
+        return f"{stated} over {rounds}: {self.claim.taking_part}{secret}{only_if}\nif: {ifs}"
+
     @property
     def sigma(self) -> float:
         """The standard deviation of Z, in units of the clip norm."""
@@ -267,6 +286,46 @@ class Guarantee(Proved):
         """The number of rounds that were or will be released."""
         assert self.claim.num_rounds is not None
         return self.claim.num_rounds
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether it rests on draws that nobody knows."""
+        return Assumption.SECRET_DRAWS in self.assumptions
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether it holds only if participation did not depend on released models or on data."""
+        return Assumption.INDEPENDENCE in self.assumptions
+
+    @property
+    def is_by_rule(self) -> bool:
+        """Whether it holds because a stopping rule ends the run by the ledger."""
+        return Assumption.STOPPING_RULE in self.assumptions
+
+    @property
+    def unamplified_noise_multiplier(self) -> float:
+        """The noise multiplier of all participations, for an adversary who knows their rounds."""
+        return self.noise_multiplier / self.together.norm
+
+    @property
+    def zcdp_delta(self) -> float:
+        """The delta0 of (rho, delta0)-approximate zCDP; 0 if rho is 0 or infinite."""
+        if self.rho == 0.0 or self.rho == math.inf:
+            return 0.0
+        return gaussian.zcdp_delta(
+            self.unamplified_noise_multiplier, disjoint_participations=self.together.disjoint
+        )
+
+    def at(self, delta: float) -> "Guarantee":
+        """Returns the guarantee of the same run at another delta, without a certificate.
+
+        Args:
+          delta: Above 0 and below 1.
+
+        Raises:
+          ValueError: If delta is out of its range.
+        """
+        return check(dataclasses.replace(self.claim, delta=delta, epsilon=None, certificate=None))
 
 
 def check(claim: Claim) -> Guarantee:

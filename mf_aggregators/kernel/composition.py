@@ -8,7 +8,7 @@ epsilon of the product, for clients who may be in all runs.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
@@ -206,7 +206,7 @@ def _composed(
     return math.inf if accountant._contains_non_dp_event else epsilon_of(accountant._pld, delta)
 
 
-def _checked(mechanism: SampledRun | dp_events.DpEvent) -> SampledRun | dp_events.DpEvent:
+def _checked(mechanism: Any) -> Any:
     """A mechanism made anew of numbers, with no more noise than dp-accounting's arithmetic bears.
 
     Raises:

@@ -95,6 +95,7 @@ from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.schemas import Schema
 
 # One step of Z in units of its standard deviation, rounded up.
 _STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
@@ -240,6 +241,8 @@ class _SecretRounds:
     """The integers of a sampling scheme without groups.
 
     Attributes:
+      name: The name of the scheme.
+      is_even: Whether adjacent participations of a client are exactly ``separation`` rounds apart.
       num_rounds: The rounds n.
       num_bands: C has at most so many bands, and the roundings of a participation stay within so
         many rows. The kernel counts the bands of C; a claim about the rows binds the second.
@@ -258,6 +261,9 @@ class _SecretRounds:
     clients_per_round: int
     separation: int
 
+    name: ClassVar[str]
+    is_even: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if type(value) is not int:
@@ -266,10 +272,19 @@ class _SecretRounds:
         if self.separation * self.clients_per_round > self.population:
             raise ValueError("the population is too small for the separation and clients_per_round")
 
+    def __str__(self) -> str:
+        return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+
     @property
     def shares_rows(self) -> bool:
         """Whether two participations of a client may change the same row of C x."""
         return self.separation < self.num_bands
+
+    @property
+    def schema(self) -> Schema:
+        """The schema that every draw keeps."""
+        most = math.ceil(self.num_rounds / self.separation)
+        return Schema(most, self.separation, is_even=self.is_even)
 
 
 class MinSeparation(_SecretRounds):
@@ -278,6 +293,8 @@ class MinSeparation(_SecretRounds):
     Raises:
       ValueError: If the separation is below the number of bands.
     """
+
+    name: ClassVar[str] = "min_separation"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -294,6 +311,9 @@ class MinSeparation(_SecretRounds):
 
 class BallsInBins(_SecretRounds):
     """Balls in bins: clients are in one secret bin of rounds."""
+
+    name: ClassVar[str] = "balls_in_bins"
+    is_even: ClassVar[bool] = True
 
     def rounds(self) -> BallsInBinsRounds:
         """Returns the distribution of a client's rounds."""

@@ -16,6 +16,7 @@ import math
 from typing import ClassVar, TypeAlias, final
 
 from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.schemas import Schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Groups:
     """Sizes of a scheme that draws from one group of the clients after the other.
 
     Attributes:
+      name: The name of the scheme.
       num_rounds: The rounds n.
       num_bands: The bands b of C, and the groups.
       population: The clients m.
@@ -55,6 +57,7 @@ class _Groups:
     population: int
     clients_per_round: int
 
+    name: ClassVar[str]
     # The most that zeroing one client moves the sum of a round, in clip norms: two if the client
     # takes the place of another one.
     largest_move: ClassVar[float] = 2.0
@@ -68,6 +71,14 @@ class _Groups:
                 f"{self.num_bands * self.clients_per_round} are needed. Use fewer bands (at most "
                 f"{self.population // self.clients_per_round}) or fewer clients per round."
             )
+
+    def __str__(self) -> str:
+        return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+
+    @property
+    def schema(self) -> Schema:
+        """The schema that every draw keeps: the rounds that draw from one group."""
+        return Schema(self.rounds_of_group, self.num_bands, is_even=True)
 
     @property
     def rounds_of_group(self) -> int:
@@ -100,6 +111,7 @@ class _Coins(_Groups):
 class Poisson(_Coins):
     """Each client of a round's group joins independently with probability B b / m (Cor. F.1)."""
 
+    name: ClassVar[str] = "poisson"
     largest_move: ClassVar[float] = 1.0
 
 
@@ -108,6 +120,7 @@ class Poisson(_Coins):
 class TruncatedPoisson(_Coins):
     """Poisson sampling; of more than ``largest_batch`` clients a random subset stays."""
 
+    name: ClassVar[str] = "truncated_poisson"
     largest_batch: int
 
     def __post_init__(self) -> None:
@@ -124,6 +137,8 @@ class TruncatedPoisson(_Coins):
 @dataclasses.dataclass(frozen=True)
 class FixedSize(_Groups):
     """Exactly B of the floor(m / b) clients of a round's group, a random subset each time."""
+
+    name: ClassVar[str] = "fixed_size"
 
     @property
     def group_size(self) -> int:
@@ -161,12 +176,15 @@ class _Cycles(_Groups):
 class Shuffling(_Cycles):
     """A group is shuffled and cut into batches of B, afresh for each cycle (Cor. F.2)."""
 
+    name: ClassVar[str] = "shuffling"
+
 
 @final
 @dataclasses.dataclass(frozen=True)
 class RandomAllocation(_Cycles):
     """Each client of a group is in one round of every cycle, uniform and independent."""
 
+    name: ClassVar[str] = "random_allocation"
     largest_move: ClassVar[float] = 1.0
 
 

@@ -17,6 +17,7 @@ from mf_aggregators.participation.kinds import (
     SingleParticipation,
     check,
     check_fits,
+    of_schema,
 )
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
@@ -27,6 +28,7 @@ from mf_aggregators.participation.registry import (
     check_extended,
     check_population,
     from_dict,
+    of_draws,
     sampling_from_dict,
     sampling_scheme,
     sampling_schemes,
@@ -63,6 +65,8 @@ __all__ = [
     "check_fits",
     "check_population",
     "from_dict",
+    "of_draws",
+    "of_schema",
     "sampling_from_dict",
     "sampling_scheme",
     "sampling_schemes",

@@ -10,7 +10,6 @@ from mf_aggregators import random_streams
 from mf_aggregators.kernel import dominating_pairs, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.numbers import counted
-from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 from mf_aggregators.random_streams import Draw, Stream
@@ -56,10 +55,6 @@ class BallsInBins(SeparatedScheme):
     ) -> int:
         positive = validation.positive_integer(clients_per_round, "clients_per_round")
         return max(validation.positive_integer(population, "population") // positive, 1)
-
-    def schema(self) -> FixedEpochOrder:
-        """Returns the schema of the rounds of one bin."""
-        return FixedEpochOrder(self._most_rounds, self.separation)
 
     def as_draws(self) -> dominating_pairs.BallsInBins:
         """Returns the scheme as the integers that the kernel takes."""

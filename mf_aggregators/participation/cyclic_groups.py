@@ -24,7 +24,6 @@ from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import delta_of, safe_delta
 from mf_aggregators.kernel.numbers import counted
-from mf_aggregators.participation.kinds import FixedEpochOrder
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
@@ -59,10 +58,6 @@ class CyclicGroups(SamplingScheme):
     def rounds_of_group(self) -> int:
         """The most rounds ceil(n / b) that draw from one group."""
         return self.as_draws().rounds_of_group
-
-    def schema(self) -> FixedEpochOrder:
-        """Returns the schema of the rounds that draw from one group."""
-        return FixedEpochOrder(self.rounds_of_group, self.num_bands)
 
     def of_first(self, num_rounds: int) -> SamplingScheme:
         """Returns the scheme of the first rounds, with the same probabilities."""

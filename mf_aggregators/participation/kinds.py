@@ -206,6 +206,20 @@ class MinSeparation(Participation):
         return {"separation": self.separation, "max_participations": self.max_participations}
 
 
+def of_schema(schema: Schema) -> Participation:
+    """Returns the participation that ``as_schema`` has turned into numbers.
+
+    Args:
+      schema: The numbers; of (k, b)-participation they name the most participations.
+    """
+    if schema == Schema(1, 1):
+        return SingleParticipation()
+    if schema.is_even:
+        assert schema.most is not None
+        return FixedEpochOrder(schema.most, schema.separation)
+    return MinSeparation(schema.separation, schema.most)
+
+
 def check(participation: Any) -> Participation:
     """Returns a copy of a schema without sampling, made anew from its fields.
 

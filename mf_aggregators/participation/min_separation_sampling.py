@@ -11,7 +11,6 @@ from mf_aggregators.kernel import dominating_pairs
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.numbers import counted, rounded_up
-from mf_aggregators.participation.kinds import MinSeparation
 from mf_aggregators.participation.samplers import (
     LEAST_PROBABILITY,
     Sampler,
@@ -71,10 +70,6 @@ class MinSeparationSampling(SeparatedScheme):
         It is the same for each of the rounds 1 to separation - 1.
         """
         return self.joining_probability * self.probability_free_at_first
-
-    def schema(self) -> MinSeparation:
-        """Returns the schema of the timers."""
-        return MinSeparation(self.separation, self._most_rounds)
 
     def as_draws(self) -> dominating_pairs.MinSeparation:
         """Returns the scheme as the integers that the kernel takes."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.sampled_runs import Draws
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import (
@@ -124,6 +125,15 @@ def sampling_from_dict(description: Any) -> SamplingScheme:
         raise ValueError(
             f"{validation.shown(description)} describes no sampling scheme."
         ) from error
+
+
+def of_draws(draws: Draws) -> SamplingScheme:
+    """Returns the scheme that ``SamplingScheme.as_draws`` has turned into integers.
+
+    Args:
+      draws: The integers.
+    """
+    return _SCHEMES[draws.name](*dataclasses.astuple(draws))
 
 
 def from_dict(description: Mapping[str, Any]) -> Participation:

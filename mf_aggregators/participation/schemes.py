@@ -26,7 +26,7 @@ from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.participation.kinds import Participation
+from mf_aggregators.participation.kinds import Participation, of_schema
 from mf_aggregators.participation.monte_carlo import columns as compact_columns
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 
@@ -143,9 +143,9 @@ class SamplingScheme(Participation):
 
     # Rounds.
 
-    @abc.abstractmethod
     def schema(self) -> Participation:
         """Returns the schema that every draw keeps: the guarantee of who knows all draws."""
+        return of_schema(self.as_schema())
 
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
@@ -154,7 +154,7 @@ class SamplingScheme(Participation):
 
     def as_schema(self) -> Schema:
         """Returns the schema that every draw keeps, as numbers for the kernel."""
-        return self.schema().as_schema()
+        return self.as_draws().schema
 
     def of_first(self, num_rounds: int) -> "SamplingScheme | None":
         """Returns the scheme of the first rounds alone, for a run that ended early.
@@ -501,7 +501,7 @@ class SamplingScheme(Participation):
         return _TOGETHER
 
     def __str__(self) -> str:
-        return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
+        return str(self.as_draws())
 
 
 def nth_round(index: int) -> str:

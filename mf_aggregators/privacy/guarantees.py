@@ -10,7 +10,6 @@ run that broke its plan has only the observed guarantee.
 """
 
 import dataclasses
-import functools
 import math
 import types
 import weakref
@@ -21,18 +20,14 @@ import numpy as np
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, catalogue, inputs, memory
-from mf_aggregators.accounting import trade_offs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.blocks import Blocks
-from mf_aggregators.kernel.certificate import Certificate
-from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
+from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import AllParticipations
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
-from mf_aggregators.kernel.numbers import counted, stated_pair
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -41,11 +36,13 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
     accounted,
+    of_draws,
+    of_schema,
 )
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
-from mf_aggregators.printed_guarantees import FALSE_POSITIVE_RATES, rate_field
+from mf_aggregators.privacy import attackers
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
@@ -57,10 +54,7 @@ _ARRAYS_OF_COLUMNS = 6
 _MOST_ROUNDING = 1024.0
 # Results of :func:`_largest_rounding`: a plan asks several times for each factorization.
 _ROUNDINGS: weakref.WeakKeyDictionary[Factorization, float] = weakref.WeakKeyDictionary()
-# The assumption of every guarantee that follows from observed participations, as the end of a
-# sentence.
-ONLY_IF = "only if participation did not depend on released models or on data"
-# The same as a field of JSON objects.
+# The assumption of a guarantee that follows from a ledger, as a field of JSON objects.
 INDEPENDENCE: Mapping[str, str] = types.MappingProxyType(
     {"participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."}
 )
@@ -99,271 +93,108 @@ class PartOfClient:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Guarantee:
-    """A guarantee that the kernel has proved, and the words for how clients take part.
+def participation_of(guarantee: Guarantee) -> Participation:
+    """Returns the participation that a guarantee is for; where clients are drawn, of every draw.
 
-    Its numbers are those of ``proved``, which ``kernel.claim.check`` alone makes.
-
-    Attributes:
-      participation: The participation schema that it assumes or that was observed.
-      proved: The guarantee under zero-out adjacency, for each client.
-      sampling: How clients are drawn, if the guarantee is amplified by that.
-      seed: For schemes without groups, the seed of the bounds on what an attacker can do.
-
-    Raises:
-      TypeError: If ``proved`` was not made by the kernel.
-      ValueError: If it is for another participation.
+    Args:
+      guarantee: The guarantee, by a plan or a ledger and not by a stopping rule.
     """
+    if guarantee.claim.taking_part == Pattern(()):
+        return SingleParticipation()
+    return of_schema(_schema_of(guarantee))
 
-    participation: Participation
-    proved: claim.Guarantee
-    sampling: SamplingScheme | None = None
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        if type(self.proved) is not claim.Guarantee:
-            raise TypeError(f"the kernel proves guarantees, found {validation.shown(self.proved)}.")
-        proved, drawn = self.proved.claim.taking_part, self.sampling
-        stated = self.participation.as_schema() if drawn is None else drawn.as_draws()
-        if not isinstance(proved, (Limit, Pattern)) and stated != proved:
-            raise ValueError(f"the guarantee is for {proved}, and not for {self.participation}.")
+def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
+    """Returns how clients are drawn, where that amplifies a guarantee; None for others.
 
-    def __init_subclass__(cls) -> None:
-        raise TypeError("Guarantee has no subclasses.")
+    Args:
+      guarantee: The guarantee.
+    """
+    draws = guarantee.claim.taking_part
+    return None if isinstance(draws, (Schema, Pattern, Limit)) else of_draws(draws)
 
-    @property
-    def epsilon(self) -> float:
-        """The epsilon of (epsilon, delta)-DP; infinity if there is too little noise for any."""
-        return self.proved.epsilon
 
-    @property
-    def delta(self) -> float:
-        """The delta that epsilon is for."""
-        return self.proved.delta
+def independence(guarantee: Guarantee) -> Mapping[str, str]:
+    """Returns the assumption of an observed guarantee as a field; none for others.
 
-    def at(self, delta: float) -> "Guarantee":
-        """Returns the guarantee of the same run at another delta, without a certificate.
+    Args:
+      guarantee: The guarantee.
+    """
+    return INDEPENDENCE if guarantee.is_observed else {}
 
-        Args:
-          delta: Above 0 and below 1.
-        """
-        other = dataclasses.replace(self.proved.claim, delta=delta, epsilon=None, certificate=None)
-        return dataclasses.replace(self, proved=claim.check(other))
 
-    @property
-    def rho(self) -> float:
-        """The rho of approximate zero-concentrated DP, never amplified; infinity for no noise."""
-        return self.proved.rho
+def only_if(guarantee: Guarantee) -> str:
+    """Returns the assumption of an observed guarantee, after a comma; nothing for others.
 
-    @property
-    def zcdp_rho(self) -> float:
-        """The same."""
-        return self.rho
+    Args:
+      guarantee: The guarantee.
+    """
+    return f", {ONLY_IF}" if guarantee.is_observed else ""
 
-    @property
-    def sigma(self) -> float:
-        """The standard deviation of Z in clip norms."""
-        return self.proved.sigma
 
-    @property
-    def noise_multiplier(self) -> float:
-        """The standard deviation of Z over (clip norm times sensitivity)."""
-        return self.proved.noise_multiplier
+def part_of_client(guarantee: Guarantee) -> PartOfClient:
+    """Returns the guarantee of a part of a client's data, at the same delta.
 
-    @property
-    def assumptions(self) -> tuple[claim.Assumption, ...]:
-        """The conditions that it rests on."""
-        return self.proved.assumptions
+    Args:
+      guarantee: The guarantee of whole clients.
+    """
+    whole = _without_draws(guarantee) if guarantee.is_amplified else guarantee.claim
+    half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
+    part = PartOfClient(half.noise_multiplier, half.epsilon, half.delta)
+    if math.isinf(half.noise_multiplier):
+        return part
+    # Without the part, and before that without the client: a triangle of two guarantees.
+    if not guarantee.is_amplified or guarantee.epsilon > _LARGEST_EXPONENT:
+        return part
+    delta = guarantee.delta * (1.0 + math.exp(guarantee.epsilon)) * (1.0 + _ROUNDING)
+    if delta >= 1.0:
+        return part
+    return dataclasses.replace(
+        part, amplified_epsilon=2.0 * guarantee.epsilon, amplified_delta=delta
+    )
 
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds whose noisy sums were released."""
-        return self.proved.num_rounds
 
-    @property
-    def sensitivity(self) -> float:
-        """The sensitivity of C under the schema; its largest column norm if clients are drawn."""
-        return self.proved.sensitivity.value
+def event(guarantee: Guarantee) -> dp_event.DpEvent:
+    """Returns a run as an event of dp-accounting: see ``Mechanism.event``.
 
-    @property
-    def sensitivity_is_exact(self) -> bool:
-        """False if the sensitivity is an upper bound."""
-        return self.proved.sensitivity.is_exact
+    Args:
+      guarantee: The guarantee of the run.
+    """
+    scheme = scheme_of(guarantee)
+    if scheme is not None:
+        return scheme.event_of(guarantee.noise_multiplier, guarantee.claim.columns)
+    if math.isinf(guarantee.noise_multiplier):
+        return dp_event.NoOpDpEvent()
+    return accounting.event(guarantee.noise_multiplier)
 
-    @property
-    def certificate(self) -> Certificate | None:
-        """The proof by Monte Carlo that the epsilon rests on; None without one."""
-        return self.proved.claim.certificate
 
-    @property
-    def columns(self) -> StrategyColumns | None:
-        """C, if an amplified guarantee depends on its entries."""
-        return self.proved.claim.columns
+def to_dict(guarantee: Guarantee) -> dict[str, Any]:
+    """Returns a JSON-able mapping; infinite numbers, for lack of noise, become None.
 
-    @property
-    def together(self) -> AllParticipations:
-        """All participations of a client together, if clients are drawn."""
-        return self.proved.together
-
-    @property
-    def is_by_rule(self) -> bool:
-        """Whether it holds because a stopping rule ends the run by the ledger."""
-        return isinstance(self.proved.claim.taking_part, Limit)
-
-    @property
-    def is_observed(self) -> bool:
-        """Whether it holds only if participation did not depend on released models or on data."""
-        return claim.Assumption.INDEPENDENCE in self.assumptions
-
-    def __str__(self) -> str:
-        stated = stated_pair(self.epsilon, self.delta)
-        # The participation that was proved, whatever became of the words for it.
-        who = self.proved.claim.taking_part if self.sampling is None else self.sampling
-        ifs = " ".join(each.sentence for each in self.assumptions)
-        if self.is_by_rule:
-            return f"{stated} for each client, by a stopping rule\nif: {ifs}"
-        secret = ", if nobody learns who was drawn" if self.is_amplified else ""
-        rounds = counted(self.num_rounds, "round")
-        return f"{stated} for each client over {rounds}: {who}{secret}{self.only_if}\nif: {ifs}"
-
-    @property
-    def only_if(self) -> str:
-        """The assumption of an observed guarantee, after a comma; nothing for others."""
-        return f", {ONLY_IF}" if self.is_observed else ""
-
-    @property
-    def independence(self) -> Mapping[str, str]:
-        """The assumption of an observed guarantee as a field; none for others."""
-        return INDEPENDENCE if self.is_observed else {}
-
-    @property
-    def zcdp_delta(self) -> float:
-        """The delta0 of (rho, delta0)-approximate zCDP; 0 where rho is 0 or infinite."""
-        if self.zcdp_rho == 0.0 or math.isinf(self.zcdp_rho):
-            return 0.0
-        return accounting.zcdp_delta(
-            self.unamplified_noise_multiplier, disjoint_participations=self.together.disjoint
-        )
-
-    @property
-    def unamplified_noise_multiplier(self) -> float:
-        """The noise multiplier of all participations of a client, towards who knows the rounds."""
-        return self.noise_multiplier / self.together.norm
-
-    @property
-    def is_amplified(self) -> bool:
-        """Whether it rests on draws that nobody knows."""
-        return self.sampling is not None
-
-    def part_of_client(self) -> PartOfClient:
-        """Returns what holds for a part of a client's data, at the same delta."""
-        whole = self.proved.claim if self.sampling is None else _without_draws(self)
-        half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
-        part = PartOfClient(half.noise_multiplier, half.epsilon, self.delta)
-        if math.isinf(half.noise_multiplier):
-            return part
-        # Without the part, and before that without the client: a triangle of two guarantees.
-        if not self.is_amplified or self.epsilon > _LARGEST_EXPONENT:
-            return part
-        delta = self.delta * (1.0 + math.exp(self.epsilon)) * (1.0 + _ROUNDING)
-        if delta >= 1.0:
-            return part
-        return dataclasses.replace(
-            part, amplified_epsilon=2.0 * self.epsilon, amplified_delta=delta
-        )
-
-    def event(self) -> dp_event.DpEvent:
-        """Returns the run as an event of dp-accounting: see ``Mechanism.event``."""
-        if self.sampling is not None:
-            return self.sampling.event_of(self.noise_multiplier, self.columns)
-        if math.isinf(self.noise_multiplier):
-            return dp_event.NoOpDpEvent()
-        return accounting.event(self.noise_multiplier)
-
-    @functools.cached_property
-    def log_moments(self) -> tuple[tuple[int, float], ...]:
-        """Orders a and log E_Q (P/Q)^a of the dominating pair, for real normal noise.
-
-        They bound what an attacker can do, for schemes without groups; other schemes have none.
-        """
-        if self.sampling is None:
-            return ()
-        return self.sampling.log_moments(
-            self.noise_multiplier, self.columns, DEFAULT_NUM_COORDINATES
-        )
-
-    @functools.cached_property
-    def divergences(self) -> tuple[tuple[float, float], ...]:
-        """Pairs of an epsilon and a bound on the hockey-stick divergence of P from Q.
-
-        They are for the same schemes, noise and purpose as :attr:`log_moments`, and computed by
-        Monte Carlo when they are first asked for.
-        """
-        if self.sampling is None:
-            return ()
-        return self.sampling.divergences(
-            self.noise_multiplier, self.columns, self.seed, DEFAULT_NUM_COORDINATES
-        )
-
-    def true_positive_rate(self, false_positive_rate: float | FloatArray) -> float | FloatArray:
-        """Returns the highest true positive rate that an attacker can have.
-
-        ``accounting.trade_offs`` says what the attacker knows and decides.
-
-        Args:
-          false_positive_rate: From 0 to 1, or an array of them; others raise a ValueError.
-
-        Returns:
-          A rate of the argument's shape; 1 where epsilon is infinite.
-        """
-        if math.isinf(self.epsilon):
-            return trade_offs.true_positive_rate(0.0, false_positive_rate)
-        if self.sampling is None:
-            return trade_offs.true_positive_rate(self.noise_multiplier, false_positive_rate)
-        return trade_offs.sampled_true_positive_rate(
-            self.sampling.as_draws(),
-            self.noise_multiplier,
-            false_positive_rate,
-            guarantees=[(self.epsilon, self.delta)],
-            log_moments=self.log_moments,
-            divergences=self.divergences,
-            together=self.together,
-        )
-
-    def attacker(self, prefix: str = "") -> dict[str, float | None]:
-        """Returns the true positive rates that are stated, from 0 to 1, as fields of a report.
-
-        Args:
-          prefix: What the names of the fields begin with: by default they are
-            ``true_positive_rate_at_0.01`` and its like.
-        """
-        found = np.asarray(self.true_positive_rate(np.asarray(FALSE_POSITIVE_RATES)))
-        return {
-            rate_field(rate, prefix): float(most)
-            for rate, most in zip(FALSE_POSITIVE_RATES, found, strict=True)
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping; what is infinite, for lack of noise, becomes None."""
-        return {
-            "participation": (
-                {"schema": "stopping_rule"} if self.is_by_rule else self.participation.to_dict()
-            ),
-            "num_rounds": self.num_rounds,
-            "sensitivity": self.sensitivity,
-            "sensitivity_is_exact": self.sensitivity_is_exact,
-            "noise_multiplier": _finite_or_none(self.noise_multiplier),
-            "zcdp_rho": _finite_or_none(self.zcdp_rho),
-            "zcdp_delta": self.zcdp_delta if math.isfinite(self.zcdp_rho) else None,
-            "epsilon": _finite_or_none(self.epsilon),
-            "delta": self.delta,
-            **self.attacker(),
-            "sampling": None if self.sampling is None else self.sampling.to_dict(),
-            "certificate": None if self.certificate is None else self.certificate.to_dict(),
-            "assumptions": {each.value: each.sentence for each in self.assumptions},
-            **self.independence,
-        }
+    Args:
+      guarantee: The guarantee.
+    """
+    scheme, certificate = scheme_of(guarantee), guarantee.claim.certificate
+    return {
+        "participation": (
+            {"schema": "stopping_rule"}
+            if guarantee.is_by_rule
+            else participation_of(guarantee).to_dict()
+        ),
+        "num_rounds": guarantee.num_rounds,
+        "sensitivity": guarantee.sensitivity.value,
+        "sensitivity_is_exact": guarantee.sensitivity.is_exact,
+        "noise_multiplier": _finite_or_none(guarantee.noise_multiplier),
+        "zcdp_rho": _finite_or_none(guarantee.rho),
+        "zcdp_delta": guarantee.zcdp_delta if math.isfinite(guarantee.rho) else None,
+        "epsilon": _finite_or_none(guarantee.epsilon),
+        "delta": guarantee.delta,
+        **attackers.rates(guarantee),
+        "sampling": None if scheme is None else scheme.to_dict(),
+        "certificate": None if certificate is None else certificate.to_dict(),
+        "assumptions": {each.value: each.sentence for each in guarantee.assumptions},
+        **independence(guarantee),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -526,14 +357,13 @@ def planned(
     """
     bound = catalogue.check_own(factorization).sensitivity(participation).value
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier") * bound
-    return _proved(
-        participation,
+    return claim.check(
         Claim(
             factorization.noise_recursion(),
             participation.as_schema(),
             sigma if most is None else min(sigma, most),
             delta,
-        ),
+        )
     )
 
 
@@ -579,17 +409,7 @@ def sampled(
         # What the kernel divides, so that a certificate is for the same number.
         multiplier = claim.check(whole).noise_multiplier
     found = scheme.amplified(multiplier, delta, columns, certification, DEFAULT_NUM_COORDINATES)
-    whole = dataclasses.replace(whole, certificate=found.certificate)
-    return _proved(scheme.schema(), whole, scheme, certification.seed)
-
-
-def _proved(
-    participation: Participation,
-    claimed: Claim,
-    sampling: SamplingScheme | None = None,
-    seed: int = 0,
-) -> Guarantee:
-    return Guarantee(participation, claim.check(claimed), sampling, seed)
+    return claim.check(dataclasses.replace(whole, certificate=found.certificate))
 
 
 def default_certification(*, show_progress: bool = False) -> Certification:
@@ -706,23 +526,22 @@ def observed(
             f"{rounds} rounds were released, and the factorization is for "
             f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
         )
-    if plan.sampling is not None and participation.keeps_sampling and rounds >= 1:
+    scheme = scheme_of(plan)
+    if scheme is not None and participation.keeps_sampling and rounds >= 1:
         # Clients are drawn with the probability of the plan, however early the run ended; those
         # that were never drawn are covered too.
-        scheme = plan.sampling.of_first(rounds)
-        first = dataclasses.replace(plan.proved.claim, epsilon=None, num_rounds=rounds)
-        if scheme is None:
-            # Fewer rounds are post-processing of all. Another certificate would take minutes.
-            return dataclasses.replace(plan, proved=claim.check(first))
-        draws = scheme.as_draws()
-        assert draws is not None
-        return _proved(scheme.schema(), dataclasses.replace(first, taking_part=draws), scheme)
+        first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
+        fewer = scheme.of_first(rounds)
+        # Else fewer rounds are post-processing of all. Another certificate would take minutes.
+        if fewer is not None:
+            first = dataclasses.replace(first, taking_part=fewer.as_draws())
+        return claim.check(first)
     if participation.max_participations == 0:
-        return _under(participation.schema(), plan, rounds, Pattern(()))
-    return _under(participation.schema(), plan, rounds)
+        return claim.check(observed_claim(plan, Pattern(()), rounds))
+    return claim.check(observed_claim(plan, participation.schema().as_schema(), rounds))
 
 
-def of_first_rounds(plan: Guarantee, num_rounds: int) -> claim.Guarantee:
+def of_first_rounds(plan: Guarantee, num_rounds: int) -> Guarantee:
     """Returns the guarantee of the first rounds of a plan, without amplification.
 
     Args:
@@ -733,10 +552,10 @@ def of_first_rounds(plan: Guarantee, num_rounds: int) -> claim.Guarantee:
 
 
 def _without_draws(plan: Guarantee) -> Claim:
-    """The claim of a plan towards an adversary who knows all draws."""
+    """The claim of a plan against an adversary who knows all draws."""
     return dataclasses.replace(
-        plan.proved.claim,
-        taking_part=plan.participation.as_schema(),
+        plan.claim,
+        taking_part=_schema_of(plan),
         epsilon=None,
         basis=None,
         columns=None,
@@ -763,18 +582,19 @@ def worst_case(
       The guarantee.
     """
     rounds = factorization.num_rounds
-    planned_separation = plan.participation.separation_in(rounds)
-    most = max(plan.participation.most_participations(rounds), participation.max_participations, 1)
-    schema = MinSeparation(min(planned_separation, participation.separation or rounds), most)
-    return _under(schema, plan, rounds)
+    schema = _schema_of(plan)
+    planned_separation = rounds if schema == Schema(1, 1) else schema.separation
+    most = max(schema.most_in(rounds), participation.max_participations, 1)
+    widened = Schema(most, min(planned_separation, participation.separation or rounds))
+    return claim.check(observed_claim(plan, widened, rounds))
 
 
-def _under(
-    schema: Participation, plan: Guarantee, num_rounds: int, pattern: Pattern | None = None
-) -> Guarantee:
-    """The guarantee of the noise of a plan under a schema that was observed."""
-    taking_part: Schema | Pattern = schema.as_schema() if pattern is None else pattern
-    return _proved(schema, observed_claim(plan, taking_part, num_rounds))
+def _schema_of(plan: Guarantee) -> Schema:
+    """The schema of a plan; of all draws that a scheme may make."""
+    taking_part = plan.claim.taking_part
+    if isinstance(taking_part, (Pattern, Limit)):
+        raise ValueError(f"a plan is for a schema or for draws, found {taking_part}.")
+    return taking_part if isinstance(taking_part, Schema) else taking_part.schema
 
 
 def observed_claim(plan: Guarantee, taking_part: Schema | Pattern, num_rounds: int) -> Claim:

@@ -17,15 +17,11 @@ from dp_accounting import dp_event
 from mf_aggregators import accounting, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.numbers import counted, rounded_up
 from mf_aggregators.participation import check_extended
-from mf_aggregators.privacy import client_names, ledgers, provenance, statement_texts
-from mf_aggregators.privacy.guarantees import (
-    ONLY_IF,
-    Guarantee,
-    ObservedParticipation,
-    keeps_plan,
-)
+from mf_aggregators.privacy import client_names, guarantees, ledgers, provenance, statement_texts
+from mf_aggregators.privacy.guarantees import ObservedParticipation, keeps_plan
 from mf_aggregators.privacy.provenance import OtherRuns, Provenance
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.privacy.worst_client import WorstClient
@@ -257,10 +253,10 @@ class PrivacyStatement:
                 f"the plans of an extended run are for more and more rounds, found {horizons}."
             )
         check_extended(
-            {plan.num_rounds: plan.participation for plan in self.earlier_plans},
-            self.plan.participation,
+            {plan.num_rounds: guarantees.participation_of(plan) for plan in self.earlier_plans},
+            guarantees.participation_of(self.plan),
         )
-        if self.plan.sampling is not None and self.worst_client is not None:
+        if self.plan.is_amplified and self.worst_client is not None:
             raise ValueError(
                 "the statement of a sampled run must not name a client or its rounds: who was "
                 "drawn is a secret, which the amplified guarantee rests on."
@@ -282,10 +278,10 @@ class PrivacyStatement:
 
         None while the run is under way, and where nobody checked the draws of a sampler.
         """
-        observed, sampling = self.observed_participation, self.plan.sampling
+        observed, sampling = self.observed_participation, guarantees.scheme_of(self.plan)
         if observed is None or (sampling is not None and observed.keeps_sampling is None):
             return None
-        return keeps_plan(sampling or self.plan.participation, observed)
+        return keeps_plan(sampling or guarantees.participation_of(self.plan), observed)
 
     @property
     def stated(self) -> Guarantee:
@@ -332,7 +328,7 @@ class PrivacyStatement:
         if rule is None or observed is None or self.observed_guarantee is None:
             return True
         # A sampler that left its scheme has nothing amplified, and the rule promised that.
-        if self.plan.sampling is not None:
+        if self.plan.is_amplified:
             return rule.allows(observed)
         # As the rule does, without the sensitivity of the observed rounds once more.
         return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
@@ -356,7 +352,9 @@ class PrivacyStatement:
         epsilon = math.inf
         if math.isfinite(own.epsilon) and not self.facts.noise_seed_is_fixed:
             with contextlib.suppress(accounting.TailError):
-                epsilon = _composed_epsilon((own.event(), *events.values()), self.plan.delta)
+                epsilon = _composed_epsilon(
+                    (guarantees.event(own), *events.values()), self.plan.delta
+                )
         runs = OtherRuns(tuple(events), epsilon, self.plan.delta)
         return dataclasses.replace(self, other_runs=runs)
 
@@ -414,7 +412,7 @@ class PrivacyStatement:
         gap = None if self.observed_participation is None else self.observed_participation.gap
         if gap is not None and (gap != ledgers.NO_COUNTS or self.stopping_rule is not None):
             found.append(statement_texts.incomplete(gap))
-        elif not self._keeps_rule and (self.plan.sampling is None or self.keeps_plan):
+        elif not self._keeps_rule and (not self.plan.is_amplified or self.keeps_plan):
             found.append(
                 "By what was observed, the stopping rule had to end the run sooner: it was not "
                 "followed, and what it promised is not stated."
@@ -425,7 +423,7 @@ class PrivacyStatement:
                 "planned; it holds only if neither the data nor what was released had a part in "
                 "the decision to stop."
             )
-        if self.observed_guarantee is not None and not self.observed_guarantee.sensitivity_is_exact:
+        if self.observed_guarantee is not None and not self.observed_guarantee.sensitivity.is_exact:
             found.append(
                 "The observed sensitivity is an upper bound (BandMF Thm 3), so the guarantee may "
                 "be better than stated, and is not worse."
@@ -435,7 +433,7 @@ class PrivacyStatement:
     @property
     def _is_schema_broken(self) -> bool:
         """Whether clients broke the planned schema, or may have: others have the plan's pair."""
-        return self.keeps_plan is False and self.plan.sampling is None
+        return self.keeps_plan is False and not self.plan.is_amplified
 
     @property
     def _is_by_times(self) -> bool:
@@ -452,17 +450,18 @@ class PrivacyStatement:
         """
         observed, guarantee = self.observed_participation, self.observed_guarantee
         worst, adaptive = self.worst_client, self.facts.adaptive_clip
+        scheme = guarantees.scheme_of(self.plan)
         return {
             "library_version": version.__version__,
             "status": self.status,
             "is_private": math.isfinite(self.plan.epsilon) and not self.facts.noise_seed_is_fixed,
             "unit": "client",
             "part_of_client": {
-                **self.stated.part_of_client().to_dict(),
-                **self.stated.independence,
+                **guarantees.part_of_client(self.stated).to_dict(),
+                **guarantees.independence(self.stated),
             },
             "adjacency": "zero-out",
-            "amplification": None if self.plan.sampling is None else self.plan.sampling.to_dict(),
+            "amplification": None if scheme is None else scheme.to_dict(),
             **dataclasses.asdict(self.facts),
             "adaptive_clip": None if adaptive is None else adaptive.to_dict(),
             "public_data": " ".join(self.facts.public_data.split()),
@@ -475,14 +474,14 @@ class PrivacyStatement:
                 else {
                     "clients_per_round": self.represented.clients_per_round,
                     "num_clients": self.represented.num_clients,
-                    "planned": self.represented.guarantee.to_dict(),
+                    "planned": guarantees.to_dict(self.represented.guarantee),
                 }
             ),
-            "planned": self.plan.to_dict(),
-            "earlier_plans": [plan.to_dict() for plan in self.earlier_plans],
-            "earned": self.stated.to_dict(),
-            "widened": None if self.worst_case is None else self.worst_case.to_dict(),
-            "realised": None if guarantee is None else guarantee.to_dict(),
+            "planned": guarantees.to_dict(self.plan),
+            "earlier_plans": [guarantees.to_dict(plan) for plan in self.earlier_plans],
+            "earned": guarantees.to_dict(self.stated),
+            "widened": None if self.worst_case is None else guarantees.to_dict(self.worst_case),
+            "realised": None if guarantee is None else guarantees.to_dict(guarantee),
             "realised_participation": None if observed is None else observed.to_dict(),
             "worst_client": None if worst is None else worst.to_dict(is_named=name_clients),
             "keeps_plan": self.keeps_plan,
@@ -492,7 +491,7 @@ class PrivacyStatement:
                 else {
                     "stop_at_epsilon": self.stopping_rule.epsilon,
                     "ended_the_run": self.stopped_by_rule,
-                    "guarantee": self.stopping_rule.guarantee.to_dict(),
+                    "guarantee": guarantees.to_dict(self.stopping_rule.guarantee),
                 }
             ),
             "warnings": list(self.warnings),
@@ -500,7 +499,7 @@ class PrivacyStatement:
 
     def to_markdown(self) -> str:
         """Returns the contents of ``PRIVACY.md``."""
-        facts, sampling, texts = self.facts, self.plan.sampling, statement_texts
+        facts, sampling, texts = self.facts, guarantees.scheme_of(self.plan), statement_texts
         adaptive, has_files = facts.adaptive_clip, facts.has_run_directory
         metrics, are_released = facts.private_metrics, facts.private_metrics is not None
         by_files, by_rounds = (
@@ -680,7 +679,7 @@ class PrivacyStatement:
         if not self.earlier_plans:
             return ""
         plans = "; ".join(
-            f"{counted(plan.num_rounds, 'round')}, {plan.participation}, with noise "
+            f"{counted(plan.num_rounds, 'round')}, {plan.claim.taking_part}, with noise "
             f"multiplier {plan.noise_multiplier!r}, for {statement_texts.pair(plan)}"
             for plan in self.earlier_plans
         )
@@ -700,7 +699,7 @@ class PrivacyStatement:
         pair = numbers.pair(rule.epsilon, self.plan.delta, ".6g")
         looks_at = (
             "from who takes part, and from nothing else"
-            if self.plan.sampling is None
+            if not self.plan.is_amplified
             else "from the plan alone"
         )
         bounds = (

@@ -2,11 +2,11 @@
 
 import math
 
-from mf_aggregators import printed_guarantees
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.numbers import counted, in_full, rounded_up
-from mf_aggregators.privacy.guarantees import ONLY_IF, Guarantee
+from mf_aggregators.privacy import attackers, guarantees
 from mf_aggregators.private_metrics import ReleasedMetrics
 
 
@@ -153,7 +153,8 @@ def together(plan: Guarantee) -> str:
     """
     if plan.noise_multiplier == 0.0:
         return ""
-    return _TOGETHER if plan.sampling is None else plan.sampling.together_words()
+    scheme = guarantees.scheme_of(plan)
+    return _TOGETHER if scheme is None else scheme.together_words()
 
 
 def accounting(plan: Guarantee, *, has_run_directory: bool) -> str:
@@ -170,9 +171,10 @@ def accounting(plan: Guarantee, *, has_run_directory: bool) -> str:
         "The exact privacy loss distribution of the Gaussian mechanism, by dp-accounting, "
         "and approximate zero-concentrated DP (zCDP; Bun and Steinke, 2016, Def. 8.1)."
     )
-    if plan.sampling is None:
+    scheme = guarantees.scheme_of(plan)
+    if scheme is None:
         return f"{gaussian} No amplification by sampling or shuffling.\n     {bits}"
-    words = plan.sampling.accounting_words()
+    words = scheme.accounting_words()
     return f"{words} Approximate zCDP is stated without amplification.\n     {bits}"
 
 
@@ -197,10 +199,10 @@ def condition(guarantee: Guarantee, plan: Guarantee, *, by_times: bool) -> str:
     if guarantee.is_by_rule:
         return f"on one condition: {found}, by which the stopping rule below ends the run"
     if guarantee.is_observed:
-        return f"{ONLY_IF}, and {found}, so that every client had {guarantee.participation}"
+        return f"{ONLY_IF}, and {found}, so that every client had {guarantee.claim.taking_part}"
     return (
         "on one condition, which the assumption below explains: every client has "
-        f"{guarantee.participation}"
+        f"{guarantee.claim.taking_part}"
     )
 
 
@@ -240,11 +242,11 @@ def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) ->
       has_run_directory: Whether a training command wrote the statement, whose sampling schemes say
         what it enforces.
     """
-    scheme = plan.sampling
+    scheme = guarantees.scheme_of(plan)
     if scheme is None:
         return (
-            f"Participation timers: {plan.participation}, where two rounds i, j of one client are\n"
-            f"     |i - j| apart. {enforcement}"
+            f"Participation timers: {plan.claim.taking_part}, where two rounds i, j of one client "
+            f"are\n     |i - j| apart. {enforcement}"
         )
     return f"{scheme.assumption_words()}{'' if has_run_directory else f' {enforcement}'}"
 
@@ -255,12 +257,12 @@ def formal(guarantee: Guarantee) -> str:
         if guarantee.noise_multiplier > 0.0:
             return "There is so little noise that no finite epsilon is accounted for."
         return "With no noise, there is no finite epsilon."
-    kind = "exactly" if guarantee.sensitivity_is_exact else "at most"
+    kind = "exactly" if guarantee.sensitivity.is_exact else "at most"
     sensitivity = rounded_up(guarantee.sensitivity, ".6g")
     # In full: rounded, it would be the noise of another run.
     multiplier = repr(guarantee.noise_multiplier)
     dp = f"{numbers.pair(guarantee.epsilon, guarantee.delta, '.6g')}-DP"
-    if guarantee.sampling is not None:
+    if guarantee.is_amplified:
         stated = f"with amplification is {dp}, and without it {zcdp(guarantee)}"
         return (
             f"The largest column norm of C is {sensitivity} and the noise multiplier relative to "
@@ -268,7 +270,7 @@ def formal(guarantee: Guarantee) -> str:
         )
     return (
         f"The sensitivity of C is {kind} {sensitivity} and the noise multiplier relative to it "
-        f"{multiplier}, which is {dp} and {zcdp(guarantee)}{guarantee.only_if}."
+        f"{multiplier}, which is {dp} and {zcdp(guarantee)}{guarantees.only_if(guarantee)}."
     )
 
 
@@ -286,10 +288,10 @@ def incomplete(gap: str) -> str:
 
 def zcdp(guarantee: Guarantee) -> str:
     """Returns the approximate zCDP that is stated, without amplification."""
-    if not math.isfinite(guarantee.zcdp_rho):
+    if not math.isfinite(guarantee.rho):
         return "no zCDP at all, for lack of noise"
     return (
-        f"approximate zCDP with rho = {rounded_up(guarantee.zcdp_rho, '.6g')} and delta0 = "
+        f"approximate zCDP with rho = {rounded_up(guarantee.rho, '.6g')} and delta0 = "
         f"{rounded_up(guarantee.zcdp_delta, '.2g')}"
     )
 
@@ -300,15 +302,15 @@ def part_of_client(guarantee: Guarantee) -> str:
     Args:
       guarantee: The one that is stated for whole clients.
     """
-    part = guarantee.part_of_client()
+    part = guarantees.part_of_client(guarantee)
     half = (
         "half the noise multiplier"
-        if guarantee.sampling is None
+        if not guarantee.is_amplified
         else "half the noise multiplier\n     of all its participations without amplification"
     )
     stated = (
         f"{half}, {part.noise_multiplier!r},\n"
-        f"     which is {numbers.pair(part.epsilon, part.delta)}-DP{guarantee.only_if}."
+        f"     which is {numbers.pair(part.epsilon, part.delta)}-DP{guarantees.only_if(guarantee)}."
         if math.isfinite(part.epsilon)
         else f"{half}, so little\n     that no epsilon is stated."
     )
@@ -326,7 +328,7 @@ def part_of_client(guarantee: Guarantee) -> str:
 
 
 def _certificate(guarantee: Guarantee) -> str:
-    certificate = guarantee.certificate
+    certificate = guarantee.claim.certificate
     if certificate is None:
         return ""
     samples = certificate.num_samples + certificate.num_untilted
@@ -339,10 +341,10 @@ def _certificate(guarantee: Guarantee) -> str:
 
 def attacker(guarantee: Guarantee) -> str:
     """Returns what an attacker can do, as sentences."""
-    rates = guarantee.attacker()
+    rates = attackers.rates(guarantee)
     cases = []
-    for rate in printed_guarantees.FALSE_POSITIVE_RATES:
-        most = rates[printed_guarantees.rate_field(rate)]
+    for rate in attackers.FALSE_POSITIVE_RATES:
+        most = rates[attackers.rate_field(rate)]
         if most is not None:
             of = round(1.0 / rate)
             # The product may be rounded down.

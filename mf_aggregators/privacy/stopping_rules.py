@@ -29,10 +29,10 @@ import functools
 from mf_aggregators import accounting, catalogue, inputs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, validation
-from mf_aggregators.kernel.claim import Basis, Limit
+from mf_aggregators.kernel.claim import Basis, Guarantee, Limit
 from mf_aggregators.kernel.numbers import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import Guarantee, ObservedParticipation
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 
 # The share of the noise multiplier that errors of a computed C may take: many times over.
 _ERRORS_OF_C = 2e-11
@@ -63,12 +63,13 @@ class StoppingRule:
         catalogue.check_own(self.factorization)
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
-        keeps_sampling = None if self.plan.sampling is None else True
+        keeps_sampling = None if not self.plan.is_amplified else True
         first = ObservedParticipation(1, 1, None, 1, keeps_sampling)
         if not self.allows(first):
             alone = guarantees.observed(self.plan, self.factorization, first)
             rounds = "one round alone has"
-            if self.plan.sampling is not None and self.plan.sampling.of_first(1) is None:
+            scheme = guarantees.scheme_of(self.plan)
+            if scheme is not None and scheme.of_first(1) is None:
                 rounds = (
                     "where clients draw for themselves, a part of a run has that of all rounds,"
                 )
@@ -86,14 +87,14 @@ class StoppingRule:
         for the largest sensitivity that leaves. It does not depend on the planned participation
         (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
         """
-        if self.plan.sampling is not None:
+        if self.plan.is_amplified:
             return guarantees.observed(
                 self.plan, self.factorization, _sampled_rounds(self._most_rounds)
             )
-        plan = self.plan.proved.claim
+        plan = self.plan.claim
         limit = Limit(plan.sigma / self._noise_multiplier)
         ruled = dataclasses.replace(plan, taking_part=limit, epsilon=None, basis=Basis.RULE)
-        return dataclasses.replace(self.plan, proved=claim.check(ruled))
+        return claim.check(ruled)
 
     def allows(self, participation: ObservedParticipation) -> bool:
         """Returns whether rounds may be released, the last of which is the next one.
@@ -108,7 +109,7 @@ class StoppingRule:
         Raises:
           ValueError: If there are more rounds than the factorization has.
         """
-        if self.plan.sampling is not None:
+        if self.plan.is_amplified:
             return (
                 participation.keeps_sampling is True
                 and participation.num_rounds <= self._most_rounds

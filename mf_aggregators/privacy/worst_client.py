@@ -10,8 +10,8 @@ from mf_aggregators import inputs
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.claim import Pattern
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, Guarantee, observed_claim
+from mf_aggregators.kernel.claim import Guarantee, Pattern
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, observed_claim
 from mf_aggregators.privacy.ledgers import Ledger
 
 # The Gram matrix of more rounds than this takes more than half a gigabyte.

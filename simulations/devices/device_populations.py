@@ -24,8 +24,8 @@ from mf_aggregators import memory, random_streams
 from mf_aggregators import participation as participations
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation import Participation
-from mf_aggregators.printed_guarantees import counted
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import BELOW_ONE, REJOIN, DeviceBehaviour
 

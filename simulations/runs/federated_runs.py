@@ -22,13 +22,14 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from mf_aggregators import catalogue, checkpoints, printed_guarantees, workloads
+from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
-from mf_aggregators.privacy.guarantees import Guarantee
+from mf_aggregators.privacy import attackers
 from mf_aggregators.privacy.statement import PrivacyStatement
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
@@ -698,11 +699,7 @@ def _print_outcome(
         *(command.outcome_lines(outcome.facts) if outcome.facts else []),
         *([] if clip_norms is None else [("clip norm", _moved(clip_norms))]),
         ("privacy", stated_privacy(guarantee, statement.kept_guarantee)),
-        *(
-            [("attacker", printed_guarantees.rates_line(guarantee.attacker()))]
-            if is_private
-            else []
-        ),
+        *([("attacker", attackers.rates_line(attackers.rates(guarantee)))] if is_private else []),
         *([] if outcome.audit is None else [("audit", str(outcome.audit))]),
         ("statement", str(directory.path / run_directory.STATEMENT_FILE)),
         ("figure", str(directory.path / run_directory.FIGURE_FILE)),

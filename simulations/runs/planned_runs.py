@@ -32,6 +32,7 @@ from mf_aggregators.commands import facts_of_runs, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.participation import (
     MinSeparation,
     Participation,
@@ -40,7 +41,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import Guarantee
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.random_streams import SeedError

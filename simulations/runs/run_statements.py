@@ -353,7 +353,8 @@ class PrivacyBudget:
         plan = self.planned
         if math.isinf(plan.epsilon):
             return math.inf
-        if plan.sampling is not None and plan.sampling.of_first(rounds) is not None:
+        scheme = guarantees.scheme_of(plan)
+        if scheme is not None and scheme.of_first(rounds) is not None:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
             return guarantees.observed(plan, self._factorization, nobody).epsilon

@@ -32,7 +32,7 @@ from mf_aggregators.participation import (
     Shuffling,
     SingleParticipation,
 )
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import attackers, guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.sensitivity import Sensitivity
 from tests.examples import examples
@@ -96,11 +96,11 @@ def test_calibrated_noise_gives_the_target_and_hardly_less_does_not(
 def test_calibrated_for_rho_it_has_that_rho() -> None:
     mechanism = mfa.calibrate(mfa.factorizations.identity(5), SingleParticipation(), rho=0.08)
     assert mechanism.noise_multiplier == pytest.approx(2.5)
-    assert mechanism.guarantee(1e-6).zcdp_rho <= 0.08 * (1 + 1e-12)
+    assert mechanism.guarantee(1e-6).rho <= 0.08 * (1 + 1e-12)
     sampled = mfa.calibrate(mfa.factorizations.banded(_ROUNDS, 2), _POISSON, rho=0.08)
     # Rho is not amplified: six rounds of one part.
     assert sampled.noise_multiplier == pytest.approx(2.5 * np.sqrt(6))
-    assert sampled.guarantee(1e-6).zcdp_rho <= 0.08 * (1 + 1e-12)
+    assert sampled.guarantee(1e-6).rho <= 0.08 * (1 + 1e-12)
 
 
 @pytest.mark.short_cases(1)
@@ -118,7 +118,7 @@ def test_noise_for_a_scheme_is_that_of_the_accounting(scheme: SamplingScheme) ->
     )
     guarantee = mechanism.guarantee(1e-6)
     assert 0.99 < guarantee.epsilon <= 1.0
-    assert guarantee.sampling == scheme
+    assert guarantees.scheme_of(guarantee) == scheme
     unamplified = mfa.accounting.epsilon(mechanism.noise_multiplier / np.sqrt(6), 1e-6)
     assert guarantee.epsilon < unamplified
 
@@ -300,7 +300,7 @@ def test_draws_are_compared_with_the_seed() -> None:
     # Nothing is amplified where the draws are not shown to be the scheme's.
     for each in (other, unknown):
         assert each.guarantee(1e-5) == each.unamplified_guarantee(1e-5)
-    assert drawn.guarantee(1e-5).sampling == scheme
+    assert guarantees.scheme_of(drawn.guarantee(1e-5)) == scheme
     assert drawn.guarantee(1e-5).epsilon <= drawn.unamplified_guarantee(1e-5).epsilon
     # Another scheme, and names without the order of the population.
     elsewhere = dataclasses.replace(ledger, sampling=dataclasses.replace(scheme, num_bands=3))
@@ -426,7 +426,7 @@ def test_events_compose() -> None:
     event = _mechanism(noise_multiplier=2.0).event()
     together = mfa.accounting.composed_epsilon([event, event], 1e-6)
     assert together == pytest.approx(mfa.accounting.epsilon(np.sqrt(2.0), 1e-6), rel=1e-3)
-    assert _mechanism(_POISSON).event() == _mechanism(_POISSON).guarantee(1e-6).event()
+    assert _mechanism(_POISSON).event() == guarantees.event(_mechanism(_POISSON).guarantee(1e-6))
 
 
 def test_it_is_printed_in_two_lines() -> None:
@@ -506,7 +506,7 @@ def test_every_scheme_has_the_losses_of_its_own_rounds(name: str) -> None:
         assert losses.get_epsilon_for_delta(delta) <= 1.02 * stated
     points = mechanism.trade_off_curve(interval=1e-3)
     missed = np.interp(0.01, points["false_positive_rate"], points["false_negative_rate"])
-    assert 1.0 - missed >= 0.999 * mechanism.guarantee(1e-5).true_positive_rate(0.01)
+    assert 1.0 - missed >= 0.999 * attackers.true_positive_rate(mechanism.guarantee(1e-5), 0.01)
     if name == "truncated_poisson":
         # Half of the batches are cut, and then a client replaces another one.
         coins = _mechanism(PoissonSampling(12, 3, 300, 10), 1.2)

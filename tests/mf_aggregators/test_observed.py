@@ -14,9 +14,10 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF
+from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import RunFacts
 from mf_aggregators.privacy.stopping_rules import StoppingRule

@@ -28,6 +28,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
+from mf_aggregators.privacy import guarantees
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
@@ -406,12 +407,12 @@ def test_only_what_the_sampler_drew_is_amplified(
     sampler = scheme.sampler(5)
     plan = dataclasses.replace(plan, sampler=sampler)
     statement = run_statements.planned(plan)
-    assert statement.plan.sampling == scheme
+    assert guarantees.scheme_of(statement.plan) == scheme
     clients = tuple(map(str, range(_NUM_CLIENTS)))
     ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), scheme)
     kept = run_statements.observed(plan, statement, ledger)
     assert kept.keeps_plan is True
-    assert kept.stated.sampling == scheme
+    assert guarantees.scheme_of(kept.stated) == scheme
     assert kept.stated.epsilon == pytest.approx(statement.plan.epsilon)
     assert not caplog.text
 
@@ -420,10 +421,10 @@ def test_only_what_the_sampler_drew_is_amplified(
     tampered = dataclasses.replace(ledger, cohorts=tuple(always))
     broken = run_statements.observed(plan, statement, tampered)
     assert broken.keeps_plan is False
-    assert broken.stated.sampling is None
+    assert not broken.stated.is_amplified
     # In all rounds of its group, which are as far apart as there are groups.
     most = math.ceil(6 / scheme.num_bands)
-    assert broken.stated.participation == FixedEpochOrder(most, scheme.num_bands)
+    assert guarantees.participation_of(broken.stated) == FixedEpochOrder(most, scheme.num_bands)
     multiplier = 0.7 / math.sqrt(most)
     assert broken.stated.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
     assert broken.stated.epsilon > kept.stated.epsilon or sampling != "poisson"

@@ -14,8 +14,8 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators import accounting, checkpoints, factorizations, workloads
 from mf_aggregators.commands import command_line, pages, plan, report
+from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.participation import MinSeparation, sampling_from_dict
-from mf_aggregators.privacy.guarantees import ONLY_IF
 from tests import figure_checks, page_checks
 from tests.page_checks import Page
 

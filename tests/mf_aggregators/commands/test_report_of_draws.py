@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mf_aggregators as mfa
-from mf_aggregators import accounting, checkpoints, printed_guarantees, random_streams
+from mf_aggregators import accounting, checkpoints, random_streams
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import (
     BallsInBins,
@@ -21,7 +21,7 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
-from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy import attackers, guarantees
 from simulations.runs.round_records import ParticipationLedger
 from tests import console_commands
 from tests.mf_aggregators.commands.small_reports import (
@@ -268,7 +268,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     planned = guarantees.sampled(checkpoints.load(checkpoint), scheme, multiplier, 1e-5)
     assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
     assert fields["amplified_true_positive_rate_at_0.01"] == pytest.approx(
-        planned.true_positive_rate(0.01)
+        attackers.true_positive_rate(planned, 0.01)
     )
     has_certificate = scheme.name not in ["poisson", "fixed_size", "shuffling"]
     assert (fields["amplified_certificate"] is not None) == has_certificate
@@ -277,7 +277,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     assert "Every batch of the ledger is the one that the sampler's seed draws" in out
     assert f"({rounded_up(planned.epsilon)}, 1e-05)-DP allows" in out
     assert "For whoever knows who was drawn, nothing is amplified." in out
-    assert printed_guarantees.rates_in_brief(planned.attacker()) in out
+    assert attackers.rates_in_brief(attackers.rates(planned)) in out
     assert NAMED not in out
     # Nobody else's seed does.
     random_streams.save_seed(2**100 + 16, tmp_path / "sampling_seed.json")

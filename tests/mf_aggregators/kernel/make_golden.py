@@ -201,10 +201,10 @@ def _certification(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _results(guarantee: Any) -> list[float | bool]:
-    rho = guarantee.rho if hasattr(guarantee, "rho") else guarantee.zcdp_rho
+    rho = guarantee.rho
     return [
         float(guarantee.sensitivity),
-        bool(guarantee.sensitivity_is_exact),
+        bool(guarantee.sensitivity.is_exact),
         float(guarantee.epsilon),
         float(rho),
         float(guarantee.noise_multiplier),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import claim
+from mf_aggregators.kernel import claim, gaussian, numbers
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import BallsInBins, StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import Poisson
@@ -215,6 +215,88 @@ def test_copies_are_the_guarantee_itself() -> None:
     assert hash(guarantee) == hash(_guarantee())
     assert guarantee != claim.check(dataclasses.replace(guarantee.claim, sigma=2.0))
     assert "1e-05" in repr(guarantee)
+
+
+_NO_ASSUMPTION = "participation did not depend on released models or on data"
+
+
+@pytest.mark.parametrize(
+    ("taking_part", "values", "said"),
+    [
+        (Schema(None, 2), {}, " over 3 rounds: participations at least 2 rounds apart"),
+        (
+            Schema(1, 1),
+            {"basis": Basis.LEDGER, "num_rounds": 1},
+            f" over 1 round: at most one participation, only if {_NO_ASSUMPTION}",
+        ),
+        (
+            Pattern((0, 2)),
+            {"sigma": 0.0},
+            f" over 3 rounds: participation in rounds 0, 2, only if {_NO_ASSUMPTION}",
+        ),
+        (Pattern(()), {}, f" over 3 rounds: no participation, only if {_NO_ASSUMPTION}"),
+        (Limit(1.0), {}, ", by a stopping rule"),
+        (
+            Poisson(3, 1, 10, 2),
+            {},
+            " over 3 rounds: poisson sampling of 2 of 10 clients, if nobody learns who was drawn",
+        ),
+        (
+            BallsInBins(3, 1, 10, 5, 2),
+            {"columns": StrategyColumns(np.ones((3, 1)))},
+            " over 3 rounds: balls_in_bins sampling of 5 of 10 clients, if nobody learns who was "
+            "drawn",
+        ),
+    ],
+)
+def test_it_is_printed_with_its_assumptions(
+    taking_part: Any, values: dict[str, Any], said: str
+) -> None:
+    rows = BandedNoise(np.ones((3, 1)))
+    made = {"rows": rows, "taking_part": taking_part, "sigma": 9.0, "delta": _DELTA, **values}
+    found = claim.check(Claim(**made))
+    first, second = str(found).splitlines()
+    stated = (
+        f"({numbers.rounded_up(found.epsilon)}, 1e-05)-DP"
+        if made["sigma"]
+        else "no finite epsilon at delta 1e-05"
+    )
+    assert first == f"{stated} for each client{said}"
+    assert second == f"if: {' '.join(each.sentence for each in found.assumptions)}"
+
+
+def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
+    rows = BandedNoise(np.ones((4, 1)))
+    plan, ledger, rule, drawn = (
+        claim.check(Claim(rows, taking_part, 2.0, _DELTA, basis=basis))
+        for taking_part, basis in (
+            (Schema(None, 1), None),
+            (Schema(None, 1), Basis.LEDGER),
+            (Limit(2.0), None),
+            (Poisson(4, 1, 100, 2), None),
+        )
+    )
+    for name, kind in (("is_observed", ledger), ("is_by_rule", rule), ("is_amplified", drawn)):
+        for each in (plan, ledger, rule, drawn):
+            assert getattr(each, name) == (each is kind)
+    # Four participations of one client, each of which moves a row of its own.
+    assert plan.unamplified_noise_multiplier == plan.noise_multiplier == 1.0
+    assert (drawn.noise_multiplier, drawn.unamplified_noise_multiplier) == (2.0, 1.0)
+    assert plan.rho == drawn.rho == 0.5
+    assert plan.zcdp_delta == gaussian.zcdp_delta(1.0)
+    assert drawn.zcdp_delta == gaussian.zcdp_delta(1.0, disjoint_participations=4)
+    for sigma in (0.0, 0.1):
+        little = claim.check(dataclasses.replace(plan.claim, sigma=sigma, epsilon=None))
+        assert (little.rho, little.zcdp_delta) == (math.inf, 0.0)
+    nobody = claim.check(Claim(rows, Pattern(()), 1.0, _DELTA))
+    assert (nobody.rho, nobody.zcdp_delta) == (0.0, 0.0)
+
+
+def test_another_delta_has_another_epsilon() -> None:
+    found = _guarantee().at(1e-3)
+    assert found.delta == 1e-3
+    assert found.epsilon == pytest.approx(_epsilon(1.0, 1e-3), rel=1e-8)
+    assert found.at(_DELTA) == _guarantee()
 
 
 def test_a_claim_keeps_copies_of_its_numbers() -> None:

@@ -19,6 +19,7 @@ from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
 from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles, sampled_runs
 from mf_aggregators.kernel.draws_of_clients import Poisson
 from mf_aggregators.kernel.sampled_runs import SampledRun
+from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
 
 _INTERVAL = 1e-2
@@ -373,7 +374,7 @@ def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
 
 def test_accountants_of_dp_accounting_take_such_an_event_without_amplification() -> None:
     event = _SMALL.event()
-    assert event == _SMALL.event() == _SMALL.guarantee(0.05).event()
+    assert event == _SMALL.event() == guarantees.event(_SMALL.guarantee(0.05))
     assert len({event, _SMALL.event()}) == 1
     other = dataclasses.replace(_SMALL, noise_multiplier=2.6).event()
     assert event != other

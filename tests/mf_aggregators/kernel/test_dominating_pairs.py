@@ -22,6 +22,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     RoundsDistribution,
     StrategyColumns,
 )
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.linear_algebra import banded_matrices
 from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
 from tests.examples import examples
@@ -455,3 +456,13 @@ def test_replicas_keep_their_separation(order: int, seed: int) -> None:
     windows = sum(counts[shift : shift + 18] for shift in range(3))
     assert np.max(windows) <= order
     assert np.max(counts) >= 1
+
+
+@pytest.mark.parametrize(("num_rounds", "most"), [(1, 1), (6, 2), (7, 3)])
+def test_every_draw_keeps_the_schema(num_rounds: int, most: int) -> None:
+    sizes = num_rounds, 1, 12, 2, 3
+    timers, bins = MinSeparation(*sizes), BallsInBins(*sizes)
+    assert timers.schema == Schema(most, 3)
+    assert bins.schema == Schema(most, 3, is_even=True)
+    assert str(timers) == "min_separation sampling of 2 of 12 clients"
+    assert str(bins) == "balls_in_bins sampling of 2 of 12 clients"

@@ -18,6 +18,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     TruncatedPoisson,
 )
+from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
 
 _drawn = st.tuples(st.integers(1, 30), st.integers(1, 6), st.integers(0, 40), st.integers(1, 5))
@@ -31,6 +32,7 @@ def test_sizes_are_those_of_all_rounds_and_clients(sizes: tuple[int, int, int, i
     rounds = max(len(range(group, n, b)) for group in range(b))
     for kind in (Poisson, FixedSize, Shuffling, RandomAllocation):
         assert kind(*sizes).rounds_of_group == rounds
+        assert kind(*sizes).schema == Schema(rounds, b, is_even=True)
     assert Poisson(*sizes).most_participations == FixedSize(*sizes).most_participations == rounds
     # In every group, q of the expected m / b clients are B.
     assert Poisson(*sizes).sampling_probability * m / b == pytest.approx(batch)

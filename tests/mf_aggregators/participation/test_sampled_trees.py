@@ -72,10 +72,10 @@ def test_no_entry_of_the_square_matrix_is_negative(decoder: str) -> None:
 def test_a_tree_has_a_certified_guarantee() -> None:
     tree, scheme = tree_aggregation(16), BallsInBins(16, 16, 200, 25, 8)
     found = guarantees.sampled(tree, scheme, 2.0, 1e-3, certification=_QUICK)
-    assert found.certificate is not None
-    assert found.epsilon == found.certificate.epsilon
+    assert found.claim.certificate is not None
+    assert found.epsilon == found.claim.certificate.epsilon
     pair = scheme.dominating_pair(2.0, guarantees.columns_of(tree, scheme))
-    assert certificates.is_proved(pair, found.certificate)
+    assert certificates.is_proved(pair, found.claim.certificate)
     # Who knows the bins has what the nodes say of them, or less: the estimator tells less.
     nodes = tree.sensitivity(scheme.schema()).value / tree.sensitivity(SingleParticipation()).value
     assert found.together.norm < nodes
@@ -85,7 +85,10 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     with refuses("triangular"):
         guarantees.sampled(tree, PoissonSampling(16, 16, 320, 10), 1.0, 1e-3)
     once = MinSeparationSampling(16, 16, 3200, 10, 16)
-    assert guarantees.sampled(tree, once, 1.0, 1e-3, certification=_QUICK).certificate is not None
+    assert (
+        guarantees.sampled(tree, once, 1.0, 1e-3, certification=_QUICK).claim.certificate
+        is not None
+    )
 
 
 def test_a_column_longer_than_what_noise_is_scaled_to_is_refused() -> None:

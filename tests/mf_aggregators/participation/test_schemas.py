@@ -35,6 +35,24 @@ def test_schemas_are_numbers_for_the_kernel() -> None:
     assert BallsInBins(8, 2, 40, 10, 4).as_schema() == Schema(2, 4, is_even=True)
 
 
+@given(_SCHEMAS)
+def test_numbers_name_the_schema(schema: Participation) -> None:
+    found = participation.of_schema(schema.as_schema())
+    assert found.as_schema() == schema.as_schema()
+    # A timer that lets a client take part once, whenever it likes, is single participation.
+    assert found == (SingleParticipation() if schema == MinSeparation(1, 1) else schema)
+
+
+@pytest.mark.parametrize("name", sorted(participation.sampling_schemes()))
+def test_integers_name_the_scheme(name: str) -> None:
+    scheme = participation.sampling_scheme(
+        name, num_rounds=8, num_bands=2, population=40, clients_per_round=10
+    )
+    assert participation.of_draws(scheme.as_draws()) == scheme
+    assert scheme.as_draws().name == name
+    assert str(scheme) == f"{name} sampling of 10 of 40 clients"
+
+
 @given(_SCHEMAS, st.integers(1, 20))
 def test_numbers_of_rounds_are_those_of_the_numbers(schema: Participation, num_rounds: int) -> None:
     numbers = schema.as_schema()

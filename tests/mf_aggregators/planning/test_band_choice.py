@@ -285,7 +285,7 @@ def test_a_comparison_makes_no_more_tests_than_delta_pays_for(
     mechanism = Mechanism(matrix, scheme, best.noise_multiplier)
     found = mechanism.guarantee(1e-2, certification=Certification())
     # What nothing was proved of has the noise that is enough without amplification.
-    assert found.certificate is None
+    assert found.claim.certificate is None
     assert found.epsilon <= 2.0
     assert 0 < len(set(tested)) <= certificates.ATTEMPTS * certificates.MECHANISMS
 

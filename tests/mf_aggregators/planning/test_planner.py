@@ -217,7 +217,7 @@ def test_what_is_recommended_is_certified(with_any: Plan, cache: pathlib.Path) -
     stated = chosen.mechanism.guarantee(
         with_any.setting.delta, certification=Certification(directory=cache)
     )
-    assert stated.certificate is not None
+    assert stated.claim.certificate is not None
     assert 0.9 * with_any.setting.epsilon <= stated.epsilon <= with_any.setting.epsilon
 
 

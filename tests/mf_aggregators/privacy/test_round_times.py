@@ -318,8 +318,8 @@ def test_published_guarantees_follow_from_times(
     assert (found.separation, found.max_participations) == (separation, most)
     once = Mechanism(factorization, SingleParticipation(), np.sqrt(0.5 * most / rho))
     guarantee = once.observed(times).guarantee(1e-10)
-    assert guarantee.sensitivity_is_exact
-    assert guarantee.zcdp_rho == pytest.approx(rho)
+    assert guarantee.sensitivity.is_exact
+    assert guarantee.rho == pytest.approx(rho)
 
 
 @pytest.mark.parametrize(("rho", "epsilon"), [(0.15, 3.42), (0.0144, 0.994)])
@@ -341,8 +341,8 @@ def test_a_blt_in_their_place_has_a_little_more(
     times = _rounds_of_ten_minutes(number, separation)
     guarantee = once.observed(times).guarantee(1e-10)
     ratio = guarantee.sensitivity / factorization.sensitivity(SingleParticipation()).value
-    assert guarantee.zcdp_rho == pytest.approx(rho * ratio**2 / most)
-    assert rho < guarantee.zcdp_rho < 1.04 * rho
+    assert guarantee.rho == pytest.approx(rho * ratio**2 / most)
+    assert rho < guarantee.rho < 1.04 * rho
 
 
 def test_a_mechanism_takes_times_in_the_place_of_a_ledger() -> None:

@@ -12,6 +12,7 @@ import pytest
 from mf_aggregators import accounting, workloads
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization, banded, identity
+from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
@@ -22,7 +23,7 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import INDEPENDENCE, ONLY_IF, ObservedParticipation
+from mf_aggregators.privacy.guarantees import INDEPENDENCE, ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.provenance import OtherRuns
 from mf_aggregators.privacy.round_times import RoundTimes
@@ -65,11 +66,13 @@ def _statement(
 
 def _ended(
     facts: RunFacts,
-    plan: guarantees.Guarantee,
+    plan: Guarantee,
     factorization: Factorization,
     observed: ObservedParticipation,
 ) -> PrivacyStatement:
-    keeps_plan = guarantees.keeps_plan(plan.sampling or plan.participation, observed)
+    keeps_plan = guarantees.keeps_plan(
+        guarantees.scheme_of(plan) or guarantees.participation_of(plan), observed
+    )
     return PrivacyStatement(
         facts,
         plan,
@@ -257,7 +260,7 @@ def test_a_broken_plan_earns_no_more_for_being_stopped(rounds: list[int]) -> Non
         text = " ".join(statement.to_markdown().split())
         is_worst_case = statement.stated is worst_case
         assert ("Formal statement, worst case." in text) == is_worst_case
-        assert f"rho = {rounded_up(statement.stated.zcdp_rho, '.6g')}" in text
+        assert f"rho = {rounded_up(statement.stated.rho, '.6g')}" in text
         assert statement.stated.epsilon >= statement.plan.epsilon * (1 - 1e-9)
         assert statement.stated.epsilon >= guarantee.epsilon * (1 - 1e-9)
         if num_rounds == 4:
@@ -316,7 +319,7 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
     elsewhere = dataclasses.replace(statement, facts=facts).to_markdown()
     assert "checkpoints/" not in elsewhere
     assert "can repeat every draw" in elsewhere
-    certificate = statement.plan.certificate
+    certificate = statement.plan.claim.certificate
     assert (certificate is None) == (name not in ("min_separation", "balls_in_bins"))
     if certificate is not None:
         assert f"seed {certificate.seed} and" in text
@@ -326,7 +329,7 @@ def test_a_sampled_run_is_amplified_and_tells_nothing_of_its_batches(name: str) 
 def test_a_sampled_run_that_was_not_sampled_is_not_amplified() -> None:
     statement = _sampled(False)
     assert statement.keeps_plan is False
-    assert statement.stated.sampling is None
+    assert not statement.stated.is_amplified
     assert statement.stated.epsilon > statement.plan.epsilon
     text = statement.to_markdown()
     assert text.index("nothing is amplified") < text.index("DP setting")
@@ -723,7 +726,7 @@ def test_released_bits_are_vouched_for_where_this_library_released_them() -> Non
 
 def test_a_statement_says_what_protects_a_part_of_a_client() -> None:
     statement = _statement([0, 3, 6])
-    part = statement.stated.part_of_client()
+    part = guarantees.part_of_client(statement.stated)
     text = " ".join(statement.to_markdown().split())
     assert "stronger" not in text
     assert (

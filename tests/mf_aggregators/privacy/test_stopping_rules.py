@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization, banded, identity
+from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
@@ -109,7 +110,7 @@ def test_a_limit_above_the_plan_ends_nothing_that_keeps_the_plan() -> None:
     assert _rounds_released(rule, [[0]] * 9, 1) < 9
 
 
-def _sampled_plan(num_rounds: int) -> tuple[guarantees.Guarantee, Factorization]:
+def _sampled_plan(num_rounds: int) -> tuple[Guarantee, Factorization]:
     factorization = banded(mfa.workloads.prefix_sum(num_rounds), 2)
     scheme = sampling_scheme(
         "poisson", num_rounds=num_rounds, num_bands=2, population=400, clients_per_round=20

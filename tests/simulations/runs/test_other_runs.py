@@ -12,6 +12,7 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line, stated_runs
+from mf_aggregators.privacy import guarantees
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_statements import RunStatements
 from tests.refusals import refuses
@@ -104,7 +105,7 @@ def test_another_run_whose_ledger_was_destroyed_is_what_its_statement_says(
 def test_another_run_whose_clients_were_drawn_needs_its_ledger(tmp_path: pathlib.Path) -> None:
     drawn = tmp_path / "drawn"
     statement = leave_run(drawn, *DRAWN, "--noise_multiplier=0.7")
-    assert stated_runs.event_of(drawn, 1e-4) == statement.plan.event()
+    assert stated_runs.event_of(drawn, 1e-4) == guarantees.event(statement.plan)
     ledger = (drawn / "participation.npz").read_bytes()
     (drawn / "participation.npz").unlink()
     contents = json.loads((drawn / "privacy.json").read_text())
@@ -115,7 +116,7 @@ def test_another_run_whose_clients_were_drawn_needs_its_ledger(tmp_path: pathlib
         with refuses("drawn", "bring the ledger", error=command_line.CommandError):
             stated_runs.event_of(drawn, 1e-4)
     (drawn / "participation.npz").write_bytes(ledger)
-    assert stated_runs.event_of(drawn, 1e-4) == statement.plan.event()
+    assert stated_runs.event_of(drawn, 1e-4) == guarantees.event(statement.plan)
 
 
 def test_runs_with_one_seed_of_their_samplers_are_not_composed(tmp_path: pathlib.Path) -> None:
@@ -146,7 +147,9 @@ def test_a_drawn_run_is_composed_amplified_while_its_seed_is_there(tmp_path: pat
     other = f"--other_runs={tmp_path / 'drawn'}"
     plan = leave_run(tmp_path / "run", *TIMERS, other).plan
     amplified = _together(tmp_path / "run")["epsilon"]
-    expected = mfa.accounting.composed_epsilon([plan.event(), drawn.plan.event()], plan.delta)
+    expected = mfa.accounting.composed_epsilon(
+        [guarantees.event(plan), guarantees.event(drawn.plan)], plan.delta
+    )
     assert amplified == pytest.approx(expected, rel=1e-9)
     (tmp_path / "drawn" / "checkpoints" / "sampling_seed.json").unlink()
     leave_run(tmp_path / "later", *TIMERS, other)

@@ -206,14 +206,16 @@ def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(n
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(40), 4)
     budget = PrivacyBudget(Mechanism(factorization, scheme, 0.8), 1e-6, every=1)
     planned = guarantees.sampled(factorization, scheme, 0.8, 1e-6)
-    assert planned.certificate is not None
+    assert planned.claim.certificate is not None
     found = _curve(budget, range(41))
     assert found == sorted(found)
     assert found[-1] == planned.epsilon
-    unamplified = guarantees.planned(factorization, planned.participation, 0.8 / 3**0.5, 1e-6)
+    unamplified = guarantees.planned(
+        factorization, guarantees.participation_of(planned), 0.8 / 3**0.5, 1e-6
+    )
     assert planned.epsilon < unamplified.epsilon
     for rounds in (1, 5, 17, 33):
-        bound = _sensitivity_of_first(factorization, rounds, planned.participation)
+        bound = _sensitivity_of_first(factorization, rounds, guarantees.participation_of(planned))
         alone = mfa.accounting.epsilon(0.8 * planned.sensitivity / bound.value, 1e-6)
         assert found[rounds] == min(alone, planned.epsilon)
     assert found[1] < found[-1]

@@ -14,6 +14,7 @@ from absl import flags
 import mf_aggregators as mfa
 from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
+from mf_aggregators.privacy import guarantees
 from simulations.devices import device_behaviour
 from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
 from simulations.examples.digit_classification.run_digits import COMMAND
@@ -383,7 +384,7 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     broken = statements.after_round(_ledger(0, 1, 0))
     assert broken is not None
     assert broken.stated.epsilon > 4.1
-    assert _stated(run)["earned"] == broken.stated.to_dict()
+    assert _stated(run)["earned"] == guarantees.to_dict(broken.stated)
     assert _stated(run)["keeps_plan"] is False
     # A further round that breaks nothing more changes nothing.
     assert statements.after_round(_ledger(0, 1, 0, 2)) is broken
@@ -397,9 +398,9 @@ def test_a_run_that_goes_on_does_not_take_back_that_its_plan_was_broken(
     assert metrics._epsilon_spent(last) == worse.stated.epsilon
     # Killed here, and started again.
     again, _ = _statements(tmp_path, *_BREAKS)
-    assert _stated(run)["earned"] == worse.stated.to_dict()
+    assert _stated(run)["earned"] == guarantees.to_dict(worse.stated)
     again.before(_ledger(0, 1, 0, 2, 2))
-    assert _stated(run)["earned"] == worse.stated.to_dict()
+    assert _stated(run)["earned"] == guarantees.to_dict(worse.stated)
 
 
 @pytest.mark.parametrize("hours", [None, 2.0])

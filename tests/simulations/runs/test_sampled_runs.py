@@ -76,7 +76,7 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     assert mechanism.sampling == scheme
     assert mechanism.schema == SingleParticipation()
     statement = run_statements.planned(plan)
-    assert statement.plan.sampling == scheme
+    assert guarantees.scheme_of(statement.plan) == scheme
     assert 5.0 < statement.plan.epsilon <= 6.0
     found = guarantees.sampled(
         mechanism.factorization, scheme, mechanism.noise_multiplier, plan.config.delta
