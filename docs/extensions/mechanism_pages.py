@@ -100,11 +100,7 @@ def options(name: str) -> str:
     lines = ["", "## Options", ""]
     for option in found:
         choices = ", ".join(f"`{choice}`" for choice in option.choices)
-        sentences = [
-            option.meaning,
-            f"One of {choices}." if choices else "",
-            f"Default: {option.described_default()}." if option.described_default() else "",
-        ]
+        sentences = [f"One of {choices}." if choices else "", option.meaning]
         lines += [f"`--{option.name}`", f": {' '.join(filter(None, sentences))}", ""]
     return "\n".join(lines)
 

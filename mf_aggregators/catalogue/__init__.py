@@ -5,7 +5,7 @@ evaluates of it.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +37,6 @@ __all__ = [
     "entries",
     "entry",
     "load",
-    "options",
 ]
 
 
@@ -121,19 +120,3 @@ def check_own(factorization: Any) -> Factorization:
             "another matrix. Make the factorization anew."
         )
     return factorization
-
-
-def options(names: Sequence[str]) -> Mapping[str, Sequence[tuple[str, Option]]]:
-    """Returns the options of several mechanisms.
-
-    Args:
-      names: The mechanisms.
-
-    Returns:
-      By the name of each option the mechanisms that take it, each with what it is for them.
-    """
-    found: dict[str, list[tuple[str, Option]]] = {}
-    for name in names:
-        for option in entry(name).options:
-            found.setdefault(option.name, []).append((name, option))
-    return found

@@ -1,9 +1,8 @@
 """What the catalogue says of a mechanism: its options, its factorization, its place in plans."""
 
-import abc
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from mf_aggregators.factorizations.factorization import Factorization
@@ -21,23 +20,15 @@ class OptionError(Error, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of a mechanism, which commands offer as a flag.
-
-    Mechanisms may share a flag: then their options have the same kind and choices, and the help
-    of the flag says what it is for each of them.
+    """An option of mechanisms, which commands offer as a flag.
 
     Attributes:
-      name: The name of the flag, without dashes.
+      name: The name of the flag, without dashes, and of the parameter that it sets.
       kind: What it takes: an integer, a number, ``true`` or ``false``, one of ``choices``, the
         directory of a checkpoint, in which place the mechanism gets the factorization, or an
         ``error`` of the rounds: one of ``choices`` or a file of weights, in which place it gets
         the (n,) array. A plan for an error other than the mean makes the mechanism for it.
-      meaning: The help of the flag, in whole sentences.
-      default: The value that holds where it is not given; None for none, and where it depends on
-        what a factorization is made for.
-      default_text: What follows "Default:" in help, where ``default`` alone does not say it.
-      default_of_runs: The value in a training run, if it is another one.
-      default_of_audits: The value in an audit, if it is another one.
+      meaning: The help of the flag, in whole sentences, with its default.
       choices: The values of a ``choice``.
       least: The smallest value of an integer, which commands check; None for any.
       for_runs: Whether commands that train offer it too. The other commands always do.
@@ -46,24 +37,9 @@ class Option:
     name: str
     kind: Literal["integer", "number", "boolean", "choice", "checkpoint", "error"]
     meaning: str
-    default: bool | int | float | str | None = None
-    default_text: str = ""
-    default_of_runs: int | None = None
-    default_of_audits: int | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
-    for_runs: bool = True
-
-    def described_default(self) -> str:
-        """Returns what follows "Default:" in help; empty if there is none."""
-        if self.default_text:
-            return self.default_text.rstrip(".")
-        if self.default is None:
-            return ""
-        if isinstance(self.default, bool):
-            return "true" if self.default else "false"
-        # 1e-5 in the place of 1e-05.
-        return re.sub(r"e-0(?=\d)", "e-", str(self.default))
+    for_runs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +135,8 @@ class SamplingSetting:
     participation: Participation
 
 
-class Entry(abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class Entry:
     """A mechanism: how its factorizations are made, loaded, planned, audited and run.
 
     Commands, planner, audit and checkpoints know mechanisms by this class alone.
@@ -168,22 +145,35 @@ class Entry(abc.ABC):
       name: As ``--mechanism`` spells it.
       summary: What it is, in a few words, for a table.
       factorization: The class that a checkpoint is loaded with.
-      options: The options that it takes.
-      has_any_workload: Whether it is optimised for every lower-triangular workload, as for
-        training with momentum and a schedule of learning rates.
-      is_for_runs: Whether commands that train offer it by name.
+      make: Makes a factorization. Its parameters are the attributes of a :class:`Request` that it
+        takes, and the options of the mechanism.
+      options: The options that ``make`` takes.
+      required: The names of those that have to be given.
+      workloads: Whether it is optimised for the workload that is asked for (``any``), for the
+        prefix sum alone (``prefix_sum``), or for none (``none``).
+      for_timers: Returns what a plan evaluates for devices with timers.
+      for_sampling: Returns what a plan evaluates where a data centre draws batches.
+      for_runs: Returns the options of a training run that were not given, of a request and the
+        most bands that a run gets; None for a mechanism that runs do not offer by name.
+      for_audits: Returns the options of a small audit that were not given.
+      has_schema_in_runs: Whether a run makes it for the schema of its timers.
       has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
     """
 
     name: str
-    summary: str = ""
+    summary: str
     factorization: type[Factorization]
+    make: Callable[..., Factorization]
     options: tuple[Option, ...] = ()
-    has_any_workload: bool = False
-    is_for_runs: bool = True
+    required: tuple[str, ...] = ()
+    workloads: Literal["any", "prefix_sum", "none"] = "any"
+    for_timers: Callable[[TimerSetting], Iterable[Variant]] = lambda setting: ()
+    for_sampling: Callable[[SamplingSetting], Iterable[Variant]] = lambda setting: ()
+    for_runs: Callable[[Request, int], Mapping[str, Any]] | None = lambda request, most_bands: {}
+    for_audits: Callable[[Request], Mapping[str, Any]] = lambda request: {}
+    has_schema_in_runs: bool = True
     has_known_bands: bool = False
 
-    @abc.abstractmethod
     def build(self, request: Request) -> Factorization:
         """Makes a factorization.
 
@@ -197,6 +187,13 @@ class Entry(abc.ABC):
           OptionError: If an option is missing.
           ValueError: If it cannot be made for this request.
         """
+        for name in self.required:
+            if name not in request.options:
+                raise OptionError(f"--mechanism={self.name} needs --{name}.")
+        parameters = inspect.signature(self.make).parameters
+        names = ("num_rounds", "workload", "participation", "show_progress")
+        given = {name: getattr(request, name) for name in names if name in parameters}
+        return self.make(**given, **request.options)
 
     def for_audit(self, request: Request) -> Request:
         """Returns the request of a small audit, with values for what was not given.
@@ -204,9 +201,7 @@ class Entry(abc.ABC):
         Args:
           request: What the audit asks for.
         """
-        return request.with_defaults(
-            **{option.name: option.default_of_audits for option in self.options}
-        )
+        return request.with_defaults(**self.for_audits(request))
 
     def for_run(self, request: Request, most_bands: int) -> Request:
         """Returns the request of a training run, with values for what was not given.
@@ -218,10 +213,11 @@ class Entry(abc.ABC):
         Returns:
           The request.
         """
-        del most_bands
-        return request.with_defaults(
-            **{option.name: option.default_of_runs for option in self.options}
-        )
+        if not self.has_schema_in_runs:
+            request = dataclasses.replace(request, participation=None)
+        if self.for_runs is None:
+            return request
+        return request.with_defaults(**self.for_runs(request, most_bands))
 
     def nearest_workload(self, workload: Workload) -> Workload | None:
         """Returns the workload that the mechanism can be optimised for in place of one.
@@ -230,12 +226,12 @@ class Entry(abc.ABC):
           workload: What is asked for.
 
         Returns:
-          The workload itself where the mechanism can be optimised for it, and else the one that is
-          nearest to it: by default the prefix sum. None if its matrix depends on no workload.
+          The workload itself where the mechanism can be optimised for it, and else the prefix sum.
+          None if its matrix depends on no workload.
         """
-        if self.has_any_workload:
-            return workload
-        return Workload("prefix_sum", workload.num_rounds)
+        if self.workloads == "prefix_sum":
+            return Workload("prefix_sum", workload.num_rounds)
+        return workload if self.workloads == "any" else None
 
     def num_bands(self, options: Mapping[str, Any]) -> int | None:
         """Returns the bands of C before it is made, for amplification by sampling.
@@ -247,58 +243,11 @@ class Entry(abc.ABC):
           The number of bands, or None if the options do not say it; always None without
           ``has_known_bands``.
         """
-        del options
-        return None
-
-    def for_timers(self, setting: TimerSetting) -> Iterable[Variant]:
-        """Returns what a plan evaluates for devices with timers: by default, without options.
-
-        Args:
-          setting: What the plan is for.
-        """
-        del setting
-        return (Variant(),)
-
-    def for_sampling(self, setting: SamplingSetting) -> Iterable[Variant]:
-        """Returns what a plan evaluates where a data centre draws batches: by default nothing.
-
-        Args:
-          setting: What the plan is for.
-        """
-        del setting
-        return ()
+        if not self.has_known_bands:
+            return None
+        return options.get("num_bands") if self.options else 1
 
     @property
     def error_option(self) -> Option | None:
         """The option by which factorizations are made for an error of the rounds; None for none."""
         return next((option for option in self.options if option.kind == "error"), None)
-
-    def arguments(self, request: Request) -> dict[str, Any]:
-        """Returns the value of every option that has one: what was given, and defaults.
-
-        Args:
-          request: What was asked for.
-
-        Returns:
-          The values by the names of options.
-        """
-        defaults = {option.name: option.default for option in self.options}
-        return dict(request.with_defaults(**defaults).options)
-
-    def required(self, request: Request, name: str, hint: str = "") -> Any:
-        """Returns the value of an option that has no default.
-
-        Args:
-          request: What was asked for.
-          name: The option.
-          hint: What may be given in its place, for the message.
-
-        Returns:
-          The value.
-
-        Raises:
-          OptionError: If it was not given.
-        """
-        if name not in request.options:
-            raise OptionError(f"--mechanism={self.name} needs --{name}{hint}.")
-        return request.options[name]

@@ -3,7 +3,7 @@
 import math
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,7 +69,7 @@ def names(*, for_runs: bool = False) -> list[str]:
     return [
         name
         for name, mechanism in catalogue.entries().items()
-        if mechanism.is_for_runs or not for_runs
+        if mechanism.for_runs is not None or not for_runs
     ]
 
 
@@ -81,15 +81,15 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
       for_runs: Whether the command trains.
     """
     group = FlagGroup(values, "Mechanism")
-    for name, takers in _options(for_runs=for_runs).items():
-        meaning, kind = _meaning(takers), takers[0][1].kind
-        if kind == "choice":
-            group.choice(name, takers[0][1].choices, meaning)
-        elif kind == "integer":
+    for option, takers in _options(for_runs=for_runs).items():
+        name, meaning = option.name, f"For {', '.join(takers)}. {option.meaning}"
+        if option.kind == "choice":
+            group.choice(name, option.choices, meaning)
+        elif option.kind == "integer":
             group.integer(name, meaning)
-        elif kind == "number":
+        elif option.kind == "number":
             group.number(name, meaning)
-        elif kind == "boolean":
+        elif option.kind == "boolean":
             group.boolean(name, meaning)
         else:
             # An error is the name of a file as well.
@@ -98,7 +98,7 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
 
 def option_names_of_runs() -> list[str]:
     """Returns the names of the flags that :func:`define_options` defines for runs."""
-    return list(_options(for_runs=True))
+    return [option.name for option in _options(for_runs=True)]
 
 
 def check_options(
@@ -115,20 +115,19 @@ def check_options(
       CommandError: If an option belongs to other mechanisms.
       ValueError: If it is too small.
     """
-    for name, takers in _options(for_runs=for_runs).items():
+    for option, takers in _options(for_runs=for_runs).items():
+        name, value = option.name, given.get(option.name)
         bands = _fixed_bands(mechanism) if name == _NUM_BANDS else None
-        if bands is not None and given.get(name) == bands:
-            # The number that it has anyway is no mistake.
+        # The number of bands that it has anyway is no mistake.
+        if value is None or (bands is not None and value == bands):
             continue
-        belongs = [taker for taker, _ in takers]
         check_choice(
-            given.get(name) is None or mechanism in belongs,
-            f"--{name} belongs to --mechanism={'|'.join(belongs)}"
+            mechanism in takers,
+            f"--{name} belongs to --mechanism={'|'.join(takers)}"
             + ("." if mechanism is None else f", not to --mechanism={mechanism}."),
         )
-        least = [option.least for taker, option in takers if taker == mechanism]
-        if given.get(name) is not None and least and least[0] is not None:
-            validation.integer_at_least(given[name], least[0], f"--{name}")
+        if option.least is not None:
+            validation.integer_at_least(value, option.least, f"--{name}")
 
 
 def _fixed_bands(mechanism: str | None) -> int | None:
@@ -181,45 +180,14 @@ def round_error(given: str, flag: str = "error") -> str | FloatArray:
     return given if given in ("mean", "max") else _numbers(given, flag, "mean, max or a file of ")
 
 
-def _options(*, for_runs: bool) -> dict[str, list[tuple[str, Option]]]:
-    kept = {
-        name: [(taker, option) for taker, option in takers if option.for_runs or not for_runs]
-        for name, takers in catalogue.options(names(for_runs=for_runs)).items()
-    }
-    return {name: takers for name, takers in kept.items() if takers}
-
-
-def _meaning(takers: Sequence[tuple[str, Option]]) -> str:
-    """The help of a flag, once for all mechanisms that it is the same for."""
-    meanings, defaults = (
-        _by_text(takers, lambda option: option.meaning),
-        _by_text(takers, Option.described_default),
-    )
-    said = [
-        f"For {_listed(names)}: {meaning[0].lower()}{meaning[1:]}"
-        for meaning, names in meanings.items()
-    ]
-    if len(defaults) == 1:
-        said += [f"Default: {default}." for default in defaults if default]
-    else:
-        each = [
-            f"for {_listed(names)}, {default}" for default, names in defaults.items() if default
-        ]
-        said.append(f"Default: {'; '.join(each)}.")
-    return " ".join(said)
-
-
-def _by_text(
-    takers: Sequence[tuple[str, Option]], text: Callable[[Option], str]
-) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for taker, option in takers:
-        found.setdefault(text(option), []).append(taker)
+def _options(*, for_runs: bool) -> dict[Option, list[str]]:
+    """The options that a command offers, each with the mechanisms that take it."""
+    found: dict[Option, list[str]] = {}
+    for name in names(for_runs=for_runs):
+        for option in catalogue.entry(name).options:
+            if option.for_runs or not for_runs:
+                found.setdefault(option, []).append(name)
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
 def define_participation(values: flags.FlagValues) -> None:

@@ -1,13 +1,14 @@
 """The library's mechanisms by name, and checkpoints of names that are not among them."""
 
 import ast
+import inspect
 import pathlib
 
 import numpy as np
 import pytest
 
-from mf_aggregators import catalogue, checkpoints, planning
-from mf_aggregators.catalogue import Option, Request
+from mf_aggregators import catalogue, checkpoints, factorizations, planning
+from mf_aggregators.catalogue import Request
 from mf_aggregators.factorizations import BandedFactorization, Factorization, from_matrix
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import Workload
@@ -85,10 +86,17 @@ def test_what_has_an_option_for_an_error_takes_weights() -> None:
         assert made.parameters["error"] == "weights"
 
 
-def test_a_default_in_words_ends_as_help_ends_it() -> None:
-    for text in ("the separation", "the separation."):
-        option = Option("block", "integer", "Rounds.", default_text=text)
-        assert option.described_default() == "the separation"
+def test_options_are_parameters_and_their_help_has_the_defaults() -> None:
+    for mechanism in catalogue.entries().values():
+        parameters = inspect.signature(mechanism.make).parameters
+        made_by = (
+            parameters
+            | inspect.signature(getattr(factorizations, mechanism.name, mechanism.make)).parameters
+        )
+        for option in mechanism.options:
+            default = made_by[option.name].default
+            if default not in (None, inspect.Parameter.empty) and not isinstance(default, bool):
+                assert option.meaning.endswith(f"Default: {default}."), option
 
 
 def test_every_mechanism_says_what_it_is() -> None:

@@ -436,7 +436,7 @@ def test_runs_take_the_flags_of_their_configurations_at_the_papers_size(
         configurations, "matrix_of", lambda *_: mfa.factorizations.identity(setting.num_rounds)
     )
     monkeypatch.setattr(
-        mfa.catalogue.built_in.OptimalEntry,
+        mfa.catalogue.Entry,
         "build",
         lambda *_: mfa.factorizations.identity(setting.num_rounds),
     )
