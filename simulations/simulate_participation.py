@@ -33,6 +33,7 @@ from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.progress_bars import ProgressBar
+from simulations import flag_texts
 from simulations.devices import device_behaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
@@ -128,54 +129,39 @@ def summarise(
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of simulate-participation."""
+    """Defines the flags of simulate-participation.
+
+    Flags:
+      population: The number of devices. Required.
+      clients_per_round: The number of uploads that a round needs, and that its sum is divided by.
+        Required.
+      num_rounds: The number of rounds. Default: those of --checkpoint, or 2000.
+      separation: The separation b: two participations i, j of one device satisfy |i - j| >= b.
+        Timers by rounds enforce it, and the noise is planned for it. Default: that of --checkpoint.
+      max_participations: The most participations of a device. Default: as many as fit.
+      seed: The seed of everything that is drawn.
+      seeds: How many simulations suggest a separation where none is planned, with --seed and the
+        seeds after it.
+      margin: By which share a suggested separation stays below the smallest of all seeds, and the
+        participations above the most.
+      checkpoint: A checkpoint directory, which adds the guarantee that follows. That of a
+        Mechanism, as mf-plan and mf-factorize save it, has the noise as well; what says otherwise
+        is refused.
+      output: A .npz file for the ledger of who took part when, for at most 1,000,000 devices.
+      write_round_times: A text file for when each round started and ended, which mf-report
+        --round_times reads. The first round starts at 2026-01-01T00:00:00+00:00.
+    """
+    texts = flag_texts.of(define_flags)
     group = FlagGroup(values, "Participation")
-    group.integer("population", "The number of devices. Required.")
-    group.integer(
-        "clients_per_round",
-        "The number of uploads that a round needs, and that its sum is divided by. Required.",
-    )
-    group.integer(
-        "num_rounds", f"The number of rounds. Default: those of --checkpoint, or {_NUM_ROUNDS}."
-    )
-    group.integer(
-        "separation",
-        "The separation b: two participations i, j of one device satisfy |i - j| >= b. Timers by "
-        "rounds enforce it, and the noise is planned for it. Default: that of --checkpoint.",
-    )
-    group.integer(
-        "max_participations", "The most participations of a device. Default: as many as fit."
-    )
-    group.integer("seed", "The seed of everything that is drawn.", 0)
-    group.integer(
-        "seeds",
-        "How many simulations suggest a separation where none is planned, with --seed and the "
-        "seeds after it.",
-        _SEEDS,
-    )
-    group.number(
-        "margin",
-        "By which share a suggested separation stays below the smallest of all seeds, and the "
-        "participations above the most.",
-        _MARGIN,
-    )
+    sizes = ("population", "clients_per_round", "num_rounds", "separation", "max_participations")
+    for name, default in {**dict.fromkeys(sizes), "seed": 0, "seeds": _SEEDS}.items():
+        group.integer(name, texts[name], default)
+    group.number("margin", texts["margin"], _MARGIN)
     device_behaviour.define_flags(values)
-    FlagGroup(values, "Mechanism").path(
-        "checkpoint",
-        "A checkpoint directory, which adds the guarantee that follows. That of a Mechanism, as "
-        "mf-plan and mf-factorize save it, has the noise as well; what says otherwise is refused.",
-    )
+    FlagGroup(values, "Mechanism").path("checkpoint", texts["checkpoint"])
     mechanism_flags.define_privacy(values)
-    FlagGroup(values, "Output").path(
-        "output",
-        f"A .npz file for the ledger of who took part when, for at most {_MOST_IN_LEDGER:,} "
-        "devices.",
-    )
-    FlagGroup(values, "Output").path(
-        "write_round_times",
-        "A text file for when each round started and ended, which mf-report --round_times reads. "
-        f"The first round starts at {_FIRST_ROUND.isoformat()}.",
-    )
+    for name in ("output", "write_round_times"):
+        FlagGroup(values, "Output").path(name, texts[name])
     output_paths.define_overwrite(values, "--output and --write_round_times")
     for name in ("population", "clients_per_round"):
         flag_groups.require(values, name)
@@ -201,8 +187,7 @@ def main(values: flags.FlagValues) -> int | None:
     for name in ("seeds", "margin"):
         command_line.check_choice(
             schema is None or not values[name].present,
-            f"--{name} belongs to a suggestion, and --separation, --max_participations or the "
-            "--checkpoint is a plan already: leave one out.",
+            f"--{name} belongs to a suggestion, and there is a plan already: leave one out.",
         )
     command_line.check_choice(
         factorization is None or multiplier is not None,
@@ -347,15 +332,20 @@ def _suggestion(
     separations = [each.separation or each.num_rounds for each in found]
     # Of fewer rounds, the numbers of participations are too small.
     counts = [each.max_participations for each in found if each.num_rounds == num_rounds]
-    returned = any(each.separation is not None for each in found)
-    suggested = suggested_schema(separations, counts, num_rounds, values.margin)
+    separation, most = suggested_schema(separations, counts, num_rounds, values.margin)
+    spread, share = max(separations) - min(separations), in_full(values.margin, 100)
     return {
         "rounds_of_seeds": [each.num_rounds for each in found],
         "separations_of_seeds": [each.separation for each in found],
         "participations_of_seeds": [each.max_participations for each in found],
-        "suggested_separation": suggested[0],
-        "suggested_max_participations": suggested[1],
-        "rule": _rule(separations, counts, returned, suggested, values.margin),
+        "suggested_separation": separation,
+        "suggested_max_participations": most,
+        "rule": (
+            f"--separation={separation} is the smallest separation, {min(separations)}, less the "
+            f"larger of {share} % and the {spread} by which simulations differ, and at least 1; "
+            f"--max_participations={most} is the most participations and {share} % more, rounded "
+            "up, where a simulation had all rounds, and no more than fit."
+        ),
     }
 
 
@@ -383,34 +373,6 @@ def suggested_schema(
     if not counts:
         return separation, fitting
     return separation, min(max(1, math.ceil((1.0 + margin) * max(counts))), fitting)
-
-
-def _rule(
-    separations: Sequence[int],
-    counts: Sequence[int],
-    returned: bool,
-    suggested: tuple[int, int],
-    margin: float,
-) -> str:
-    """How a suggestion follows from what simulations found, in which a device returned or none."""
-    (separation, participations), least = suggested, min(separations)
-    share, spread = f"{in_full(margin, 100)} %", max(separations) - least
-    apart = "the smallest separation" if returned else f"all {least} rounds"
-    if separation < math.floor((1.0 - margin) * least):
-        apart += f" less the {spread} by which simulations differ"
-    elif margin > 0.0:
-        apart += f" less {share}"
-    often = "the most participations"
-    if not counts or participations < math.ceil((1.0 + margin) * max(counts)):
-        often = "as many as fit"
-    elif margin > 0.0:
-        often += f" and {share} more, rounded up"
-    if separation == 1:
-        apart = "the least there is"
-    return (
-        f"--separation={separation} is {apart}, and --max_participations={participations} is "
-        f"{often}."
-    )
 
 
 def _planned(
@@ -488,26 +450,27 @@ def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str
         return np.array([getattr(device_round, name) for device_round in device_rounds])
 
     hours = (of("start_seconds") % _DAY // _HOUR).astype(np.int64)
-    available = of("num_available")
+    eligible, available, attempts = map(of, ("num_eligible", "num_available", "attempts"))
     by_hour = [available[hours == hour] for hour in range(24)]
+    sums = {
+        "selected": "num_selected",
+        "dropped_out": "num_dropped_out",
+        "uploads_lost": "num_uploads_lost",
+        "uploads_late": "num_uploads_late",
+        "discarded": "num_discarded",
+        "abandoned_attempts": "num_abandoned",
+    }
     return {
-        "eligible_min": int(np.min(of("num_eligible"))),
-        "eligible_mean": float(np.mean(of("num_eligible"))),
+        "eligible_min": int(np.min(eligible)),
+        "eligible_mean": float(np.mean(eligible)),
         "available_min": int(np.min(available)),
         "available_mean": float(np.mean(available)),
         "available_is_exact": bool(np.all(of("available_is_exact"))),
-        "available_by_hour": [
-            float(np.mean(numbers)) if len(numbers) else None for numbers in by_hour
-        ],
-        "attempts": int(np.sum(of("attempts"))),
-        "most_attempts": int(np.max(of("attempts"))),
-        "selected": int(np.sum(of("num_selected"))),
-        "dropped_out": int(np.sum(of("num_dropped_out"))),
-        "uploads_lost": int(np.sum(of("num_uploads_lost"))),
-        "uploads_late": int(np.sum(of("num_uploads_late"))),
-        "discarded": int(np.sum(of("num_discarded"))),
-        "abandoned_attempts": int(np.sum(of("num_abandoned"))),
-        "summed_min": int(np.min([len(each.cohort) for each in device_rounds])),
+        "available_by_hour": [float(np.mean(each)) if len(each) else None for each in by_hour],
+        "attempts": int(np.sum(attempts)),
+        "most_attempts": int(np.max(attempts)),
+        **{field: int(np.sum(of(name))) for field, name in sums.items()},
+        "summed_min": min(len(each.cohort) for each in device_rounds),
         "days": seconds / _DAY,
     }
 
@@ -550,9 +513,8 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
     if fields["keeps_plan"] is None:
         return _without_plan(fields, num_rounds)
     separation, most = fields["realised_separation"], fields["most_participations"]
-    if separation is None:
-        found = "No device took part twice."
-    else:
+    found = "No device took part twice."
+    if separation is not None:
         found = (
             f"The closest participations of one device were {counted(separation, 'round')} apart, "
             f"and none took part more than {counted(most, 'time')}."
@@ -570,51 +532,44 @@ def _statement(fields: dict[str, Any], by_wall_clock: bool, num_rounds: int) -> 
             f"{found}\n--noise_multiplier, --target_epsilon or --target_rho adds the guarantee "
             "that is planned, and --checkpoint the one that is observed."
         )
-    delta = fields["delta"]
     if not math.isfinite(fields["planned_epsilon"]):
         return f"{found}\nWithout noise nothing is guaranteed."
+    delta = fields["delta"]
     planned = f"{stated_pair(fields['planned_epsilon'], delta)} for each device"
+    if fields["keeps_plan"]:
+        found += f"\nThe plan was kept: {planned}."
+    else:
+        found += f"\nPlanned was {planned}; those that kept the schema still have it."
     if "realised_epsilon" not in fields:
-        if fields["keeps_plan"]:
-            return (
-                f"{found}\nThe plan was kept: {planned}. --checkpoint adds the guarantee that "
-                "is observed."
-            )
-        return f"{found}\n--checkpoint adds the guarantee that is left."
-    observed = (
-        f"The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
+        return f"{found} --checkpoint adds the guarantee that is observed."
+    found += (
+        f" The observed participations give {stated_pair(fields['realised_epsilon'], delta)}, by "
         f"the smallest separation and the largest number of participations, {ONLY_IF}."
     )
-    if fields["keeps_plan"]:
-        return f"{found}\nThe plan was kept: {planned}. {observed}"
-    return (
-        f"{found}\nPlanned was {planned}; those that kept the schema still have it. {observed} At "
-        "worst, with the smaller separation and the larger number of participations of plan and "
-        f"observation: {stated_pair(fields['widened_epsilon'], delta)}, {ONLY_IF}."
-    )
+    if not fields["keeps_plan"]:
+        found += (
+            " At worst, with the smaller separation and the larger number of participations of "
+            f"plan and observation: {stated_pair(fields['widened_epsilon'], delta)}, "
+            f"{ONLY_IF}."
+        )
+    return found
 
 
 def _without_plan(fields: dict[str, Any], num_rounds: int) -> str:
-    """What a plan may count on, where there is none."""
-    of_seeds, counts = fields["separations_of_seeds"], fields["participations_of_seeds"]
-    known = [each for each in of_seeds if each is not None]
-    where = "In this simulation" if len(of_seeds) == 1 else f"In {len(of_seeds)} simulations"
-    if not known:
-        found = "no device took part twice"
-    else:
-        least, largest = min(known), max(known)
-        apart = counted(least, "round") if least == largest else f"{least} to {largest} rounds"
+    """A statement on simulations without a plan, and the plan that they suggest."""
+    known = [each for each in fields["separations_of_seeds"] if each is not None]
+    rounds, most = fields["rounds_of_seeds"], max(fields["participations_of_seeds"])
+    found = "no device took part twice"
+    if known:
         found = (
-            f"the closest participations of one device were {apart} apart, and none took part more "
-            f"than {counted(max(counts), 'time')}"
+            f"the closest participations of one device were {min(known)} to {max(known)} rounds "
+            f"apart, and none took part more than {counted(most, 'time')}"
         )
-        if len(known) < len(of_seeds):
-            found += f" (in {len(of_seeds) - len(known)} none twice)"
-    if early := sum(rounds < num_rounds for rounds in fields["rounds_of_seeds"]):
-        found += f"; {early} ended early, after {min(fields['rounds_of_seeds'])} rounds or more"
+    if early := sum(each < num_rounds for each in rounds):
+        found += f"; {early} ended early, after {min(rounds)} rounds or more"
     return (
-        f"There is no plan to keep or to break. {where} {found}.\nFor a plan: {fields['rule']} "
-        f"{_ON_WALL_CLOCKS}"
+        f"There is no plan to keep or to break. In {counted(len(rounds), 'simulation')} {found}.\n"
+        f"For a plan: {fields['rule']} {_ON_WALL_CLOCKS}"
     )
 
 

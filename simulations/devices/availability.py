@@ -174,7 +174,7 @@ class Diurnal(Availability):
                 )
             if math.fsum(validation.non_negative_number(w, "weights") for w in self.weights) <= 0.0:
                 raise ValueError("weights must not all be zero.")
-        _check_within(self.start_hour, "start_hour", 0.0, math.nextafter(24.0, 0.0))
+        _check_within(self.start_hour, "start_hour", 0.0, 24.0)
         _check_within(self.start_spread_hours, "start_spread_hours", 0.0, 12.0)
         shortest = validation.positive_number(self.shortest_hours, "shortest_hours")
         _check_within(self.longest_hours, "longest_hours", shortest, 24.0)

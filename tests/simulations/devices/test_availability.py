@@ -359,7 +359,7 @@ def test_unreadable_traces_are_refused(tmp_path: pathlib.Path) -> None:
         (Diurnal, {"utc_offsets": (15.0,)}),
         (Diurnal, {"weights": (1.0,)}),
         (Diurnal, {"utc_offsets": (1.0,), "weights": (0.0,)}),
-        (Diurnal, {"start_hour": 24.0}),
+        (Diurnal, {"start_hour": 24.1}),
         (Diurnal, {"start_spread_hours": 13.0}),
         (Diurnal, {"shortest_hours": 0.0}),
         (Diurnal, {"longest_hours": 3.0}),
