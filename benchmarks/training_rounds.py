@@ -70,13 +70,13 @@ def main(values: flags.FlagValues) -> None:
 
     def dataset(rows: np.ndarray) -> tf.data.Dataset:
         pairs = tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:]))
-        return pairs.batch(paper.batch_size)
+        return pairs.batch(paper["batch_size"])
 
     def process(aggregator: Any) -> tff.learning.templates.LearningProcess:
         return tff.learning.algorithms.build_unweighted_fed_avg(
             task.model_fn(),
-            tff.learning.optimizers.build_sgdm(paper.client_learning_rate),
-            tff.learning.optimizers.build_sgdm(1.0, paper.server_momentum),
+            tff.learning.optimizers.build_sgdm(paper["client_learning_rate"]),
+            tff.learning.optimizers.build_sgdm(1.0, paper["server_momentum"]),
             model_aggregator=aggregator,
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )

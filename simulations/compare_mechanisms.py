@@ -32,6 +32,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.claim import ONLY_IF
+from simulations import flag_texts
 from simulations.comparison import paired_differences, repeated_runs, run_comparisons
 from simulations.comparison.paired_differences import PairedDifference
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
@@ -95,36 +96,29 @@ def parse_flags(text: str) -> dict[str, str]:
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of compare-mechanisms."""
-    group = FlagGroup(values, "Runs")
-    group.words(
-        "mechanisms",
-        f"What is compared, with commas: any of {', '.join(_mechanisms())}.",
-        ["none", "blt", "banded", "tree", "identity"],
-    )
-    group.words(
-        "clip_norms",
-        f"Clip norms to compare, with commas: numbers, and {run_config.ADAPTIVE} for one that "
-        "adapts. Each mechanism then trains with each of them. Default: that of --flags.",
-        [],
-    )
-    group.integer("repetitions", "The number of runs with each mechanism.", 3)
-    group.choice(
-        "command", list(repeated_runs.MODULES), "The command that trains.", "run-stackoverflow"
-    )
-    group.string(
-        "flags",
-        "The flags of that command for every run, in quotes: --flags='--num_rounds=100 "
-        f"--clip_norm=1'. --mechanism={run_config.NOT_PRIVATE} is not handed "
-        f"{', '.join(f'--{name}' for name in _OF_PRIVATE_RUNS)}, which it would refuse, nor "
-        "are numbers of --clip_norms the flags of a norm that adapts.",
-        "",
-    )
+    """Defines the flags of compare-mechanisms.
+
+    Flags:
+      mechanisms: The mechanisms to compare, with commas.
+      clip_norms: Clip norms to compare, with commas: numbers, and adaptive for one that adapts.
+        Each mechanism then trains with each of them. Default: that of --flags.
+      repetitions: The number of runs with each mechanism.
+      command: The command that trains.
+      flags: The flags of that command for every run, in quotes: --flags='--num_rounds=100
+        --clip_norm=1'. A run of --mechanism=none is not handed flags on noise, audits and private
+        metrics, which it would refuse, nor are numbers of --clip_norms the flags of a norm that
+        adapts.
+      output_dir: Where runs, their logs and results, and the comparison go. Required.
+    """
+    texts, group = flag_texts.of(define_flags), FlagGroup(values, "Runs")
+    usual = ["none", "blt", "banded", "tree", "identity"]
+    group.words("mechanisms", f"{texts['mechanisms']} Any of {', '.join(_mechanisms())}.", usual)
+    group.words("clip_norms", texts["clip_norms"], [])
+    group.integer("repetitions", texts["repetitions"], 3)
+    group.choice("command", [*repeated_runs.MODULES], texts["command"], "run-stackoverflow")
+    group.string("flags", texts["flags"], "")
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
-    FlagGroup(values, "Output").path(
-        "output_dir",
-        "Where runs, their logs and results, and the comparison go. Required.",
-    )
+    FlagGroup(values, "Output").path("output_dir", texts["output_dir"])
     flag_groups.require(values, "output_dir")
 
 

@@ -29,37 +29,37 @@ from mf_aggregators.commands import command_line, flag_groups, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.privacy import client_names
 from mf_aggregators.progress_bars import ProgressBar
+from simulations import flag_texts
 from stackoverflow_nwp import datasets, federated_text, text_cleaning, text_inputs
 from stackoverflow_nwp.federated_text import Example
 from stackoverflow_nwp.text_inputs import Columns
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of make-text-dataset."""
-    group = FlagGroup(values, "Data")
-    group.repeated_paths(
-        "input",
-        "A file whose records name their client: .jsonl (a JSON object a line), .json (an array of"
-        " objects, or LEAF's users and user_data), .csv or .tsv (the first line names the"
-        " columns); a .sqlite file of this format (its clients are split anew); a text file (one"
-        " client each); a directory (its .txt files, at any depth); a quoted pattern such as"
-        ' "books/*.txt"; or "docstrings" for the installed packages\' documentation. It may be'
-        " given several times. Required.",
-    )
-    group.string("client_column", "The field of a record that names the client.", "client")
-    group.string(
-        "text_column",
-        "The field of a record that has the text. LEAF's users may have it in raw or x, too.",
-        "text",
-    )
-    group.boolean(
-        "allow_structured_text",
-        "Read as the text of one client also files that look like JSON, a table, XML or HTML, and"
-        " are not named so.",
-        False,
-    )
-    group.integer("min_sentences", "Clients with fewer sentences are left out.", 1, lower_bound=1)
-    FlagGroup(values, "Output").path("output", "The .sqlite file to write. Required.")
+    """Defines the flags of make-text-dataset.
+
+    Flags:
+      input: A file whose records name their client: .jsonl (a JSON object a line), .json (an array
+        of objects, or LEAF's users and user_data), .csv or .tsv (the first line names the columns);
+        a .sqlite file of this format (its clients are split anew); a text file (one client each); a
+        directory (its .txt files, at any depth); a quoted pattern such as "books/*.txt"; or
+        "docstrings" for the installed packages' documentation. It may be given several times.
+        Required.
+      client_column: The field of a record that names the client.
+      text_column: The field of a record that has the text. LEAF's users may have it in raw or x,
+        too.
+      allow_structured_text: Read as the text of one client also files that look like JSON, a table,
+        XML or HTML, and are not named so.
+      min_sentences: Clients with fewer sentences are left out.
+      output: The .sqlite file to write. Required.
+    """
+    texts, group = flag_texts.of(define_flags), FlagGroup(values, "Data")
+    group.repeated_paths("input", texts["input"])
+    group.string("client_column", texts["client_column"], "client")
+    group.string("text_column", texts["text_column"], "text")
+    group.boolean("allow_structured_text", texts["allow_structured_text"], False)
+    group.integer("min_sentences", texts["min_sentences"], 1, lower_bound=1)
+    FlagGroup(values, "Output").path("output", texts["output"])
     output_paths.define_overwrite(values)
     for name in ("input", "output"):
         flag_groups.require(values, name)

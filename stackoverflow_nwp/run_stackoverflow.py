@@ -27,6 +27,7 @@ from mf_aggregators import memory
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import validation
+from simulations import flag_texts
 from simulations.runs import federated_runs
 from simulations.training.federated_task import (
     HELDOUT,
@@ -46,6 +47,7 @@ _COUNTS = (
     "heldout_sentences",
     "test_sentences",
 )
+_OF_MODEL = ("embedding_size", "lstm_size")
 # The number of sentences that the most frequent word is counted on.
 _COUNTED_SENTENCES = 50_000
 # A split is tokenized as a whole if it has at most so many times the sentences that are needed.
@@ -53,162 +55,120 @@ _MOST_READ = 10
 _BYTES_PER_NUMBER = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The defaults of a run's flags, by their names.
-
-    ``max_bands`` is no flag: the most bands of C, of which the separation is the other limit.
-    """
-
-    vocab_size: int
-    sequence_length: int
-    embedding_size: int
-    lstm_size: int
-    num_rounds: int
-    clients_per_round: int
-    max_bands: int
-    sentences_per_client: int
-    batch_size: int
-    client_epochs: int
-    client_optimizer: str
-    client_learning_rate: float
-    server_learning_rate: float
-    server_momentum: float
-    server_warmup: float
-    server_cooldown: float
-    clip_norm: float
-    zeroing_norm: float | None
-    target_epsilon: float
-    delta: float
-    evaluate_every: int
-    heldout_sentences: int
-    test_sentences: int
-
-
-SMALL = Settings(
-    vocab_size=2000,
-    sequence_length=20,
-    embedding_size=16,
-    lstm_size=32,
-    num_rounds=200,
-    clients_per_round=100,
-    max_bands=64,
-    sentences_per_client=64,
-    batch_size=16,
-    client_epochs=1,
-    client_optimizer="sgd",
-    client_learning_rate=2.0,
-    server_learning_rate=1.5,
-    server_momentum=0.8,
-    server_warmup=0.0,
-    server_cooldown=0.4,
-    clip_norm=1.2,
-    zeroing_norm=None,
-    target_epsilon=8.0,
-    delta=1e-4,
-    evaluate_every=10,
-    heldout_sentences=2_000,
-    test_sentences=20_000,
-)
+# The defaults of flags, by name. max_bands is no flag: the most bands of C, of which the
+# separation is the other limit.
+SMALL: Mapping[str, Any] = {
+    "vocab_size": 2000,
+    "sequence_length": 20,
+    "embedding_size": 16,
+    "lstm_size": 32,
+    "num_rounds": 200,
+    "clients_per_round": 100,
+    "max_bands": 64,
+    "sentences_per_client": 64,
+    "batch_size": 16,
+    "client_epochs": 1,
+    "client_optimizer": "sgd",
+    "client_learning_rate": 2.0,
+    "server_learning_rate": 1.5,
+    "server_momentum": 0.8,
+    "server_warmup": 0.0,
+    "server_cooldown": 0.4,
+    "clip_norm": 1.2,
+    "zeroing_norm": None,
+    "target_epsilon": 8.0,
+    "delta": 1e-4,
+    "evaluate_every": 10,
+    "heldout_sentences": 2_000,
+    "test_sentences": 20_000,
+}
 
 # BandMF Sec. 6 and App. I: 2052 rounds of 1000 clients, six participations at least 342
 # rounds apart. Their noise rows take 6 GB of disk.
-PAPER = Settings(
-    vocab_size=10_000,
-    sequence_length=20,
-    embedding_size=96,
-    lstm_size=670,
-    num_rounds=2052,
-    clients_per_round=1000,
-    max_bands=342,
-    sentences_per_client=256,
-    batch_size=16,
-    client_epochs=1,
-    client_optimizer="sgd",
-    client_learning_rate=1.0,
-    server_learning_rate=0.5,
-    server_momentum=0.95,
-    server_warmup=0.15,
-    server_cooldown=0.25,
-    clip_norm=1.0,
-    zeroing_norm=1.0,
-    target_epsilon=8.0,
-    delta=1e-6,
-    evaluate_every=20,
-    heldout_sentences=10_000,
-    test_sentences=100_000,
-)
+PAPER: Mapping[str, Any] = {
+    **SMALL,
+    "vocab_size": 10_000,
+    "embedding_size": 96,
+    "lstm_size": 670,
+    "num_rounds": 2052,
+    "clients_per_round": 1000,
+    "max_bands": 342,
+    "sentences_per_client": 256,
+    "client_learning_rate": 1.0,
+    "server_learning_rate": 0.5,
+    "server_momentum": 0.95,
+    "server_warmup": 0.15,
+    "server_cooldown": 0.25,
+    "clip_norm": 1.0,
+    "zeroing_norm": 1.0,
+    "delta": 1e-6,
+    "evaluate_every": 20,
+    "heldout_sentences": 10_000,
+    "test_sentences": 100_000,
+}
 
 # 1,113 roles, a third of them in each round: with fewer, the noise is larger than what they say.
 # With 2,000 words a ninth of the text is out of vocabulary, and a model predicts that.
-PLAYS = dataclasses.replace(
-    SMALL,
-    vocab_size=4_000,
-    num_rounds=30,
-    clients_per_round=370,
-    sentences_per_client=16,
-    server_learning_rate=1.0,
-    evaluate_every=5,
-    heldout_sentences=1_000,
-    test_sentences=5_000,
-)
+PLAYS: Mapping[str, Any] = {
+    **SMALL,
+    "vocab_size": 4_000,
+    "num_rounds": 30,
+    "clients_per_round": 370,
+    "sentences_per_client": 16,
+    "server_learning_rate": 1.0,
+    "evaluate_every": 5,
+    "heldout_sentences": 1_000,
+    "test_sentences": 5_000,
+}
 
 # TFF's own task, whose model is large for so few clients.
-CHARACTERS = dataclasses.replace(
-    PLAYS,
-    vocab_size=shakespeare.CHARACTER_MODEL["vocab_size"],
-    sequence_length=shakespeare.CHARACTER_MODEL["sequence_length"],
-    embedding_size=shakespeare.CHARACTER_MODEL["embedding_size"],
-    lstm_size=shakespeare.CHARACTER_MODEL["lstm_size"],
-    num_rounds=40,
-    clients_per_round=20,
-    sentences_per_client=16,
-    batch_size=4,
-    client_learning_rate=1.0,
-    server_learning_rate=0.3,
-    heldout_sentences=200,
-    test_sentences=1_000,
-)
+CHARACTERS: Mapping[str, Any] = {
+    **PLAYS,
+    **shakespeare.CHARACTER_MODEL,
+    "num_rounds": 40,
+    "clients_per_round": 20,
+    "sentences_per_client": 16,
+    "batch_size": 4,
+    "client_learning_rate": 1.0,
+    "server_learning_rate": 0.3,
+    "heldout_sentences": 200,
+    "test_sentences": 1_000,
+}
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of the task: its data, model and evaluation."""
-    texts = _default_texts()
-    group = FlagGroup(values, "Data", texts)
-    group.path(
-        "dataset",
-        "The text: docstrings (made from the installed packages, once), shakespeare (roles of "
-        "plays, of the package shakespeare or TFF's download), stackoverflow (TFF's, a download of "
-        "3 GB), or a .sqlite file in its format (make-text-dataset makes one).",
-        datasets.DOCSTRINGS,
-    )
-    group.boolean(
-        "characters",
-        "Whether to predict characters, with TFF's own model and preprocessing for Shakespeare. "
-        "With --dataset=shakespeare alone; sentences are then pieces of 80 characters.",
-        False,
-    )
-    group.integer("vocab_size", "The number of words in the vocabulary.")
-    group.integer("sequence_length", "The number of words of a sentence.")
-    group.integer("sentences_per_client", "The most sentences of a client in a round.")
-    group.integer(
-        "heldout_sentences",
-        "The number of sentences that the model is evaluated on during training.",
-    )
-    group.integer(
-        "test_sentences", "The number of sentences of test clients for the final accuracy."
-    )
-    group = FlagGroup(values, "Model", texts)
-    group.integer("embedding_size", "The size of the embedding.")
-    group.integer("lstm_size", "The units of the LSTM.")
-    group.boolean("shared_embedding", "Whether the logits use the input embedding.", False)
+    """Defines the flags of the task: its data, model and evaluation.
+
+    Flags:
+      dataset: The text: docstrings (made from the installed packages, once), shakespeare (roles of
+        plays, of the package shakespeare or TFF's download), stackoverflow (TFF's, a download of 3
+        GB), or a .sqlite file in its format (make-text-dataset makes one).
+      characters: Whether to predict characters, with TFF's own model and preprocessing for
+        Shakespeare. With --dataset=shakespeare alone; sentences are then pieces of 80 characters.
+      vocab_size: The number of words in the vocabulary.
+      sequence_length: The number of words of a sentence.
+      sentences_per_client: The most sentences of a client in a round.
+      heldout_sentences: The number of sentences that the model is evaluated on during training.
+      test_sentences: The number of sentences of test clients for the final accuracy.
+      embedding_size: The size of the embedding.
+      lstm_size: The units of the LSTM.
+      shared_embedding: Whether the logits use the input embedding.
+    """
+    texts = flag_texts.of(define_flags)
+    data, model = (FlagGroup(values, title, _default_texts()) for title in ("Data", "Model"))
+    data.path("dataset", texts["dataset"], datasets.DOCSTRINGS)
+    data.boolean("characters", texts["characters"], False)
+    for name in texts:
+        if name in _COUNTS:
+            (model if name in _OF_MODEL else data).integer(name, texts[name])
+    model.boolean("shared_embedding", texts["shared_embedding"], False)
 
 
 def defaults(values: flags.FlagValues) -> Mapping[str, Any]:
     """Returns the defaults for the data set: the papers' for StackOverflow's alone."""
     if values.dataset == datasets.SHAKESPEARE:
-        return dataclasses.asdict(CHARACTERS if values.characters else PLAYS)
-    return dataclasses.asdict(PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL)
+        return CHARACTERS if values.characters else PLAYS
+    return PAPER if values.dataset == datasets.STACKOVERFLOW else SMALL
 
 
 def _default_texts() -> Mapping[str, str]:
@@ -217,12 +177,11 @@ def _default_texts() -> Mapping[str, str]:
             return "none"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    small, papers = dataclasses.asdict(SMALL), dataclasses.asdict(PAPER)
-    texts = default_texts(small, papers, f"--dataset={datasets.STACKOVERFLOW}", text)
-    usual = small
+    texts = default_texts(SMALL, PAPER, f"--dataset={datasets.STACKOVERFLOW}", text)
+    usual = SMALL
     for others, condition in (
-        (dataclasses.asdict(PLAYS), f"--dataset={datasets.SHAKESPEARE}"),
-        (dataclasses.asdict(CHARACTERS), "--characters"),
+        (PLAYS, f"--dataset={datasets.SHAKESPEARE}"),
+        (CHARACTERS, "--characters"),
     ):
         for name in texts:
             if others[name] != usual[name]:

@@ -261,14 +261,13 @@ def test_the_aggregator_is_made(
 
 
 def test_recipes_are_those_of_the_runs() -> None:
-    known = {
-        run_stackoverflow.SMALL: datasets.DOCSTRINGS,
-        run_stackoverflow.PAPER: datasets.STACKOVERFLOW,
-    }
-    for own, dataset in known.items():
+    for own, dataset in (
+        (run_stackoverflow.SMALL, datasets.DOCSTRINGS),
+        (run_stackoverflow.PAPER, datasets.STACKOVERFLOW),
+    ):
         recipe = plan_text.recipe_of(dataset, 1)
         assert recipe is not None
-        assert (recipe.dataset, recipe.clip_norm) == (dataset, own.clip_norm)
+        assert (recipe.dataset, recipe.clip_norm) == (dataset, own["clip_norm"])
         assert recipe.population is not None
         assert plan_text.recipe_of(None, recipe.population) == recipe
     assert plan_text.recipe_of(None, 2510) is None
@@ -316,7 +315,7 @@ def test_stackoverflow_is_trained_on_by_the_papers_recipe(
     assert not step["is_template"]
     assert options["dataset"] == "stackoverflow"
     for name in ("server_momentum", "clip_norm", "client_learning_rate", "lstm_size"):
-        assert options[name] == getattr(run_stackoverflow.PAPER, name)
+        assert options[name] == run_stackoverflow.PAPER[name]
     assert options["server_learning_rate"] == pytest.approx(
         chosen["server_learning_rate"], rel=1e-3
     )
