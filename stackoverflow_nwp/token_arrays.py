@@ -2,19 +2,16 @@
 
 TFF's pipeline builds a lookup table for every client in every round. Here text is tokenized once
 and the arrays are cached (`EagerClientTokens`), or, for data too large for that, a client is
-tokenized and cached when it is first asked for (`LazyClientTokens`). Both give the same rows.
+tokenized when it is asked for (`LazyClientTokens`). Both give the same rows.
 """
 
 import array
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import pathlib
-import sqlite3
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,11 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 DEFAULT_SEQUENCE_LENGTH = 20
 # Beyond so many examples tokenizing all of them takes more than a few minutes.
 MAX_EAGER_EXAMPLES = 5_000_000
-_CACHE_FORMAT = 1
-_SECONDS_TO_WAIT_FOR_OTHERS = 10.0
-# Fast; padding, which is most of the text, vanishes all the same.
-_COMPRESSION = 1
-_TYPE = np.dtype("<i4")
+_CACHE_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,93 +157,11 @@ class EagerClientTokens:
         return view
 
 
-class TokenCache:
-    """Rows of token ids by client, in a file that several processes may share.
-
-    What is missing, broken or made for another key is not found, and what cannot be written is not
-    kept, with one warning. Rows are compressed, with the checksum of zlib.
-    """
-
-    def __init__(self, path: pathlib.Path, key: str, width: int) -> None:
-        """Names the file, which the first client makes.
-
-        Args:
-            path: The file.
-            key: What the rows depend on: those that were made for another key are not found.
-            width: The token ids of a row.
-        """
-        self._path = path
-        self._key = key
-        self._width = width
-        self._is_on = True
-
-    def get(self, client_id: str) -> np.ndarray | None:
-        """Returns a client's rows, int32 and read-only, or None."""
-        if not (self._is_on and self._path.exists()):
-            return None
-        try:
-            with self._open() as connection:
-                found = connection.execute(
-                    "SELECT rows FROM clients WHERE client_id = ?", (client_id,)
-                ).fetchone()
-            contents = b"" if found is None else zlib.decompress(found[0])
-            label = self._label(client_id)
-            if not contents.startswith(label):
-                return None
-            tokens = np.frombuffer(contents, _TYPE, offset=len(label))
-            return tokens.astype(np.int32, copy=False).reshape(-1, self._width)
-        except (sqlite3.Error, zlib.error, TypeError, ValueError) as error:
-            # It is overwritten, if the file can be written at all.
-            _LOGGER.debug("Client %s is not in %s: %s", client_id, self._path, error)
-            return None
-
-    def put(self, client_id: str, rows: np.ndarray) -> None:
-        """Keeps a client's rows, in place of those that it may have."""
-        if not self._is_on:
-            return
-        contents = self._label(client_id) + np.ascontiguousarray(rows, _TYPE).tobytes()
-        try:
-            with self._open() as connection:
-                connection.execute(
-                    "CREATE TABLE IF NOT EXISTS clients (client_id TEXT PRIMARY KEY, rows BLOB)"
-                )
-                connection.execute(
-                    "INSERT OR REPLACE INTO clients VALUES (?, ?)",
-                    (client_id, zlib.compress(contents, _COMPRESSION)),
-                )
-        except sqlite3.OperationalError as error:
-            self._is_on = False
-            _LOGGER.warning(
-                "Could not cache tokens in %s: %s. Clients are tokenized each time.",
-                self._path,
-                error,
-            )
-        except sqlite3.DatabaseError as error:
-            _LOGGER.warning("%s is broken (%s): begun anew.", self._path, error)
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-
-    def _label(self, client_id: str) -> bytes:
-        """What rows begin with, so that a broken index does not give those of another client."""
-        return hashlib.sha256(f"{self._key}\n{client_id}".encode()).digest()
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self._path, timeout=_SECONDS_TO_WAIT_FOR_OTHERS)
-        with contextlib.closing(connection), connection:
-            # A cache need not survive a loss of power; a killed process is rolled back.
-            connection.execute("PRAGMA synchronous = OFF")
-            yield connection
-
-
 class LazyClientTokens:
     """Clients' tokens out of a SQLite file, one query for each client asked for."""
 
-    def __init__(
-        self, contents: Contents, split: str, tokenizer: SentenceTokenizer, cache: TokenCache
-    ) -> None:
+    def __init__(self, contents: Contents, split: str, tokenizer: SentenceTokenizer) -> None:
         """Lists the clients of a split of a SQLite file."""
-        self._cache = cache
         self._contents = contents
         self._split = split
         self._tokenizer = tokenizer
@@ -264,21 +175,17 @@ class LazyClientTokens:
         return self._client_ids
 
     def tokens_of(self, client_id: str) -> np.ndarray:
-        """Reads and tokenizes a client, or finds it in the cache; see `ClientTokens`.
+        """Reads and tokenizes a client; see `ClientTokens`.
 
         Raises:
             ValueError: The file has changed since it was opened.
         """
         if client_id not in self._known:
             raise KeyError(client_id)
-        rows = self._cache.get(client_id)
-        if rows is None:
-            path = self._contents.path
-            sentences = federated_text.read_tokens_of_client(path, self._split, client_id)
-            self._contents.check()
-            rows = self._tokenizer.rows(sentences)
-            self._cache.put(client_id, rows)
-        rows = rows.view()
+        path = self._contents.path
+        sentences = federated_text.read_tokens_of_client(path, self._split, client_id)
+        self._contents.check()
+        rows = self._tokenizer.rows(sentences)
         rows.flags.writeable = False
         return rows
 
@@ -328,9 +235,10 @@ def load_token_arrays(
     """
     tokenizer, path = SentenceTokenizer(vocabulary, sequence_length), contents.path
     key = _cache_key(contents, split, vocabulary, sequence_length)
-    cache = path.with_name(
-        f"{path.stem}.tokens-{_cache_name(split, vocabulary, sequence_length)}.npz"
-    )
+    # One file for each purpose, so that alternating between two vocabularies rebuilds neither.
+    purpose = json.dumps([split, sequence_length, [*vocabulary]])
+    name = hashlib.sha256(purpose.encode()).hexdigest()[:12]
+    cache = path.with_name(f"{path.stem}.tokens-{name}.npz")
     arrays = _read_cache(cache, key, sequence_length)
     if arrays is not None:
         return arrays
@@ -376,40 +284,17 @@ def open_client_tokens(
     if split not in counts:
         raise ValueError(f"{path} has no split {split!r}, only {', '.join(sorted(counts))}.")
     if counts[split].examples > max_eager_examples:
-        name = f"{path.stem}.clients-{_cache_name(split, vocabulary, sequence_length)}.sqlite_cache"
-        key = _cache_key(contents, split, vocabulary, sequence_length)
-        cache = TokenCache(path.with_name(name), key, sequence_length + 1)
-        tokenizer = SentenceTokenizer(vocabulary, sequence_length)
-        return LazyClientTokens(contents, split, tokenizer, cache)
+        return LazyClientTokens(contents, split, SentenceTokenizer(vocabulary, sequence_length))
     return EagerClientTokens(
         load_token_arrays(contents, split, vocabulary, sequence_length, show_progress)
     )
-
-
-def _fingerprint(vocabulary: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(vocabulary).encode("utf-8")).hexdigest()[:16]
 
 
 def _cache_key(
     contents: Contents, split: str, vocabulary: Sequence[str], sequence_length: int
 ) -> str:
     """Returns all that rows depend on."""
-    return json.dumps(
-        {
-            "format": _CACHE_FORMAT,
-            "split": split,
-            "vocabulary": _fingerprint(vocabulary),
-            "sequence_length": sequence_length,
-            "text": contents.sha256,
-        },
-        sort_keys=True,
-    )
-
-
-def _cache_name(split: str, vocabulary: Sequence[str], sequence_length: int) -> str:
-    """One per purpose, so that alternating between two vocabularies rebuilds neither."""
-    purpose = f"{split} {sequence_length} {_fingerprint(vocabulary)}"
-    return hashlib.sha256(purpose.encode()).hexdigest()[:12]
+    return json.dumps([_CACHE_FORMAT, split, sequence_length, [*vocabulary], contents.sha256])
 
 
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArrays | None:

@@ -8,7 +8,8 @@ import re
 
 from mf_aggregators.kernel.errors import Error
 
-_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_ADDRESS = re.compile(rf"(\[[0-9a-f:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):([0-9]{{1,5}})")
 _EXAMPLE = "write host:port,host:port, as in 10.0.0.5:8000,[fd00::6]:8000"
 LARGEST_PORT = 65535
 
@@ -45,40 +46,18 @@ def port_of(address: str) -> int:
 
 
 def _checked(address: str) -> str:
-    if not address:
-        raise ValueError(f"a worker's address is empty: {_EXAMPLE}.")
-    host, colon, port = address.rpartition(":")
-    if not colon or not re.fullmatch(r"[0-9]{1,5}", port):
-        raise ValueError(f"the worker address {address!r} has no port: {_EXAMPLE}.")
-    if not 1 <= int(port) <= LARGEST_PORT:
+    found = _ADDRESS.fullmatch(address.lower())
+    host, port = (found[1], int(found[2])) if found else ("", 0)
+    try:
+        if host.startswith("["):
+            host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+        elif host.rpartition(".")[2].isdigit():
+            host = str(ipaddress.IPv4Address(host))
+    except ValueError:
+        host = ""
+    if not host or not 1 <= port <= LARGEST_PORT:
         raise ValueError(
-            f"the worker address {address!r} has a port that is not between 1 and {LARGEST_PORT}."
+            f"the worker address {address!r} is not host:port, with a port from 1 to "
+            f"{LARGEST_PORT} and an IPv6 address in brackets: {_EXAMPLE}."
         )
-    return f"{_checked_host(host, address)}:{int(port)}"
-
-
-def _checked_host(host: str, address: str) -> str:
-    if host.startswith("[") and host.endswith("]"):
-        try:
-            return f"[{ipaddress.IPv6Address(host[1:-1])}]"
-        except ValueError:
-            raise ValueError(
-                f"the worker address {address!r} has no IPv6 address in its brackets: {_EXAMPLE}."
-            ) from None
-    if ":" in host:
-        raise ValueError(
-            f"the worker address {address!r} is not host:port (an IPv6 address needs brackets, and "
-            f"no scheme belongs before the host): {_EXAMPLE}."
-        )
-    host = host.lower()
-    labels = host.removesuffix(".").split(".")
-    if labels[-1].isdigit():
-        try:
-            return str(ipaddress.IPv4Address(host))
-        except ValueError:
-            raise ValueError(
-                f"the worker address {address!r} has no IPv4 address before its port: {_EXAMPLE}."
-            ) from None
-    if not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"the worker address {address!r} has no host name: {_EXAMPLE}.")
-    return host
+    return f"{host}:{port}"

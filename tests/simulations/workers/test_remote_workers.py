@@ -556,32 +556,14 @@ def test_spellings_of_an_address_are_one(address: ipaddress.IPv6Address, port: i
         remote_workers.parse(f"[{address.exploded}]:{port},[{address.compressed}]:{port}")
 
 
-@pytest.mark.short_cases(4)
 @pytest.mark.parametrize(
-    ("text", "named"),
+    "text",
     [
-        ("", "empty"),
-        ("a:1,,b:2", "empty"),
-        ("a:1,", "empty"),
-        ("host", "port"),
-        ("host:", "port"),
-        ("host:http", "port"),
-        ("host:-1", "port"),
-        ("host:0", "65535"),
-        ("host:65536", "65535"),
-        (":8000", "host name"),
-        ("a b:8000", "host name"),
-        ("-a:8000", "host name"),
-        ("a..b:8000", "host name"),
-        ("user@host:8000", "host name"),
-        ("http://host:8000", "scheme"),
-        ("::1:8000", "brackets"),
-        ("[::1]", "port"),
-        ("[::g]:8000", "IPv6"),
-        ("256.0.0.1:8000", "IPv4"),
-        ("10.0.1:8000", "IPv4"),
+        *("", "a:1,,b:2", "a:1,", "host", "host:", "host:http", "host:-1", "host:0", "host:65536"),
+        *(":8000", "a b:8000", "-a:8000", "a..b:8000", "user@host:8000", "http://host:8000"),
+        *("::1:8000", "[::1]", "[::g]:8000", "256.0.0.1:8000", "10.0.1:8000"),
     ],
 )
-def test_what_is_no_address_is_refused(text: str, named: str) -> None:
-    with refuses(named):
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with refuses("host:port", "65535"):
         remote_workers.parse(text)
