@@ -12,17 +12,19 @@ Adjacency is zero-out everywhere: neighbouring data sets differ in one client, w
 contributions are replaced by zero vectors in every round that it takes part in.
 """
 
+from mf_aggregators.accounting.calibration import (
+    epsilon_of_zcdp,
+    event,
+    noise_multiplier,
+    noise_multiplier_of_zcdp,
+)
 from mf_aggregators.accounting.composition import composed_epsilon
 from mf_aggregators.accounting.trade_offs import true_positive_rate, true_positive_rate_of_pairs
 from mf_aggregators.kernel.gaussian import (
     TailError,
     composed_gaussian_epsilon,
     epsilon,
-    epsilon_of_zcdp,
-    event,
     exact_epsilon,
-    noise_multiplier,
-    noise_multiplier_of_zcdp,
     zcdp_delta,
     zcdp_rho,
 )

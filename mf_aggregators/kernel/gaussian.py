@@ -18,11 +18,10 @@ epsilon. Where it is not small beside delta, nothing is stated.
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import scipy.optimize
-from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special
 
@@ -30,13 +29,10 @@ from mf_aggregators.kernel import discrete_gaussian, validation
 from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
 from mf_aggregators.kernel.errors import Error
 
-# Noise multipliers that epsilon and noise_multiplier deal with; outside, epsilon is
-# far from any use and the privacy loss over- or underflows.
+# Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
+# underflows, and an epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
-_LARGEST_NOISE_MULTIPLIER = 1e8
 LARGEST_NOISE_MULTIPLIER_ACCOUNTED = 1e100
-# What a noise multiplier may lose on its way to where its epsilon is stated, relative to it.
-_ROUNDING = 1e-14
 # Of normal distribution functions and exponentials far out, many times over.
 _ROUNDING_OF_DELTAS = 1e-12
 # The largest share of delta that the failure probability may take.
@@ -86,12 +82,13 @@ def epsilon(
     """
     noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     delta = validation.delta(delta)
-    return _epsilon(
-        noise_multiplier,
-        delta,
-        validation.positive_integer(num_coordinates, "num_coordinates"),
-        validation.positive_integer(disjoint_participations, "disjoint_participations"),
-    )
+    participations = validation.positive_integer(disjoint_participations, "disjoint_participations")
+    coordinates = validation.positive_integer(num_coordinates, "num_coordinates")
+    if noise_multiplier < _SMALLEST_NOISE_MULTIPLIER:
+        return math.inf
+    # The squared norms of disjoint participations add up.
+    each = noise_multiplier * math.sqrt(participations)
+    return _exact_epsilon(noise_multiplier, delta_left(delta, each, coordinates))
 
 
 def exact_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -168,103 +165,6 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
     return exact_epsilon(1.0 / math.hypot(*(1.0 / sigma for sigma in sigmas)), left)
 
 
-def _left(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:
-    """What of delta is left for real normal numbers; raises TailError if it is too little."""
-    # The squared norms of disjoint participations add up.
-    each = sigma * math.sqrt(participations)
-    return delta_left(delta, each, num_coordinates)
-
-
-def noise_multiplier(
-    epsilon: float,
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    disjoint_participations: int = 1,
-) -> float:
-    """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
-
-    Args:
-      epsilon: Above 0.
-      delta: Above 0 and below 1.
-      num_coordinates: As in :func:`epsilon`.
-      disjoint_participations: As there.
-
-    Returns:
-      The noise multiplier, relative to the sensitivity of C under its participation
-      schema. For a large epsilon it is the smallest for which an epsilon is stated, and that
-      one is smaller.
-
-    Raises:
-      TailError: If delta is too small for so many numbers: a ValueError.
-      ValueError: If an argument is out of its range, or no noise multiplier between
-        0.001 and 10^8 gives the target.
-
-    Example:
-      >>> import mf_aggregators as mfa
-      >>> round(mfa.accounting.noise_multiplier(epsilon=8.0, delta=1e-6), 4)
-      0.6529
-    """
-    return _noise_multiplier(
-        validation.positive_number(epsilon, "epsilon"),
-        validation.delta(delta),
-        validation.positive_integer(num_coordinates, "num_coordinates"),
-        validation.positive_integer(disjoint_participations, "disjoint_participations"),
-    )
-
-
-# Plans and comparisons ask for the same targets again and again.
-@functools.lru_cache(maxsize=256)
-@underflow_is_zero
-def _noise_multiplier(
-    target: float, delta: float, num_coordinates: int, disjoint_participations: int
-) -> float:
-    def exact_excess(log_multiplier: float) -> float:
-        return float(_gaussian(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta)
-
-    def excess(log_multiplier: float) -> float:
-        sigma = math.exp(log_multiplier)
-        try:
-            left = _left(sigma, delta, num_coordinates, disjoint_participations)
-        except TailError:
-            return 1.0
-        return float(_gaussian(sigma).get_delta_for_epsilon(target) - left)
-
-    def found(log_multiplier: float) -> float:
-        try:
-            # The epsilon that is stated, with its margin, has to hold also for a noise multiplier
-            # that was rounded down. If epsilon is tiny, rounding may make it larger at more noise.
-            sigma = math.exp(log_multiplier)
-            return max(
-                _epsilon(each, delta, num_coordinates, disjoint_participations)
-                for each in (sigma, sigma * (1.0 - _ROUNDING))
-            )
-        except TailError:
-            return math.inf
-
-    low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
-    if exact_excess(low) <= 0.0 or exact_excess(high) > 0.0 or found(high) > target:
-        # If delta is too small for any noise, that is the reason.
-        _left(_LARGEST_NOISE_MULTIPLIER, delta, num_coordinates, disjoint_participations)
-        raise ValueError(
-            f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
-            f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
-        )
-    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13) + 1e-11
-    # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
-    if target * (1.0 - 1e-6) <= found(root + 1e-10) <= target:
-        return math.exp(root + 1e-10)
-    # For a large epsilon, none is stated at so little noise: find the least noise that has one.
-    below = scipy.optimize.brentq(exact_excess, low, high, xtol=1e-13, rtol=1e-13)
-    root, step = below, 1e-9
-    while found(root) > target:
-        below, root, step = root, min(root + step, high), 4.0 * step
-    while root - below > 1e-9:
-        middle = 0.5 * (below + root)
-        below, root = (below, middle) if found(middle) <= target else (middle, root)
-    return math.exp(root)
-
-
 def zcdp_rho(noise_multiplier: float) -> float:
     """Returns the rho of approximate zero-concentrated DP of an unamplified run: 1 / (2 sigma^2).
 
@@ -329,82 +229,6 @@ def zcdp_delta(
         return 0.0
     each = sigma * math.sqrt(validation.positive_integer(disjoint_participations, "participations"))
     return failure_probability(each, num_coordinates)
-
-
-def noise_multiplier_of_zcdp(rho: float) -> float:
-    """Returns the noise multiplier of an unamplified run of a rho, the inverse of zcdp_rho.
-
-    Args:
-      rho: Above 0.
-
-    Returns:
-      1 / sqrt(2 rho), rounded so that ``zcdp_rho`` is not above rho; infinity for a rho so small
-      that no float is large enough.
-
-    Raises:
-      ValueError: If rho is not above zero and finite.
-    """
-    sigma = math.sqrt(0.5 / validation.positive_number(rho, "rho"))
-    while math.isfinite(sigma) and zcdp_rho(sigma) > rho:
-        sigma = math.nextafter(sigma, math.inf)
-    return sigma
-
-
-def epsilon_of_zcdp(
-    rho: float,
-    delta: float,
-    *,
-    num_coordinates: int = DEFAULT_NUM_COORDINATES,
-    zcdp_delta: float | None = None,
-) -> float:
-    """Returns the epsilon of an unamplified run that is (rho, delta0)-approximate zCDP.
-
-    But for delta0, such a run is a Gaussian mechanism. So this is its own epsilon, at what delta0
-    leaves of delta, and not the larger one that holds for everything that is approximate zCDP.
-
-    Args:
-      rho: Above 0.
-      delta: Above 0 and below 1.
-      num_coordinates: As in :func:`epsilon`.
-      zcdp_delta: The delta0, at least that of ``num_coordinates``, which is charged in any case;
-        None for that one.
-
-    Returns:
-      An epsilon >= 0.
-
-    Raises:
-      ValueError: As :func:`epsilon` does, or if delta0 leaves nothing of delta.
-    """
-    sigma = noise_multiplier_of_zcdp(rho)
-    delta = validation.delta(delta)
-    left = delta_left(delta, sigma, num_coordinates)
-    if zcdp_delta is not None:
-        left = min(left, delta - validation.non_negative_number(zcdp_delta, "zcdp_delta"))
-        if left <= 0.0:
-            raise ValueError(
-                f"a zcdp_delta of {zcdp_delta:g} leaves nothing of delta, {delta:g}: use a larger "
-                "delta."
-            )
-    return exact_epsilon(sigma, left)
-
-
-def event(noise_multiplier: float) -> dp_event.DpEvent:
-    """Returns an unamplified run as an event of dp-accounting, to be composed with others.
-
-    Args:
-      noise_multiplier: Relative to the sensitivity of C under its participation schema.
-
-    Returns:
-      A Gaussian event: one for the whole run, whatever its matrix and rounds. Its
-      adjacency is zero-out, for which accountants of adding or removing one client, and
-      of ``REPLACE_SPECIAL``, are right.
-
-    Raises:
-      ValueError: If the noise multiplier is negative or not finite.
-    """
-    return dp_event.GaussianDpEvent(
-        validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    )
 
 
 def check_charged(num_parameters: int, num_rounds: int) -> None:
@@ -475,34 +299,21 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
     return discrete_gaussian.failure_probability(num_coordinates)
 
 
-def _gaussian(sigma: float) -> privacy_loss_mechanism.GaussianPrivacyLoss:
-    # Beyond, dp-accounting's arithmetic overflows; less noise has no smaller epsilon.
-    return privacy_loss_mechanism.GaussianPrivacyLoss(
-        min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
-    )
-
-
-def _epsilon(sigma: float, delta: float, num_coordinates: int, participations: int) -> float:
-    if sigma < _SMALLEST_NOISE_MULTIPLIER:
-        return math.inf
-    return _exact_epsilon(sigma, _left(sigma, delta, num_coordinates, participations))
-
-
 # Plans, reports and statements ask for the same ones again and again; each takes milliseconds.
 @functools.lru_cache(maxsize=1024)
 @underflow_is_zero
 def _exact_epsilon(sigma: float, delta: float) -> float:
-    loss = _gaussian(sigma)
+    # Less noise than this has no smaller epsilon.
+    loss = privacy_loss_mechanism.GaussianPrivacyLoss(
+        min(sigma, LARGEST_NOISE_MULTIPLIER_ACCOUNTED)
+    )
+    if loss.get_delta_for_epsilon(0.0) <= delta:
+        return 0.0
     # Of real normal numbers, zCDP bounds epsilon from above (Bun and Steinke, Prop. 1.3).
     rho = zcdp_rho(sigma)
     upper = rho + 2.0 * math.sqrt(rho * math.log(1.0 / delta)) + 1.0
-    return _first_root(lambda candidate: loss.get_delta_for_epsilon(candidate) - delta, upper)
-
-
-def _first_root(excess: Callable[[float], float], upper: float) -> float:
-    """An epsilon, at most about ``upper``, at which the excess is no longer positive."""
-    if excess(0.0) <= 0.0:
-        return 0.0
-    root = scipy.optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12)
+    root = scipy.optimize.brentq(
+        lambda each: loss.get_delta_for_epsilon(each) - delta, 0.0, upper, xtol=1e-12, rtol=1e-12
+    )
     # The root may lie below the true one by the solver's tolerance.
     return float(root * (1.0 + 1e-11) + 1e-11)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from dp_accounting import dp_event
 
+from mf_aggregators import accounting
 from mf_aggregators.accounting import composition
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations
@@ -259,7 +260,7 @@ class SamplingScheme(Participation):
     ) -> float:
         """A noise multiplier that suffices without amplification."""
         together = self.all_participations(columns)
-        alone = gaussian.noise_multiplier(
+        alone = accounting.noise_multiplier(
             target,
             delta,
             num_coordinates=num_coordinates,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mf_aggregators import inputs
+from mf_aggregators import accounting, inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.factorizations import Errors
@@ -113,7 +113,7 @@ class Setting:
                 raise ValueError(
                     "sampling does not amplify rho: plan for timers, or for a target of epsilon."
                 )
-            least = gaussian.noise_multiplier_of_zcdp(self.rho)
+            least = accounting.noise_multiplier_of_zcdp(self.rho)
             if self.epsilon != gaussian.epsilon(least, self.delta):
                 raise ValueError(f"epsilon {self.epsilon:g} is not that of rho {self.rho:g}.")
         if self.noise_multiplier is not None:

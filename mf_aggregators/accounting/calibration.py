@@ -1,0 +1,198 @@
+"""Noise multipliers for a target, conversions of approximate zCDP, and events of dp-accounting.
+
+No guarantee rests on these: :mod:`mf_aggregators.kernel.gaussian` has the epsilon of a noise
+multiplier, which decides.
+"""
+
+import functools
+import math
+
+import scipy.optimize
+from dp_accounting import dp_event
+from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.arrays import underflow_is_zero
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+
+# The search is between these; outside, epsilon is far from any use.
+_SMALLEST_NOISE_MULTIPLIER = 1e-3
+_LARGEST_NOISE_MULTIPLIER = 1e8
+# A noise multiplier may lose this part of itself on its way to the place of its epsilon.
+_ROUNDING = 1e-14
+
+
+def noise_multiplier(
+    epsilon: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    disjoint_participations: int = 1,
+) -> float:
+    """Returns the smallest noise multiplier for a target, the inverse of :func:`epsilon`.
+
+    Args:
+      epsilon: Above 0.
+      delta: Above 0 and below 1.
+      num_coordinates: As in :func:`epsilon`.
+      disjoint_participations: As there.
+
+    Returns:
+      The noise multiplier, relative to the sensitivity of C under its participation
+      schema. For a large epsilon it is the smallest for which an epsilon is stated, and that
+      one is smaller.
+
+    Raises:
+      TailError: If delta is too small for so many numbers: a ValueError.
+      ValueError: If an argument is out of its range, or no noise multiplier between
+        0.001 and 10^8 gives the target.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> round(mfa.accounting.noise_multiplier(epsilon=8.0, delta=1e-6), 4)
+      0.6529
+    """
+    return _noise_multiplier(
+        validation.positive_number(epsilon, "epsilon"),
+        validation.delta(delta),
+        validation.positive_integer(num_coordinates, "num_coordinates"),
+        validation.positive_integer(disjoint_participations, "disjoint_participations"),
+    )
+
+
+# Plans and comparisons ask for the same targets again and again.
+@functools.lru_cache(maxsize=256)
+@underflow_is_zero
+def _noise_multiplier(
+    target: float, delta: float, num_coordinates: int, disjoint_participations: int
+) -> float:
+    # The squared norms of disjoint participations add up.
+    spread = math.sqrt(disjoint_participations)
+
+    def exact_excess(log_multiplier: float) -> float:
+        return float(
+            GaussianPrivacyLoss(math.exp(log_multiplier)).get_delta_for_epsilon(target) - delta
+        )
+
+    def excess(log_multiplier: float) -> float:
+        sigma = math.exp(log_multiplier)
+        try:
+            left = gaussian.delta_left(delta, sigma * spread, num_coordinates)
+        except TailError:
+            return 1.0
+        return float(GaussianPrivacyLoss(sigma).get_delta_for_epsilon(target) - left)
+
+    def found(log_multiplier: float) -> float:
+        try:
+            # The epsilon that is stated, with its margin, has to hold also for a noise multiplier
+            # that was rounded down. If epsilon is tiny, rounding may make it larger at more noise.
+            sigma = math.exp(log_multiplier)
+            return max(
+                gaussian.epsilon(
+                    each,
+                    delta,
+                    num_coordinates=num_coordinates,
+                    disjoint_participations=disjoint_participations,
+                )
+                for each in (sigma, sigma * (1.0 - _ROUNDING))
+            )
+        except TailError:
+            return math.inf
+
+    low, high = math.log(_SMALLEST_NOISE_MULTIPLIER), math.log(_LARGEST_NOISE_MULTIPLIER)
+    if exact_excess(low) <= 0.0 or exact_excess(high) > 0.0 or found(high) > target:
+        # If delta is too small for any noise, that is the reason.
+        gaussian.delta_left(delta, _LARGEST_NOISE_MULTIPLIER * spread, num_coordinates)
+        raise ValueError(
+            f"no noise multiplier between {_SMALLEST_NOISE_MULTIPLIER:g} and "
+            f"{_LARGEST_NOISE_MULTIPLIER:g} gives epsilon {target:g} at delta {delta:g}."
+        )
+    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13) + 1e-11
+    # Where epsilon is tiny, the curve itself carries rounding: err on the side of noise.
+    if target * (1.0 - 1e-6) <= found(root + 1e-10) <= target:
+        return math.exp(root + 1e-10)
+    # For a large epsilon, none is stated at so little noise: find the least noise that has one.
+    below = scipy.optimize.brentq(exact_excess, low, high, xtol=1e-13, rtol=1e-13)
+    root, step = below, 1e-9
+    while found(root) > target:
+        below, root, step = root, min(root + step, high), 4.0 * step
+    while root - below > 1e-9:
+        middle = 0.5 * (below + root)
+        below, root = (below, middle) if found(middle) <= target else (middle, root)
+    return math.exp(root)
+
+
+def noise_multiplier_of_zcdp(rho: float) -> float:
+    """Returns the noise multiplier of an unamplified run of a rho, the inverse of zcdp_rho.
+
+    Args:
+      rho: Above 0.
+
+    Returns:
+      1 / sqrt(2 rho), rounded so that ``zcdp_rho`` is not above rho; infinity for a rho so small
+      that no float is large enough.
+
+    Raises:
+      ValueError: If rho is not above zero and finite.
+    """
+    sigma = math.sqrt(0.5 / validation.positive_number(rho, "rho"))
+    while math.isfinite(sigma) and gaussian.zcdp_rho(sigma) > rho:
+        sigma = math.nextafter(sigma, math.inf)
+    return sigma
+
+
+def epsilon_of_zcdp(
+    rho: float,
+    delta: float,
+    *,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    zcdp_delta: float | None = None,
+) -> float:
+    """Returns the epsilon of an unamplified run that is (rho, delta0)-approximate zCDP.
+
+    But for delta0, such a run is a Gaussian mechanism. So this is its own epsilon, at what delta0
+    leaves of delta, and not the larger one that holds for everything that is approximate zCDP.
+
+    Args:
+      rho: Above 0.
+      delta: Above 0 and below 1.
+      num_coordinates: As in :func:`epsilon`.
+      zcdp_delta: The delta0, at least that of ``num_coordinates``, which is charged in any case;
+        None for that one.
+
+    Returns:
+      An epsilon >= 0.
+
+    Raises:
+      ValueError: As :func:`epsilon` does, or if delta0 leaves nothing of delta.
+    """
+    sigma = noise_multiplier_of_zcdp(rho)
+    delta = validation.delta(delta)
+    left = gaussian.delta_left(delta, sigma, num_coordinates)
+    if zcdp_delta is not None:
+        left = min(left, delta - validation.non_negative_number(zcdp_delta, "zcdp_delta"))
+        if left <= 0.0:
+            raise ValueError(
+                f"a zcdp_delta of {zcdp_delta:g} leaves nothing of delta, {delta:g}: use a larger "
+                "delta."
+            )
+    return gaussian.exact_epsilon(sigma, left)
+
+
+def event(noise_multiplier: float) -> dp_event.DpEvent:
+    """Returns an unamplified run as an event of dp-accounting, to be composed with others.
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C under its participation schema.
+
+    Returns:
+      A Gaussian event: one for the whole run, whatever its matrix and rounds. Its
+      adjacency is zero-out, for which accountants of adding or removing one client, and
+      of ``REPLACE_SPECIAL``, are right.
+
+    Raises:
+      ValueError: If the noise multiplier is negative or not finite.
+    """
+    return dp_event.GaussianDpEvent(
+        validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    )
