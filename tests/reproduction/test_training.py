@@ -10,9 +10,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import matplotlib.axes
-import matplotlib.container
-import matplotlib.lines
 import numpy as np
 import pytest
 
@@ -20,7 +17,7 @@ import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import FixedEpochOrder, MinSeparation, SingleParticipation
 from mf_aggregators.planning.band_choice import BandChoice
-from reproduction import configurations, drawings, reproduce_paper, training, training_tables
+from reproduction import configurations, reproduce_paper, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
 from simulations.examples.cifar10_classification import run_cifar10
@@ -611,64 +608,3 @@ def test_noise_for_a_fixed_order_is_said_to_be_weaker_under_timers(
     assert status == 0, err
     report = (workplace / "out" / "report.md").read_text()
     assert "their guarantee is weaker" not in report.partition("## bandmf-figure-5a")[2]
-
-
-def _panels(
-    configurations_of: Callable[[str], tuple[configurations.Configuration, ...]],
-    place: TrainingPlace,
-    workspace: Workspace,
-) -> list[matplotlib.axes.Axes]:
-    """The panels of a comparison in which no client comes back."""
-    outcome = training.compare(
-        dataclasses.replace(workspace, training=place),
-        configurations_of,
-        configurations.SINGLE_PASS,
-    )
-    # The stand-ins for runs are all alike, and curves that are the same are drawn as one.
-    for offset, configuration in enumerate(outcome.drawing.data["configurations"]):
-        configuration["held_out"] = [value + offset for value in configuration["held_out"]]
-    return drawings.draw(outcome.drawing).axes
-
-
-def _points(axes: matplotlib.axes.Axes) -> list[matplotlib.lines.Line2D]:
-    """The means inside of the intervals, for each mechanism."""
-    found = []
-    for container in axes.containers:
-        assert isinstance(container, matplotlib.container.ErrorbarContainer)
-        found.append(container.lines[0])
-    return found
-
-
-@pytest.mark.long
-def test_each_mechanism_of_a_panel_has_a_style_of_its_own(
-    workplace: pathlib.Path, workspace: Workspace
-) -> None:
-    """Twelve mechanisms: a panel of curves for each schedule, and a row of intervals for each."""
-    after_training, *by_round = _panels(
-        training_tables.denisov_figure_3, TrainingPlace(workplace / "runs"), workspace
-    )
-    curves = [curve for axes in by_round for curve in axes.get_lines()]
-    assert [len(axes.get_lines()) for axes in by_round if axes.axison] == [4, 4, 4]
-    for axes in by_round:
-        colours = [curve.get_color() for curve in axes.get_lines()]
-        assert len(set(colours)) == len(colours)
-    points = _points(after_training)
-    assert [point.get_color() for point in points] == [curve.get_color() for curve in curves]
-    labels = [label.get_text() for label in after_training.get_yticklabels()]
-    assert labels == [curve.get_label() for curve in curves]
-
-
-@pytest.mark.long
-def test_each_target_has_a_panel_of_intervals(
-    workplace: pathlib.Path, workspace: Workspace
-) -> None:
-    every = _panels(training_tables.denisov_figure_2, TrainingPlace(workplace / "runs"), workspace)
-    assert [axes.get_title() for axes in every if axes.axison] == [
-        "After training, epsilon 3.7",
-        "After training, epsilon 18.9",
-        "By round, epsilon 3.7",
-        "By round, epsilon 18.9",
-    ]
-    for axes in every[:2]:
-        positions = [list(np.asarray(point.get_ydata())) for point in _points(axes)]
-        assert positions == [[0], [1], [2], [3]]

@@ -568,20 +568,6 @@ def test_without_a_plan_none_is_kept_and_several_seeds_suggest_one(
     assert "The plan was kept" not in text
 
 
-def test_a_suggestion_says_by_how_much_simulations_differ(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    night = ("--availability=diurnal", "--utc_offsets=-5", "--timer=wall_clock", "--timer_hours=24")
-    size = ("--population=4000", "--num_rounds=100", "--round_minutes=20", "--margin=0")
-    fields = _fields(capsys, *night, *size)
-    found = fields["separations_of_seeds"]
-    spread = max(found) - min(found)
-    assert spread > 0
-    assert fields["suggested_separation"] == min(found) - spread
-    assert fields["suggested_max_participations"] == max(fields["participations_of_seeds"])
-    assert f"larger of 0 % and the {spread} by which simulations differ" in fields["rule"]
-
-
 @pytest.mark.parametrize(
     ("separations", "counts", "num_rounds", "margin", "expected"),
     [
@@ -627,45 +613,9 @@ def test_rounds_that_a_seed_never_reached_are_no_evidence(
     assert "; 2 ended early, after 30 rounds or more." in _call(capsys, *_SETTING, *arguments)[1]
 
 
-def test_participations_of_fewer_rounds_are_no_evidence(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Thirty devices are there for fifty minutes: ten rounds of sixty that are asked for."""
-    trace = tmp_path / "trace.csv"
-    lines = ["device,start_seconds,end_seconds", *(f"{device},0,3000" for device in range(30))]
-    trace.write_text("\n".join(lines))
-    status, out, _ = _call(
-        capsys,
-        *("--population=30", "--clients_per_round=5", "--num_rounds=60", "--max_attempts=3"),
-        *("--timer=wall_clock", "--timer_hours=0.4", "--availability=trace", f"--trace={trace}"),
-        *("--seeds=2", "--format=json"),
-    )
-    assert status == 2
-    fields = json.loads(out)
-    assert max(fields["rounds_of_seeds"]) < 60
-    fitting = MinSeparation(fields["suggested_separation"]).most_participations(60)
-    assert max(fields["participations_of_seeds"]) < fitting // 2
-    assert fields["suggested_max_participations"] == fitting
-
-
 def test_noise_without_a_plan_is_relative_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     timer = ("--timer=wall_clock", "--timer_hours=1")
     for noise in ("--noise_multiplier=1", "--target_epsilon=3", "--target_rho=1"):
         status, out, err = _call(capsys, *_SETTING, *timer, noise)
         assert (status, out) == (2, "")
         assert noise.partition("=")[0] in err
-
-
-def test_devices_that_never_return_suggest_single_participation(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    timer = ("--timer=wall_clock", "--timer_hours=1000", "--seeds=2")
-    arguments = ("--population=500", "--clients_per_round=10", "--num_rounds=40", *timer)
-    status, out, _ = _call(capsys, *arguments, "--format=json")
-    assert status == 0
-    fields = json.loads(out)
-    assert fields["separations_of_seeds"] == [None, None]
-    assert fields["suggested_separation"] == 36
-    text = _call(capsys, *arguments)[1]
-    assert text.lower().count("no device took part twice") == 1
-    assert "In 2 simulations no device took part twice.\nFor a plan: --separation=36 is " in text

@@ -109,11 +109,6 @@ def test_other_seeds_purposes_and_coordinates_give_independent_numbers() -> None
     )
 
 
-def test_always_is_everyone() -> None:
-    assert list(Always().available(np.array([3, 1]), 0.0, 0, 0)) == [True, True]
-    assert Always().is_possible(1e9)
-
-
 def test_independent_devices_have_their_probability_at_each_time() -> None:
     model, devices = Independent(0.3), np.arange(100_000)
     moments = [(0.0, 0), (300.0, 1), (600.0, 1), (600.0, 2)]
@@ -202,42 +197,6 @@ def test_one_time_zone_sleeps_at_once() -> None:
     assert np.mean(model.available(np.arange(20_000), 3600.0 * 25.0, 0, 1)) > 0.5
 
 
-@pytest.mark.long
-def test_diurnal_devices_have_their_duty_cycles() -> None:
-    """Over a day, the share of devices is the mean window times the nights on charge."""
-    model, devices = Diurnal(), np.arange(4000)
-    moments = np.random.default_rng(1).uniform(10 * 86400.0, 11 * 86400.0, 400)
-    shares = [np.mean(model.available(devices, moment, 0, 2)) for moment in moments]
-    expected = 0.7 * 7.0 / 24.0
-    # The shares of independent moments, and the mean of the devices' own windows and nights.
-    deviation = math.sqrt(np.var(shares) / len(moments) + expected / len(devices))
-    assert abs(np.mean(shares) - expected) < scipy.stats.norm.isf(_FALSE_ALARM / 2) * deviation
-    # Each device is there on its share of nights.
-    starts, lengths = model.windows(devices, 2)
-    assert np.all((lengths >= 4 * 3600.0) & (lengths <= 10 * 3600.0))
-    nights = np.array(
-        [
-            [model.available(devices[i : i + 1], starts[i] + 86400.0 * n + 1.0, 0, 2)[0]
-             for n in range(1, 41)]
-            for i in range(200)
-        ]
-    )  # fmt: skip
-    test = scipy.stats.binomtest(int(np.sum(nights)), nights.size, 0.7)
-    assert test.pvalue > _FALSE_ALARM
-    # Nights are independent: the counts of devices vary as those of coins do.
-    dispersion = float(np.sum((np.sum(nights, axis=1) - 28.0) ** 2 / (40 * 0.7 * 0.3)))
-    assert _FALSE_ALARM / 2 < scipy.stats.chi2.sf(dispersion, 200) < 1 - _FALSE_ALARM / 2
-
-
-def test_time_zones_have_their_weights() -> None:
-    model = Diurnal(utc_offsets=(-8.0, 0.0, 8.0), weights=(1.0, 2.0, 5.0), start_spread_hours=0.0)
-    starts, _ = model.windows(np.arange(80_000), 3)
-    hours, counts = np.unique(starts / 3600.0, return_counts=True)
-    assert list(hours) == [14.0, 22.0, 30.0]
-    expected = [50_000, 20_000, 10_000]
-    assert scipy.stats.chisquare(counts, expected).pvalue > _FALSE_ALARM
-
-
 _SPANS = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(1, 8)), min_size=1, max_size=25
 )
@@ -260,14 +219,6 @@ def test_a_trace_is_the_union_of_its_spans(
     if any(expected):
         assert trace.is_possible(float(moment))
     assert trace.largest_device == max(device for device, _, _ in spans)
-
-
-def test_a_long_span_holds_beyond_any_number_of_short_ones() -> None:
-    starts = np.arange(12.0)
-    ends = np.append(100.0, starts[1:] + 0.5)
-    trace = Trace(np.zeros(12, np.int64), starts, ends)
-    found = [trace.available(np.array([0]), moment, 0, 0)[0] for moment in np.arange(0.75, 102)]
-    assert found == [moment < 100.0 for moment in np.arange(0.75, 102)]
 
 
 def test_a_trace_that_is_not_repeated_ends() -> None:
@@ -313,27 +264,6 @@ def test_bad_traces_are_refused(tmp_path: pathlib.Path, text: str, named: str) -
     path.write_text(text)
     with refuses(str(path), named, error=TraceError):
         Trace.load(path, period_seconds=10.0)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"device": ["1"]},
-        {"device": [b"1"]},
-        {"device": [True]},
-        {"device": [1 + 0j]},
-        {"device": np.array(["2020-01-01"], "M8[s]")},
-        {"start_seconds": ["1"]},
-        {"end_seconds": [2 + 1j]},
-    ],
-)
-def test_archives_without_numbers_are_refused(
-    tmp_path: pathlib.Path, changes: dict[str, Any]
-) -> None:
-    path = tmp_path / "trace.npz"
-    np.savez(path, **{"device": [1], "start_seconds": [1], "end_seconds": [2], **changes})
-    with refuses("numbers", error=TraceError):
-        Trace.load(path)
 
 
 def test_unreadable_traces_are_refused(tmp_path: pathlib.Path) -> None:

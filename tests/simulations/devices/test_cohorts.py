@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,39 +26,6 @@ from simulations.devices.device_populations import (
 from simulations.training import task_parts
 from tests.examples import examples
 from tests.refusals import refuses
-
-
-def test_a_cohort_is_a_function_of_seed_round_and_eligible_clients() -> None:
-    eligible = np.ones(50, dtype=bool)
-    first = draw_cohort(eligible, 10, seed=7, round_index=3)
-    np.testing.assert_array_equal(first, draw_cohort(eligible, 10, seed=7, round_index=3))
-    assert not np.array_equal(first, draw_cohort(eligible, 10, seed=8, round_index=3))
-    assert not np.array_equal(first, draw_cohort(eligible, 10, seed=7, round_index=4))
-
-
-def test_only_eligible_clients_are_drawn_each_once() -> None:
-    eligible = np.arange(40) % 3 == 0
-    cohort = draw_cohort(eligible, 12, seed=1, round_index=0)
-    assert np.all(eligible[cohort])
-    assert len(np.unique(cohort)) == 12
-
-
-def test_draws_are_uniform() -> None:
-    """A chi-square test over 4000 rounds of a fixed seed."""
-    eligible = np.ones(20, dtype=bool)
-    counts = np.zeros(20)
-    for round_index in range(4000):
-        counts[draw_cohort(eligible, 5, seed=11, round_index=round_index)] += 1
-    # Without replacement, counts vary by (1 - 5 / 20) of what a multinomial would.
-    statistic = np.sum((counts - 1000.0) ** 2 / 1000.0) / 0.75
-    assert 1e-4 < scipy.stats.chi2.sf(statistic, 19) < 1 - 1e-4
-
-
-def test_too_few_eligible_clients_are_reported() -> None:
-    eligible = np.zeros(30, dtype=bool)
-    eligible[:4] = True
-    with refuses("round 3", "5 clients", "30", error=TooFewEligibleClientsError):
-        draw_cohort(eligible, 5, seed=0, round_index=2)
 
 
 @given(

@@ -573,21 +573,6 @@ def test_devices_with_broken_timers_join_as_if_they_never_took_part(
     assert found == len(population.broken)
 
 
-def test_a_timer_of_the_wall_clock_realises_a_separation() -> None:
-    """Rounds of five minutes and an hour from upload to start: 13 rounds, if none is late."""
-    behaviour = DeviceBehaviour(timer=WallClockTimer(_HOUR))
-    population = DevicePopulation(130, MinSeparation(1), 10, behaviour, 5)
-    device_rounds = _rounds(population, 60)
-    assert [found.attempts for found in device_rounds] == [1] * 60
-    separations = {
-        later - earlier
-        for rounds in _rounds_of(device_rounds, 130)
-        for earlier, later in itertools.pairwise(rounds)
-    }
-    # 13 cohorts of 10 are all devices: everyone returns at the first moment that is allowed.
-    assert separations == {13}
-
-
 def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
     behaviour = DeviceBehaviour(dropout_probability=0.01, over_selection=1.1)
     population = DevicePopulation(25, MinSeparation(9), 10, behaviour, 1)
@@ -598,20 +583,6 @@ def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
     population = DevicePopulation(25, MinSeparation(9), 10, by_clock, 1)
     assert len(_rounds(population, 2)) == 2
     with refuses("3 attempts", "25 clients", error=TooFewEligibleClientsError):
-        population.next_round()
-
-
-def test_too_few_available_devices_end_the_rounds() -> None:
-    behaviour = DeviceBehaviour(_Half(9), max_attempts=4)
-    population = DevicePopulation(2000, MinSeparation(2), 10, behaviour, 1)
-    with refuses("4 attempts", "2000 clients", "9", error=TooFewEligibleClientsError):
-        population.next_round()
-
-
-def test_uploads_that_never_suffice_end_the_rounds() -> None:
-    behaviour = DeviceBehaviour(dropout_probability=0.9, max_attempts=5)
-    population = DevicePopulation(2000, MinSeparation(2), 10, behaviour, 1)
-    with refuses("over-selection", error=TooFewEligibleClientsError):
         population.next_round()
 
 
@@ -667,27 +638,6 @@ def test_a_server_waits_for_the_night() -> None:
     found = DevicePopulation(300, MinSeparation(2), 10, behaviour, 1).next_round()
     assert (found.start_seconds, found.attempts) == (8 * _HOUR, 49)
     assert found.num_available == 300
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"over_selection": 0.9},
-        {"dropout_probability": 1.0},
-        {"upload_loss_probability": -0.1},
-        {"history_loss_probability": 1.5},
-        {"after_history_loss": "forget"},
-        {"broken_timers": 1.001},
-        {"broken_timers": -0.1},
-        {"broken_timers": float("nan")},
-        {"round_seconds": 0.0},
-        {"retry_seconds": float("nan")},
-        {"max_attempts": 0},
-    ],
-)
-def test_bad_behaviours_are_refused(arguments: dict[str, Any]) -> None:
-    with refuses(*arguments):
-        DeviceBehaviour(**arguments)
 
 
 def test_bad_populations_are_refused() -> None:

@@ -6,7 +6,6 @@ import math
 import pathlib
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import mf_aggregators as mfa
 from mf_aggregators import catalogue, checkpoints, factorizations, workloads
 from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.participation import MinSeparation, SingleParticipation
+from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import COUNT
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
@@ -27,9 +26,8 @@ from simulations.runs import federated_runs, planned_runs, run_config, run_direc
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
-from simulations.training import learning_rate_schedules, weights_files
+from simulations.training import weights_files
 from tests import console_commands
-from tests.mf_aggregators import brute_force
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
 
@@ -129,10 +127,6 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path: pathlib.Pat
     assert run_statements.planned(tuned).facts.public_data == "rates were tuned on letters"
 
 
-def test_a_run_says_which_mechanisms_have_its_training_inside() -> None:
-    assert sorted(run_config.mechanisms_of_training()) == sorted(_OF_TRAINING)
-
-
 @pytest.mark.short_cases(2)
 @pytest.mark.parametrize("mechanism", _OF_TRAINING)
 def test_the_matrix_is_for_the_training_if_asked_and_for_sums_if_not(mechanism: str) -> None:
@@ -160,30 +154,6 @@ def test_training_is_the_workload_of_the_documents() -> None:
     assert tuple(run.server_rates) == run.training.learning_rates
 
 
-@pytest.mark.short_cases(4)
-@pytest.mark.parametrize("mechanism", _OF_TRAINING)
-@pytest.mark.parametrize("more", [[], ["--simulated_clients=2"]], ids=["", "fewer clients"])
-def test_the_statement_is_the_same_but_for_the_sensitivity(mechanism: str, more: list[str]) -> None:
-    """Epsilon depends on the noise over the sensitivity, and no workload has a part in either."""
-    runs = [
-        _plan(*_flags_of(mechanism), "--target_epsilon=3", *more, *workload)
-        for workload in ([_TRAINING], [])
-    ]
-    inside, after = (run_statements.planned(run) for run in runs)
-    assert inside.stated.epsilon == pytest.approx(after.stated.epsilon, rel=1e-11)
-    if not more:
-        assert inside.stated.epsilon == pytest.approx(3.0, rel=1e-6)
-    assert _without_sensitivity(inside.to_dict()) == _without_sensitivity(after.to_dict())
-    for run, statement in zip(runs, (inside, after), strict=True):
-        # At least that of every pattern, of any signs: columns of non-negative matrices add up.
-        strategy = run.mechanism.factorization.strategy_matrix()
-        norms = [
-            np.linalg.norm(np.sum(strategy[:, pattern], axis=1))
-            for pattern in brute_force.patterns(run.mechanism.schema, _ROUNDS)
-        ]
-        assert statement.plan.sensitivity >= max(norms) * (1.0 - 1e-12)
-
-
 @pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
 def test_a_target_of_rho_is_that_of_who_knows_who_was_drawn(sampling: str) -> None:
     """Sampling amplifies epsilon, and no rho."""
@@ -195,22 +165,6 @@ def test_a_target_of_rho_is_that_of_who_knows_who_was_drawn(sampling: str) -> No
     assert guarantee.rho == pytest.approx(2.0, rel=1e-10)
     assert guarantee.rho <= 2.0
     assert guarantee.is_amplified
-
-
-def test_amplification_is_the_same_for_every_workload() -> None:
-    inside, after = (
-        _plan(
-            *("--mechanism=banded", "--num_bands=3", "--sampling=poisson"),
-            *("--noise_multiplier=2", *more),
-            clients=("--examples_per_client=1", "--clients_per_round=50"),
-        )
-        for more in ([_TRAINING], [])
-    )
-    assert not _same(inside.mechanism.factorization, after.mechanism.factorization)
-    assert inside.mechanism.noise_multiplier == after.mechanism.noise_multiplier
-    assert inside.guarantee.epsilon == after.guarantee.epsilon
-    made = factorizations.banded(inside.training, 3, participation=SingleParticipation())
-    assert _same(inside.mechanism.factorization, made)
 
 
 @pytest.mark.parametrize(
@@ -288,17 +242,6 @@ def test_an_extension_is_charged_for_all_numbers_of_a_row() -> None:
         steps = query.initial_sample_state().steps
         size = sum(int(tf.size(each)) for each in tf.nest.flatten(steps))
         assert 5 + planned_runs._num_beside_updates(run.config) == size
-
-
-def _without_sensitivity(statement: Any) -> Any:
-    """The statement without sensitivities, its numbers to eleven digits."""
-    if isinstance(statement, dict):
-        return {
-            name: _without_sensitivity(each)
-            for name, each in statement.items()
-            if not name.startswith("sensitivity")
-        }
-    return float(f"{statement:.10e}") if isinstance(statement, float) else statement
 
 
 # Runs that go on.
@@ -555,11 +498,3 @@ def test_the_rates_of_an_extended_run_are_those_that_it_has(tmp_path: pathlib.Pa
     )
     assert ended.status == 0, ended.errors
     np.testing.assert_array_equal(np.loadtxt(file), extended.server_rates)
-
-
-def test_learning_rates_are_read_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
-    rates = np.random.default_rng(3).uniform(1e-9, 1e9, 50) / 3.0
-    learning_rate_schedules.write(rates, tmp_path / "rates.txt")
-    np.testing.assert_array_equal(np.loadtxt(tmp_path / "rates.txt"), rates)
-    workload = learning_rate_schedules.workload_of(rates, 0.5)
-    assert workload == mfa.workloads.Workload("momentum_sgd", 50, 0.5, tuple(rates))

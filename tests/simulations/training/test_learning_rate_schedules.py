@@ -30,12 +30,6 @@ def _rates(name: str, num_rounds: int) -> np.ndarray:
     return learning_rate_schedules.by_name(name).rates(num_rounds, 1.0)
 
 
-def test_a_constant_rate_is_the_peak() -> None:
-    rates = learning_rate_schedules.by_name("constant").rates(7, 0.3)
-    assert rates.dtype == np.float64
-    np.testing.assert_array_equal(rates, np.full(7, 0.3))
-
-
 def test_warm_up_reaches_the_full_rate_in_round_309_of_bandmf() -> None:
     rates = _rates("warmup_cooldown", _BANDMF_ROUNDS)
     assert rates[0] == pytest.approx(0.05, rel=1e-12)
@@ -147,16 +141,6 @@ def test_bad_arguments_are_refused() -> None:
         learning_rate_schedules.rate_of_round([1.0, -1.0])
 
 
-def test_names_are_those_of_schedules() -> None:
-    assert learning_rate_schedules.names() == (
-        "constant",
-        "decay",
-        "cooldown",
-        "warmup_cooldown",
-        "clipped_cooldown",
-    )
-
-
 def test_the_module_imports_no_tensorflow() -> None:
     program = (
         "import sys; from simulations.training import learning_rate_schedules as schedules; "
@@ -239,16 +223,6 @@ def test_noisy_training_is_the_momentum_workload(num_bands: int) -> None:
     found = _models_of_tff(gradients + factorization.noise_rows(z), momentum, rates)
     expected = -(workload @ gradients + factorization.decoder_matrix(workload) @ z)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
-
-
-def test_a_mechanism_for_the_workload_beats_one_for_prefix_sums() -> None:
-    num_rounds = 64
-    rates = learning_rate_schedules.by_name("cooldown").rates(num_rounds, 1.0)
-    workload = mfa.workloads.momentum_sgd(num_rounds, 0.95, rates)
-    schema = mfa.participation.SingleParticipation()
-    inside = mfa.factorizations.optimal(workload).rmse(workload, schema)
-    prefix = mfa.factorizations.optimal(mfa.workloads.prefix_sum(num_rounds))
-    assert inside < 0.99 * prefix.rmse(workload, schema)
 
 
 @pytest.mark.parametrize(("cooldown", "last"), [("linear", 0.05), ("drop", 0.15)])

@@ -354,10 +354,3 @@ def test_bad_arguments_are_refused() -> None:
     identity = mfa.factorizations.identity(3)
     with refuses("num_parameters"):
         private_aggregation.expected_noise_norm(identity, _PARTICIPATION, 1.0, 1.0, 1, -1)
-
-
-@pytest.mark.long
-def test_it_is_an_unweighted_factory() -> None:
-    for measure in (True, False):
-        found = _aggregator(measure=measure, zeroing_norm=1)
-        assert isinstance(found, tff.aggregators.UnweightedAggregationFactory)

@@ -63,16 +63,6 @@ def test_data_counts_its_clients() -> None:
         assert opened.fingerprint() == concatenated(data.load()).fingerprint()
 
 
-def test_facts_as_lines() -> None:
-    facts = {
-        "num_examples": 1415,
-        "most_frequent_class": 3,
-        "most_frequent_class_accuracy": 0.1031746,
-    }
-    lines = run_digits.COMMAND.outcome_lines(facts)
-    assert list(lines) == [("training images", "1,415"), ("always 3", "10.32 %")]
-
-
 @pytest.mark.long_cases(0)
 @pytest.mark.long
 @pytest.mark.usefixtures("_runs_in_this_process")

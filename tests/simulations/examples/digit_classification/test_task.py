@@ -1,21 +1,14 @@
 """The task: clients and model as a run asks for them, and rounds of it that learn."""
 
 import os
-import pathlib
 
 import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow_federated as tff
 
-import mf_aggregators as mfa
-from mf_aggregators.tff.processes import StopRequest
 from simulations.examples.digit_classification import data, task
 from simulations.examples.labelled_images import concatenated
-from simulations.runs import training_loop
-from simulations.runs.state_store import StateStore
-from simulations.runs.training_loop import FederatedRun
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 
 _FORMS = data.load()
@@ -70,39 +63,3 @@ def test_facts(digits: FederatedTask) -> None:
     assert counts[digit] == max(counts)
     assert digits.facts["most_frequent_class_accuracy"] == np.mean(test == digit)
     assert digits.facts["num_examples"] == len(train)
-
-
-@pytest.mark.long
-def test_the_training_loop_runs_it(digits: FederatedTask, tmp_path: pathlib.Path) -> None:
-    num_rounds = 4
-    participation = mfa.participation.MinSeparation(2)
-    process = tff.learning.algorithms.build_unweighted_fed_avg(
-        digits.model_fn,
-        tff.learning.optimizers.build_sgdm(0.5),
-        model_aggregator=mfa.mf_dp_aggregator(
-            mfa.factorizations.identity(num_rounds),
-            participation=participation,
-            noise_multiplier=0.0,
-            allow_no_noise=True,
-            clip_norm=10.0,
-            clients_per_round=12,
-        ),
-    )
-    weights = tff.learning.models.ModelWeights(list(digits.initial_weights), [])
-    run = FederatedRun(
-        process=process,
-        initial_state=process.set_model_weights(process.initialize(), weights),
-        participation=participation,
-        num_rounds=num_rounds,
-        clients_per_round=12,
-        client_ids=digits.client_ids,
-        client_dataset=digits.client_dataset,
-        seed=1,
-    )
-    store = StateStore(tmp_path / "states", tmp_path / "ledger.npz")
-    rounds = list(training_loop.rounds(run, store, training_loop.start(run, store), StopRequest()))
-    assert len(rounds) == num_rounds
-    assert digits.accuracy in rounds[0].metrics["client_work"]["train"]
-    trained = process.get_model_weights(rounds[-1].state).trainable
-    # One of ten without training; chance alone reaches a half of 252 never.
-    assert digits.evaluate(trained, TEST)["accuracy"] > 0.5

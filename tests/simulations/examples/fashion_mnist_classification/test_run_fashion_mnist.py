@@ -14,6 +14,7 @@ from mf_aggregators.commands import command_line
 from simulations.examples.fashion_mnist_classification import data, run_fashion_mnist
 from simulations.examples.labelled_images import as_input
 from simulations.runs import federated_runs, run_config
+from simulations.training.federated_task import HELDOUT, TEST
 from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files as files
 
 
@@ -75,7 +76,13 @@ def test_clients_of_the_task_have_the_images_of_their_split(tmp_path: pathlib.Pa
     task = opened.load(seed=3)
     assert opened.num_clients == len(task.client_ids) == 9
     assert sum(weights.size for weights in task.initial_weights) == 26_010
-    train, _ = data.load(directory)
+    train, test = data.load(directory)
+    # With zero weights and one bias the model says one class; two test images are held out.
+    weights = [np.zeros_like(array) for array in task.initial_weights]
+    weights[-1] = np.eye(10, dtype=np.float32)[test.labels[0]]
+    for split, labels in ((HELDOUT, test.labels[:2]), (TEST, test.labels[2:])):
+        expected = np.mean(labels == test.labels[0])
+        assert task.evaluate(weights, split)["accuracy"] == pytest.approx(expected)
     left = {image.tobytes() for image in as_input(train.pixels)}
     assert len(left) == 40
     orders = set()
