@@ -4,6 +4,7 @@ No experiment imports this, so that a change here makes no number void.
 """
 
 import dataclasses
+import functools
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -46,25 +47,65 @@ def _one_panel(
     return figure, axes
 
 
-def _curves(
-    at: Sequence[float], curves: Mapping[str, Sequence[float]], **options: Any
-) -> matplotlib.figure.Figure:
-    """A panel of curves with values at the same places; options are those of ``figures.lines``."""
-    figure, axes = _one_panel()
-    figures.lines(axes, {name: (at, values) for name, values in curves.items()}, **options)
-    return figure
+def _panels(number: int, inches: tuple[float, float]) -> tuple[matplotlib.figure.Figure, list[Any]]:
+    """A figure of panels in rows; others that fill its last row are left empty."""
+    num_columns = min(number, _PANELS_OF_A_ROW)
+    figure, grid = figures.panels(-(-number // num_columns), num_columns, inches)
+    places = list(grid.ravel())
+    for axes in places[number:]:
+        axes.set_axis_off()
+    return figure, places[:number]
 
 
-def _rmse_by_rounds(data: Data) -> matplotlib.figure.Figure:
-    return _curves(
-        data["rounds"],
-        data["rmse"],
-        title="RMSE of prefix sums, single participation",
-        x="rounds n",
-        y="RMSE at sensitivity 1",
-        logarithmic="x",
-        places=data["rounds"],
+# Figures of one panel of curves: places, values, title, both axes, and which axes are logarithmic.
+_CURVES = {
+    "rmse by rounds": (
+        *("rounds", "rmse", "RMSE of prefix sums, single participation"),
+        *("rounds n", "RMSE at sensitivity 1", "x"),
+    ),
+    "epsilons": (
+        *("noise_multipliers", None, "Epsilon at delta {delta} (Tables 3 and 4)"),
+        *("noise multiplier", "epsilon", "xy"),
+    ),
+    "rmse by epochs": (
+        *("epochs", "rmse", "RMSE of the mean at epsilon 1, n = {num_rounds}"),
+        *("epochs", "RMSE, relative to one example of all", "xy"),
+    ),
+    "ratios by epsilon": (
+        *("epsilons", "ratios", "RMSE of the best BandMF over another's, n = {num_rounds}"),
+        *("epsilon", "ratio", "x"),
+    ),
+    "noise multipliers": (
+        *("epsilons", "noise_multipliers", "Noise multipliers of {table}, delta {delta}"),
+        *("epsilon", "noise multiplier", "xy"),
+    ),
+}
+
+
+def _curves(kind: str, data: Data) -> matplotlib.figure.Figure:
+    over, values, title, x, y, logarithmic = _CURVES[kind]
+    curves = (
+        data[values]
+        if values
+        else {
+            "printed": data["printed"],
+            "exact (privacy loss distribution)": data["exact"],
+        }
     )
+    words = {"delta": figures.scientific(data["delta"])} if "delta" in data else {}
+    is_ratio = kind == "ratios by epsilon"
+    figure, axes = _one_panel()
+    figures.lines(
+        axes,
+        {name: (data[over], each) for name, each in curves.items()},
+        title=title.format(**{**data, **words}),
+        x=x,
+        y=y,
+        logarithmic=logarithmic,
+        places=None if is_ratio else data[over],
+        levels={"the same RMSE": 1.0} if is_ratio else None,
+    )
+    return figure
 
 
 def _variances_by_round(data: Data) -> matplotlib.figure.Figure:
@@ -124,18 +165,6 @@ def _entries(data: Data) -> matplotlib.figure.Figure:
         )
     figure.align_ylabels(grid[2])
     return figure
-
-
-def _epsilons(data: Data) -> matplotlib.figure.Figure:
-    return _curves(
-        data["noise_multipliers"],
-        {"printed": data["printed"], "exact (privacy loss distribution)": data["exact"]},
-        title=f"Epsilon at delta {figures.scientific(data['delta'])} (Tables 3 and 4)",
-        x="noise multiplier",
-        y="epsilon",
-        logarithmic="xy",
-        places=data["noise_multipliers"],
-    )
 
 
 def _errors_over_the_least(data: Data) -> matplotlib.figure.Figure:
@@ -231,42 +260,6 @@ def _ratios_of_rmse(data: Data) -> matplotlib.figure.Figure:
     )
 
 
-def _rmse_by_epochs(data: Data) -> matplotlib.figure.Figure:
-    return _curves(
-        data["epochs"],
-        data["rmse"],
-        title=f"RMSE of the mean at epsilon 1, n = {data['num_rounds']}",
-        x="epochs",
-        y="RMSE, relative to one example of all",
-        logarithmic="xy",
-        places=data["epochs"],
-    )
-
-
-def _ratios_by_epsilon(data: Data) -> matplotlib.figure.Figure:
-    return _curves(
-        data["epsilons"],
-        data["ratios"],
-        title=f"RMSE of the best BandMF over another's, n = {data['num_rounds']}",
-        x="epsilon",
-        y="ratio",
-        logarithmic="x",
-        levels={"the same RMSE": 1.0},
-    )
-
-
-def _noise_multipliers(data: Data) -> matplotlib.figure.Figure:
-    return _curves(
-        data["epsilons"],
-        data["noise_multipliers"],
-        title=f"Noise multipliers of {data['table']}, delta {figures.scientific(data['delta'])}",
-        x="epsilon",
-        y="noise multiplier",
-        logarithmic="xy",
-        places=data["epsilons"],
-    )
-
-
 def _epsilons_of_rho(data: Data) -> matplotlib.figure.Figure:
     curves = data["curves"]
     figure, (row,) = figures.panels(1, len(curves), (4.6, 3.6))
@@ -328,13 +321,10 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
         for target, of_target in of_targets.items()
         for group, own in _groups([each for each in of_target if each.get("rounds")])
     ]
-    num_panels = len(targets) + len(by_round)
-    num_columns = min(num_panels, _PANELS_OF_A_ROW)
     most = max(len(of_target) for of_target in of_targets.values())
     names = [each["label"] for each in configurations[:most]]
     height = max(3.0, figures.height_of_rows(names))
-    figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (6.6, height))
-    places = list(grid.ravel())
+    figure, places = _panels(len(targets) + len(by_round), (6.6, height))
     for axes, (target, of_target) in zip(places, of_targets.items(), strict=False):
         figures.intervals(
             axes,
@@ -355,8 +345,6 @@ def _trained(data: Data) -> matplotlib.figure.Figure:
             y="held-out accuracy, %",
             own_styles=chosen,
         )
-    for axes in places[num_panels:]:
-        axes.set_axis_off()
     return figure
 
 
@@ -430,10 +418,7 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
     chosen = figures.styles([each["label"] for each in mechanisms])
     quantities = list(mechanisms[0]["errors"])
     best = [each["rates"][int(np.argmax(each["means"]))] for each in mechanisms]
-    num_panels = len(quantities) + len(targets)
-    num_columns = min(num_panels, _PANELS_OF_A_ROW)
-    figure, grid = figures.panels(-(-num_panels // num_columns), num_columns, (5.0, 3.9))
-    places = list(grid.ravel())
+    figure, places = _panels(len(quantities) + len(targets), (5.0, 3.9))
     for axes, quantity in zip(places, quantities, strict=False):
         errors = np.array([each["errors"][quantity] for each in mechanisms])
         slope, offset = np.polyfit(np.log(errors), np.log(best), 1)
@@ -484,26 +469,20 @@ def _learning_rates(data: Data) -> matplotlib.figure.Figure:
             y="held-out accuracy, %",
         )
         figures.legend(axes)
-    for axes in places[num_panels:]:
-        axes.set_axis_off()
     return figure
 
 
 _KINDS: Mapping[str, Callable[[Data], matplotlib.figure.Figure]] = types.MappingProxyType(
     {
-        "rmse by rounds": _rmse_by_rounds,
+        **{kind: functools.partial(_curves, kind) for kind in _CURVES},
         "variances by round": _variances_by_round,
         "losses by time": _losses_by_time,
         "entries": _entries,
-        "epsilons": _epsilons,
         "errors over the least": _errors_over_the_least,
         "strategies": _strategies,
         "tree": _tree,
         "best bands": _best_bands,
         "ratios of RMSE": _ratios_of_rmse,
-        "rmse by epochs": _rmse_by_epochs,
-        "ratios by epsilon": _ratios_by_epsilon,
-        "noise multipliers": _noise_multipliers,
         "epsilons of rho": _epsilons_of_rho,
         "mechanisms": _mechanisms,
         "trained configurations": _trained,

@@ -20,7 +20,7 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from absl import flags
 
@@ -47,6 +47,7 @@ from reproduction import (
 )
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
+from simulations import flag_texts
 from simulations.comparison import repeated_runs
 
 NUMBERS = "numbers"
@@ -100,47 +101,39 @@ def experiments_named(names: Sequence[str]) -> list[Experiment]:
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines the command's flags."""
+    """Defines the command's flags.
+
+    Flags:
+      only: The experiments: names that --list prints; 'numbers' for all that need no training,
+        within the hour; 'training' for those that train, for many hours.
+      list: Only print the experiments.
+      redraw: Only draw the figures of all results in --output_dir again.
+      dataset: What experiments train on: scaled down, on text that is here, or at the papers' size
+        (a download, and days of many machines); fashion-mnist and shakespeare are of the
+        experiments of these names, in minutes.
+      repetitions: The number of runs of each configuration that trains.
+      targets: The epsilons whose configurations are trained, with commas. Default: all that an
+        experiment has.
+      workers: The addresses host:port,... of TFF worker processes that train the clients, each
+        started by start-tff-worker. Default: one process that each run starts on this machine.
+      output_dir: Where results and the report go.
+      cache_dir: Where factorizations are cached. Default: in the user's cache directory.
+    """
+    texts = flag_texts.of(define_flags)
     group = FlagGroup(values, "Experiments")
-    group.words(
-        "only",
-        f"The experiments: names that --list prints; '{NUMBERS}' for all that need no "
-        f"training, within the hour; '{TRAINING}' for those that train, for many hours.",
-        [NUMBERS],
-    )
-    group.boolean("list", "Only print the experiments.", False)
-    group.boolean(
-        "redraw",
-        "Only draw the figures of all results in --output_dir again.",
-        False,
-    )
+    group.words("only", texts["only"], [NUMBERS])
+    group.boolean("list", texts["list"], False)
+    group.boolean("redraw", texts["redraw"], False)
     group = FlagGroup(values, "Training")
-    group.choice(
-        "dataset",
-        (*configurations.DATASETS, fashion_mnist.DATASET, shakespeare.DATASET),
-        "What experiments train on: scaled down, on text that is here, or at the papers' size (a "
-        "download, and days of many machines); fashion-mnist and shakespeare are of the "
-        "experiments of these names, in minutes.",
-        configurations.DOCSTRINGS,
-    )
-    group.integer("repetitions", "The number of runs of each configuration that trains.", 3)
-    group.words(
-        "targets",
-        "The epsilons whose configurations are trained, with commas. Default: all that an "
-        "experiment has.",
-    )
+    datasets = (*configurations.DATASETS, fashion_mnist.DATASET, shakespeare.DATASET)
+    group.choice("dataset", datasets, texts["dataset"], configurations.DOCSTRINGS)
+    group.integer("repetitions", texts["repetitions"], 3)
+    group.words("targets", texts["targets"])
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
-    group.string(
-        "workers",
-        "The addresses host:port,... of TFF worker processes that train the clients, each started "
-        "by start-tff-worker. Default: one process that each run starts on this machine.",
-    )
+    group.string("workers", texts["workers"])
     group = FlagGroup(values, "Output")
-    group.path("output_dir", "Where results and the report go.", "runs/reproduction")
-    group.path(
-        "cache_dir",
-        "Where factorizations are cached. Default: in the user's cache directory.",
-    )
+    group.path("output_dir", texts["output_dir"], "runs/reproduction")
+    group.path("cache_dir", texts["cache_dir"])
 
 
 def main(values: flags.FlagValues) -> None:
@@ -294,42 +287,42 @@ def _name(experiment: Experiment, dataset: str) -> str:
     return experiment.name if is_usual else f"{experiment.name}-{dataset}"
 
 
+def _names() -> Iterator[tuple[Experiment, str]]:
+    """Every experiment with the name of each of its results."""
+    for experiment in experiments().values():
+        for dataset in experiment.targets or ("",):
+            yield experiment, _name(experiment, dataset)
+
+
 def _write_report(directory: pathlib.Path) -> None:
     """Writes the report of all results that are there; damaged ones count as missing."""
-    found, of_other_code, missing = [], [], []
-    for experiment in experiments().values():
+    found, of_other_code, missing = [], [], dict.fromkeys(experiments())
+    for experiment, name in _names():
         code = results.fingerprint(experiment)
-        is_there = False
-        for dataset in experiment.targets or ("",):
-            name = _name(experiment, dataset)
-            try:
-                result = results.load(name, code, directory)
-                if result is None:
-                    result = results.load(name, code, directory, of_other_code=True)
-                    of_other_code += [] if result is None else [name]
-            except results.DamagedResultError as error:
-                _say(f"{error} It is not in the report: compute it again.")
-                continue
-            if result is not None:
-                found.append(result)
-                is_there = True
-        if not is_there:
-            missing.append(experiment.name)
-    results.write_report(found, missing, of_other_code, directory)
+        try:
+            result = results.load(name, code, directory)
+            if result is None:
+                result = results.load(name, code, directory, of_other_code=True)
+                of_other_code += [] if result is None else [name]
+        except results.DamagedResultError as error:
+            _say(f"{error} It is not in the report: compute it again.")
+            continue
+        if result is not None:
+            found.append(result)
+            missing.pop(experiment.name, None)
+    results.write_report(found, [*missing], of_other_code, directory)
 
 
 def _redraw(values: flags.FlagValues) -> None:
     """Draws all results' figures again, from what the results keep of them."""
     directory = pathlib.Path(values.output_dir)
     drawn = []
-    for experiment in experiments().values():
-        for dataset in experiment.targets or ("",):
-            name = _name(experiment, dataset)
-            try:
-                if results.redraw(name, directory):
-                    drawn.append(name)
-            except results.DamagedResultError as error:
-                _say(f"{error} Its figure is not drawn: compute it again.")
+    for _, name in _names():
+        try:
+            if results.redraw(name, directory):
+                drawn.append(name)
+        except results.DamagedResultError as error:
+            _say(f"{error} Its figure is not drawn: compute it again.")
     command_line.check_choice(bool(drawn), f"--redraw finds no result in --output_dir={directory}.")
     _write_report(directory)
     fields = {"output_dir": str(directory), "redrawn": drawn}

@@ -11,101 +11,70 @@ from reproduction.configurations import Configuration
 _SMALL_TARGETS = (2.0, 8.0)
 _SMALL_TARGETS_OF_SINGLE_PASS = (3.7, 18.9)
 
-# BandMF Table 4: the server's rate and the test accuracy in percent, by epsilon 1, 2, 4, 8, 16.
+# BandMF Table 4: the server's rates and the test accuracies in percent, by epsilon 1, 2, 4, 8, 16.
 _TARGETS = (1.0, 2.0, 4.0, 8.0, 16.0)
-_FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[float, str | None], ...]] = {
+_FIGURE_5A: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
     ("DP-SGD", kinds.IDENTITY): (
-        (0.0244, "16.69"),
-        (0.0414, "18.42"),
-        (0.0704, "19.81"),
-        (0.1197, "21.08"),
-        (0.3460, "22.26"),
+        (0.0244, 0.0414, 0.0704, 0.1197, 0.346),
+        ("16.69", "18.42", "19.81", "21.08", "22.26"),
     ),
     ("Single-epoch MF", kinds.SINGLE_EPOCH): (
-        (0.1197, "20.44"),
-        (0.2035, "21.70"),
-        (0.3460, "22.90"),
-        (0.5882, "23.88"),
-        (1.0000, "24.62"),
+        (0.1197, 0.2035, 0.346, 0.5882, 1.0),
+        ("20.44", "21.70", "22.90", "23.88", "24.62"),
     ),
     ("Optimal TreeAgg", kinds.TREE_FULL): (
-        (0.2035, "21.25"),
-        (0.3460, "22.59"),
-        (0.5882, "23.62"),
-        (1.0000, "24.45"),
-        (1.7000, "25.14"),
+        (0.2035, 0.346, 0.5882, 1.0, 1.7),
+        ("21.25", "22.59", "23.62", "24.45", "25.14"),
     ),
     ("Multi-epoch MF", kinds.MULTI_EPOCH): (
-        (0.2035, "21.92"),
-        (0.3460, "23.04"),
-        (0.5882, "24.02"),
-        (1.0000, None),
-        (1.7000, "25.33"),
+        (0.2035, 0.346, 0.5882, 1.0, 1.7),
+        ("21.92", "23.04", "24.02", None, "25.33"),
     ),
     ("BandMF", kinds.BANDED): (
-        (0.2035, "22.05"),
-        (0.5882, "23.19"),
-        (1.0000, "24.16"),
-        (1.0000, "24.88"),
-        (1.7000, "25.41"),
+        (0.2035, 0.5882, 1.0, 1.0, 1.7),
+        ("22.05", "23.19", "24.16", "24.88", "25.41"),
     ),
 }
 # BandMF Table 5, likewise, and the bands of BandMF: at epsilon 16 all of them, without
 # amplification, which is multi-epoch MF.
-_FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[float, str], ...]] = {
+_FIGURE_1B: Mapping[tuple[str, str], tuple[tuple[Any, ...], ...]] = {
     ("DP-SGD, amplified", kinds.AMPLIFIED_IDENTITY): (
-        (0.3460, "22.22"),
-        (0.3460, "22.62"),
-        (0.3460, "22.94"),
-        (0.5882, "23.30"),
-        (0.5882, "23.61"),
+        (0.346, 0.346, 0.346, 0.5882, 0.5882),
+        ("22.22", "22.62", "22.94", "23.30", "23.61"),
     ),
     ("Multi-epoch MF, fixed order", kinds.MULTI_EPOCH_FIXED_ORDER): (
-        (0.2035, "22.10"),
-        (0.3460, "23.24"),
-        (0.5882, "24.16"),
-        (1.0000, "24.88"),
-        (1.7000, "25.43"),
+        (0.2035, 0.346, 0.5882, 1.0, 1.7),
+        ("22.10", "23.24", "24.16", "24.88", "25.43"),
     ),
     ("BandMF, amplified", kinds.AMPLIFIED_BANDED): (
-        (0.3460, "22.83"),
-        (0.5882, "23.71"),
-        (1.0000, "24.42"),
-        (1.7000, "24.99"),
+        (0.346, 0.5882, 1.0, 1.7),
+        ("22.83", "23.71", "24.42", "24.99"),
     ),
 }
 _BANDS_OF_1B = (9, 18, 32, 64)
-# Denisov et al. Table 4: the server's and the clients' rates and momentum, by epsilon.
+# Denisov et al. Table 4: the server's rates, the clients' and momenta, by epsilon.
 _EPSILONS_OF_DENISOV = (18.9, 8.2, 3.7, 1.7, 0.8)
 _NOISE_MULTIPLIERS = (0.341, 0.682, 1.364, 2.728, 5.456)
-_DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, float, float], ...]] = {
+_DENISOV_2: Mapping[tuple[str, str], tuple[tuple[float, ...], ...]] = {
     ("Honaker Full", kinds.TREE_FULL): (
-        (0.5, 1.0, 0.95),
-        (0.25, 1.0, 0.95),
-        (0.25, 1.0, 0.9),
-        (0.25, 0.5, 0.9),
-        (0.25, 0.5, 0.0),
+        (0.5, 0.25, 0.25, 0.25, 0.25),
+        (1.0, 1.0, 1.0, 0.5, 0.5),
+        (0.95, 0.95, 0.9, 0.9, 0.0),
     ),
     ("Honaker Online", kinds.TREE_ONLINE): (
-        (0.25, 1.0, 0.95),
-        (0.25, 1.0, 0.9),
-        (0.25, 0.5, 0.9),
-        (0.25, 1.0, 0.0),
-        (0.25, 0.5, 0.0),
+        (0.25, 0.25, 0.25, 0.25, 0.25),
+        (1.0, 1.0, 0.5, 1.0, 0.5),
+        (0.95, 0.9, 0.9, 0.0, 0.0),
     ),
     ("Opt Prefix Sum", kinds.SINGLE_EPOCH): (
-        (0.5, 1.0, 0.95),
-        (0.25, 0.5, 0.95),
-        (0.25, 1.0, 0.9),
-        (0.25, 0.5, 0.9),
-        (0.5, 0.5, 0.0),
+        (0.5, 0.25, 0.25, 0.25, 0.5),
+        (1.0, 0.5, 1.0, 0.5, 0.5),
+        (0.95, 0.95, 0.9, 0.9, 0.0),
     ),
     ("Optimal M = BC", kinds.TRAINING_OPTIMUM): (
-        (1.0, 1.0, 0.9),
-        (0.25, 1.0, 0.95),
-        (0.25, 0.5, 0.9),
-        (0.25, 0.5, 0.9),
-        (0.5, 0.5, 0.0),
+        (1.0, 0.25, 0.25, 0.25, 0.5),
+        (1.0, 1.0, 0.5, 0.5, 0.5),
+        (0.9, 0.95, 0.9, 0.9, 0.0),
     ),
 }
 # BandMF App. H: momentum for all but DP-SGD, whose rate makes up for it here.
@@ -127,9 +96,9 @@ def figure_5a(dataset: str) -> tuple[Configuration, ...]:
       dataset: ``docstrings`` or ``stackoverflow``.
     """
     return tuple(
-        Configuration(label, kind, epsilon, *cells[_TARGETS.index(epsilon)])
+        Configuration(label, kind, epsilon, *(row[_TARGETS.index(epsilon)] for row in rows))
         for epsilon in _targets(dataset)
-        for (label, kind), cells in _FIGURE_5A.items()
+        for (label, kind), rows in _FIGURE_5A.items()
     )
 
 
@@ -142,11 +111,12 @@ def figure_1b(dataset: str) -> tuple[Configuration, ...]:
     configurations = []
     for epsilon in _targets(dataset):
         place = _TARGETS.index(epsilon)
-        for (label, kind), cells in _FIGURE_1B.items():
-            if place < len(cells):
+        for (label, kind), (rates, accuracies) in _FIGURE_1B.items():
+            if place < len(rates):
                 bands = _BANDS_OF_1B[place] if kind == kinds.AMPLIFIED_BANDED else None
+                printed = rates[place], accuracies[place]
                 configurations.append(
-                    Configuration(label, kind, epsilon, *cells[place], paper_bands=bands)
+                    Configuration(label, kind, epsilon, *printed, paper_bands=bands)
                 )
     return tuple(configurations)
 
@@ -161,16 +131,11 @@ def figure_1a(dataset: str) -> tuple[Configuration, ...]:
     Args:
       dataset: ``docstrings``, for which scikit-learn's digits stand, or ``cifar10``.
     """
-    if dataset != kinds.CIFAR10:
-        targets = _SMALL_TARGETS
-        return tuple(
-            Configuration(label, kind, epsilon, 1.0)
-            for epsilon in targets
-            for label, kind in _FIGURE_1B
-        )
+    is_cifar10 = dataset == kinds.CIFAR10
+    more = _CIFAR10_OF_KIND if is_cifar10 else {}
     return tuple(
-        Configuration(label, kind, epsilon, 1.0, **_CIFAR10_OF_KIND.get(kind, {}))
-        for epsilon in _CIFAR10_TARGETS
+        Configuration(label, kind, epsilon, 1.0, **more.get(kind, {}))
+        for epsilon in (_CIFAR10_TARGETS if is_cifar10 else _SMALL_TARGETS)
         for label, kind in _FIGURE_1B
     )
 
@@ -205,8 +170,8 @@ def denisov_figure_2(dataset: str) -> tuple[Configuration, ...]:
     found = []
     for epsilon in targets:
         place = _EPSILONS_OF_DENISOV.index(epsilon)
-        for (label, kind), cells in _DENISOV_2.items():
-            server, client, momentum = cells[place]
+        for (label, kind), rows in _DENISOV_2.items():
+            server, client, momentum = (row[place] for row in rows)
             found.append(
                 Configuration(
                     label,
