@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
@@ -44,6 +44,12 @@ _MODEL_FLAGS = {
         "nightly_probability": "nightly_probability",
     },
     "trace": {"trace": "trace", "trace_period_hours": "period"},
+}
+
+_MODELS: Mapping[str, Callable[..., Availability]] = {
+    "always": Always,
+    "independent": Independent,
+    "diurnal": Diurnal,
 }
 
 
@@ -329,27 +335,24 @@ def _availability(values: flags.FlagValues) -> Availability:
         for name, attribute in _MODEL_FLAGS[model].items()
         if getattr(values, name) is not None
     }
-    if model == "independent":
-        command_line.check_choice(
-            bool(given), "--availability=independent needs --available_probability."
-        )
-        return _of_model(Independent, model, given)
-    if model == "diurnal":
-        for attribute in ("utc_offsets", "weights"):
-            if attribute in given:
-                given[attribute] = _numbers(given[attribute])
-        return _of_model(Diurnal, model, given)
+    needed = {"independent": "available_probability", "trace": "trace"}.get(model)
+    command_line.check_choice(
+        needed is None or getattr(values, needed) is not None,
+        f"--availability={model} needs --{needed}.",
+    )
     if model == "trace":
-        command_line.check_choice("trace" in given, "--availability=trace needs --trace, a file.")
         period = None
         if values.trace_period_hours is not None:
             period = _seconds(values, "trace_period_hours", _HOUR)
         return Trace.load(given["trace"], period)
-    return Always()
+    for attribute in ("utc_offsets", "weights"):
+        if attribute in given:
+            given[attribute] = _numbers(given[attribute])
+    return _of_model(_MODELS[model], model, given)
 
 
 def _of_model(
-    kind: type[Independent] | type[Diurnal], model: str, given: Mapping[str, Any]
+    kind: Callable[..., Availability], model: str, given: Mapping[str, Any]
 ) -> Availability:
     """A model of availability, or a refusal in which its attributes are the flags."""
     try:

@@ -1,6 +1,5 @@
 """What tasks are put together from: the batches of clients in rounds, and evaluations."""
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,8 @@ import tensorflow_federated as tff
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import validation
 
-_CACHE_BYTES = 512 * 2**20
+# The clients whose examples stay in memory: those of a large cohort.
+_MOST_CACHED = 2000
 
 
 def client_datasets(
@@ -22,7 +22,7 @@ def client_datasets(
     epochs: int,
     max_examples: int | None,
     seed: int,
-    cache_bytes: int = _CACHE_BYTES,
+    most_cached: int = _MOST_CACHED,
 ) -> Callable[[str, int], tf.data.Dataset]:
     """Returns what a run asks for the data set of a client in a round.
 
@@ -42,8 +42,8 @@ def client_datasets(
       epochs: How often a client goes through its examples of a round.
       max_examples: The most examples of a client in a round; None for all.
       seed: Any non-negative integer; the same for all rounds of a run.
-      cache_bytes: The most memory for preprocessed examples; beyond it, those of the
-        clients that were used longest ago are read again. 0 for none.
+      most_cached: The clients whose examples stay in memory; beyond them, those of the clients that
+        were used longest ago are read again. 0 for none.
 
     Returns:
       From a client's id and a round, from 0, to the client's batches in that round. It raises
@@ -58,11 +58,11 @@ def client_datasets(
     if max_examples is not None:
         validation.positive_integer(max_examples, "max_examples")
     validation.integer_at_least(seed, 0, "seed")
-    validation.integer_at_least(cache_bytes, 0, "cache_bytes")
-    cache = _Cache(client_data, cache_bytes)
+    validation.integer_at_least(most_cached, 0, "most_cached")
+    examples_of = functools.lru_cache(most_cached)(functools.partial(_read, client_data))
 
     def dataset_of(client_id: str, round_index: int) -> tf.data.Dataset:
-        examples = cache.examples_of(client_id)
+        examples = examples_of(client_id)
         # Dataset.shuffle would mix TensorFlow's global seed into the order.
         order = sample_order(seed, round_index, client_id, examples.number)
         chosen = order[:max_examples]
@@ -144,37 +144,6 @@ class _Examples:
     number: int
     stacked: Any
     empty: tf.data.Dataset | None
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(
-            int(tf.reduce_sum(tf.strings.length(leaf)))
-            if leaf.dtype == tf.string
-            else int(tf.size(leaf)) * leaf.dtype.size
-            for leaf in tf.nest.flatten(self.stacked)
-        )
-
-
-class _Cache:
-    """The preprocessed examples of the clients that were used last."""
-
-    def __init__(self, client_data: tff.simulation.datasets.ClientData, most_bytes: int) -> None:
-        self._client_data = client_data
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._kept: collections.OrderedDict[str, _Examples] = collections.OrderedDict()
-
-    def examples_of(self, client_id: str) -> _Examples:
-        if client_id in self._kept:
-            self._kept.move_to_end(client_id)
-            return self._kept[client_id]
-        examples = _read(self._client_data, client_id)
-        self._kept[client_id] = examples
-        self._bytes += examples.num_bytes
-        while self._bytes > self._most_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.num_bytes
-        return examples
 
 
 def _read(client_data: tff.simulation.datasets.ClientData, client_id: str) -> _Examples:
