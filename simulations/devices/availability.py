@@ -303,8 +303,9 @@ class Trace(Availability):
         """
         file = pathlib.Path(path)
         try:
-            columns = _archived(file) if file.suffix.lower() == ".npz" else _listed(file)
-            return cls(*columns, period_seconds=period_seconds)
+            read = _archived if file.suffix.lower() == ".npz" else _listed
+            devices, starts, ends = read(file)
+            return cls(devices, starts, ends, period_seconds)
         except OSError as error:
             raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error
         except Exception as error:

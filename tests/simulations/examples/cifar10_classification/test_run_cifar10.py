@@ -1,16 +1,16 @@
 """The command: the papers' size by default, its flags, and a whole small run."""
 
+import functools
 import json
 import pathlib
 
 import pytest
 
-from mf_aggregators.commands import command_line
 from mf_aggregators.participation import sampling_scheme
 from simulations.examples.cifar10_classification import run_cifar10
-from simulations.runs import federated_runs, run_config
 from simulations.runs.run_config import RunConfig
 from tests.refusals import refuses
+from tests.simulations import parsed_flags
 from tests.simulations.examples.cifar10_classification import cifar10_files
 from tests.simulations.parsed_flags import config_of
 
@@ -33,14 +33,7 @@ def test_a_client_has_one_image() -> None:
             _options(flag)
 
 
-def _call(capture: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    status = command_line.run(
-        "",
-        lambda values: run_config.define_flags(values, run_cifar10.COMMAND),
-        lambda values: federated_runs.main(values, run_cifar10.COMMAND),
-        ["run-cifar10", *arguments],
-    )
-    return status, *capture.readouterr()
+_call = functools.partial(parsed_flags.call, run_cifar10.COMMAND)
 
 
 def test_a_directory_without_the_files_is_refused(

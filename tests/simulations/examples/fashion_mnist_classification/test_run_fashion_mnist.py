@@ -1,31 +1,22 @@
 """The command: its clients by flags, what it refuses, and whole small runs."""
 
+import functools
 import json
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from mf_aggregators.commands import command_line
 from simulations.examples.fashion_mnist_classification import data, run_fashion_mnist
 from simulations.examples.labelled_images import as_input
-from simulations.runs import federated_runs, run_config
 from simulations.training.federated_task import HELDOUT, TEST
+from tests.simulations import parsed_flags
 from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files as files
 
-
-def _call(capture: Any, *arguments: str) -> tuple[int, str, str]:
-    status = command_line.run(
-        "",
-        lambda values: run_config.define_flags(values, run_fashion_mnist.COMMAND),
-        lambda values: federated_runs.main(values, run_fashion_mnist.COMMAND),
-        ["run-fashion-mnist", *arguments],
-    )
-    return status, *capture.readouterr()
+_call = functools.partial(parsed_flags.call, run_fashion_mnist.COMMAND)
 
 
 @pytest.mark.parametrize(
