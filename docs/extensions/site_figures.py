@@ -1,25 +1,26 @@
-"""Draws the figures of the site, each for light and for dark pages.
+"""Draws the figures of the site.
 
     python -m docs.extensions.site_figures
 
-Numbers in them come from the library. Files go to ``docs/_static/figures/``: ``noise.svg`` and
-``noise-dark.svg``, and so on. Panels are as wide as a phone, and their background is the page's.
+Numbers in them come from the library. Files go to ``docs/_static/figures/``. Panels are as wide as
+a phone, their background is the page's, and dark pages invert their lightness.
 
 A page shows one of them by ``:::{drawn} noise``, with the words that it has here for a reader who
 does not see it.
 """
 
+import io
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import matplotlib
 import matplotlib.figure
 import matplotlib.patches
 import numpy as np
 
 import mf_aggregators as mfa
-from docs.extensions import mechanism_figures, svg_elements
+from docs.extensions import mechanism_figures
 from mf_aggregators import figures
 from mf_aggregators.participation import MinSeparation
 from simulations.devices import availability, device_behaviour
@@ -62,8 +63,6 @@ _GREY = "#595959"
 _PALE = "#d9d9d9"
 # The station on a row's way that leaves the server.
 _RELEASED = 3
-# A colour that a page may replace.
-_PROPERTY = re.compile(r"var\(--colour-\w+, (#\w+)\)")
 
 
 def noise() -> matplotlib.figure.Figure:
@@ -296,31 +295,25 @@ FIGURES: Mapping[str, tuple[Callable[[], matplotlib.figure.Figure], str]] = {
 }
 
 
-def files(name: str) -> dict[str, str]:
-    """Returns the files of a figure, light and dark, as SVG.
+def svg(name: str) -> str:
+    """Returns a figure as SVG, the same bytes for the same figure; text is drawn as outlines.
 
     Args:
       name: One of ``FIGURES``.
-
-    Returns:
-      Their contents by their names.
     """
-    draw, description = FIGURES[name]
-    figure = draw()
+    figure = FIGURES[name][0]()
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
-    drawn = svg_elements.inline_svg(figure, name, description)
-    light = drawn.element.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
-    in_the_dark = dict(drawn.colours_in_the_dark)
-    return {
-        f"{name}.svg": _PROPERTY.sub(lambda found: found[1], light),
-        f"{name}-dark.svg": _PROPERTY.sub(lambda found: in_the_dark[found[1]], light),
-    }
+    buffer = io.BytesIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return buffer.getvalue().decode()
 
 
-def images(name: str) -> list[dict[str, Any]]:
-    """Returns what a page shows of a figure: two images, of which ``site.css`` hides one.
+def image(name: str) -> dict[str, Any]:
+    """Returns what a page shows of a figure.
 
     Args:
       name: One of ``FIGURES``.
@@ -330,11 +323,8 @@ def images(name: str) -> list[dict[str, Any]]:
     """
     if name not in FIGURES:
         raise ValueError(f"there is no figure {name!r}: {', '.join(FIGURES)}")
-    place = f"/{DIRECTORY.parent.name}/{DIRECTORY.name}/{name}"
-    return [
-        {"uri": f"{place}{suffix}.svg", "alt": FIGURES[name][1], "classes": ["figure", page]}
-        for suffix, page in (("", "only-light"), ("-dark", "only-dark"))
-    ]
+    place = f"/{DIRECTORY.parent.name}/{DIRECTORY.name}/{name}.svg"
+    return {"uri": place, "alt": FIGURES[name][1], "classes": ["figure"]}
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -348,7 +338,7 @@ def setup(app: Any) -> dict[str, bool]:
 
         def run(self) -> list[nodes.Node]:
             try:
-                return [nodes.image(**each) for each in images(self.arguments[0])]
+                return [nodes.image(**image(self.arguments[0]))]
             except ValueError as error:
                 raise self.error(str(error)) from error
 
@@ -360,8 +350,7 @@ def main() -> None:
     """Writes the files of all figures."""
     DIRECTORY.mkdir(exist_ok=True)
     for name in FIGURES:
-        for file, content in files(name).items():
-            (DIRECTORY / file).write_text(content, encoding="utf-8")
+        (DIRECTORY / f"{name}.svg").write_text(svg(name), encoding="utf-8")
 
 
 if __name__ == "__main__":
