@@ -10,7 +10,5 @@ __all__ = [
     "NoiseSource",
     "NoiseStorage",
     "costs",
-    "integer_rows",
     "noise_directory",
-    "noising_matrices",
 ]
