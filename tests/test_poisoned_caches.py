@@ -67,7 +67,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.
 
 def _planned(name: str, cache: pathlib.Path) -> Plan:
     # As in a process of its own.
-    certificate._PROVED.clear()
+    certificate._proves.cache_clear()
     return planning.make(_SETTINGS[name], cache_directory=cache, mechanisms=_MECHANISMS[name])
 
 

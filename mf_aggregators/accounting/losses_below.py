@@ -24,8 +24,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from mf_aggregators.kernel import batches, losses, profiles, sampled_runs
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificate import ROUNDING
-from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, FixedSize, MinSeparation, Poisson
 from mf_aggregators.kernel.losses import Approximation
 from mf_aggregators.kernel.sampled_runs import SampledRun
 

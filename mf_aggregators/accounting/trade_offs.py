@@ -37,15 +37,16 @@ from scipy import special
 
 from mf_aggregators.kernel import cycles, draws_of_clients, gaussian, groups, losses, validation
 from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
-from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
+    BallsInBins,
+    Draws,
     Groups,
+    MinSeparation,
     RandomAllocation,
     Shuffling,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.sampled_runs import Draws
 
 # Of the normal distribution function, its inverse and exponentials, many times over: relative to
 # the rate, and absolute.
@@ -222,7 +223,7 @@ def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[floa
     Returns:
       The pairs; none for less noise than is amplified.
     """
-    draws = draws_of_clients.check(draws)
+    draws = draws_of_clients.check(draws, Groups)
     if sigma < groups.LEAST_NOISE_MULTIPLIER:
         return ()
     if isinstance(draws, Shuffling):

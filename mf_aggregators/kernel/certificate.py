@@ -38,6 +38,7 @@ claim names the seed, and has to fix it before anything is known of a result.
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -50,19 +51,17 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel import draws_of_clients, gaussian
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.dominating_pairs import (
-    BallsInBins,
     DominatingPair,
-    Draws,
     ImportanceSampler,
-    MinSeparation,
     StrategyColumns,
     dominating_pair,
     largest_part,
     possible_orders,
 )
+from mf_aggregators.kernel.draws_of_clients import SecretRounds
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 
 _BATCH = 1024
@@ -74,9 +73,6 @@ ATTEMPTS = 4
 # Runs that share it as well, because a search for a noise multiplier takes the first that is proved
 # to reach its target, or the best of several is chosen.
 MECHANISMS = 16
-
-# Digests of the statements that this process has proved.
-_PROVED: set[tuple[Any, ...]] = set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +139,7 @@ class Certificate:
 def check_certificate(
     certificate: Certificate,
     columns: StrategyColumns,
-    draws: Draws,
+    draws: SecretRounds,
     sigma: float,
     delta: float,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
@@ -173,23 +169,39 @@ def check_certificate(
         TailError if there is too little noise.
     """
     types = [type(each) for each in (certificate, columns, sigma, delta, num_coordinates)]
-    if types != [Certificate, StrategyColumns, float, float, int] or type(draws) not in (
-        MinSeparation,
-        BallsInBins,
-    ):
+    if types != [Certificate, StrategyColumns, float, float, int]:
         raise TypeError("a certificate is checked for data of the kernel's own types")
-    key = certificate, columns.value, draws, sigma, delta, num_coordinates
-    if key not in _PROVED:
-        pair = dominating_pair(columns, draws, sigma, num_coordinates)
-        part = sigma / largest_part(columns, draws)
-        if (
-            certificate.delta <= gaussian.delta_left(delta, part, num_coordinates)
-            and certificate.attempt < ATTEMPTS
-            and certificate.order in possible_orders(pair)
-            and is_proved(pair, certificate, advance)
-        ):
-            _PROVED.add(key)
-    return key in _PROVED
+    draws = draws_of_clients.check(draws, SecretRounds)
+    progress = _Progress(advance)
+    return _proves(certificate, columns, draws, sigma, delta, num_coordinates, progress)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Progress:
+    """A callback for progress; all are equal, as no proof depends on them."""
+
+    advance: Callable[[int], object] | None = dataclasses.field(compare=False)
+
+
+# A search tests what it proposes, and the claim that it proposes it for is tested again.
+@functools.lru_cache(maxsize=64)
+def _proves(
+    certificate: Certificate,
+    columns: StrategyColumns,
+    draws: SecretRounds,
+    sigma: float,
+    delta: float,
+    num_coordinates: int,
+    progress: _Progress,
+) -> bool:
+    pair = dominating_pair(columns, draws, sigma, num_coordinates)
+    part = sigma / largest_part(columns, draws)
+    return (
+        certificate.delta <= gaussian.delta_left(delta, part, num_coordinates)
+        and certificate.attempt < ATTEMPTS
+        and certificate.order in possible_orders(pair)
+        and is_proved(pair, certificate, progress.advance)
+    )
 
 
 def is_proved(

@@ -33,12 +33,17 @@ from mf_aggregators.kernel import (
     validation,
 )
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
-from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import AllParticipations
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import (
+    AllParticipations,
+    BallsInBins,
+    Draws,
+    MinSeparation,
+)
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.proved import Proved, made
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.kernel.sampled_runs import Draws, SampledRun
+from mf_aggregators.kernel.sampled_runs import SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
 

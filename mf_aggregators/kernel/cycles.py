@@ -107,20 +107,15 @@ def losses_of_cycle(
       num_rounds: The first rounds of the cycle that take place, 1 to t.
       step: The step of the grid, above zero.
     """
-    # The grid is that of L t, moved so that log L has multiples of the step.
-    offset = math.log(rounds_of_cycle) % step
-    total = _sum_of(_log_normal(sigma, step, offset), num_rounds)
+    total = _sum_of(_log_normal(sigma, rounds_of_cycle, step), num_rounds)
     if num_rounds < rounds_of_cycle:
-        total = _sum(total, _number(float(rounds_of_cycle - num_rounds), step, offset))
-    shift = round((math.log(rounds_of_cycle) - offset) / step)
-    first = total.first - shift
-    ratios = np.exp((first + np.arange(len(total.masses))) * step)
+        total = _sum(total, _number(1.0 - num_rounds / rounds_of_cycle, step))
     rounding = _ROUNDING * rounds_of_cycle
-    capped = total.capped / rounds_of_cycle + rounding
-    last = first + len(total.masses) - 1
+    last = total.first + len(total.masses) - 1
+    with_client, without_client = total.masses * total.points(), total.masses[::-1].copy()
     return PrivacyLossDistribution(
-        DensePLDPmf(step, first, total.masses * ratios, capped, True),
-        DensePLDPmf(step, -last, total.masses[::-1].copy(), total.zero + rounding, True),
+        DensePLDPmf(step, total.first, with_client, total.capped + rounding, True),
+        DensePLDPmf(step, -last, without_client, total.zero + rounding, True),
     )
 
 
@@ -145,7 +140,7 @@ def on_finer_grid(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Grid:
-    """A distribution on zero and on the points exp(step k + offset), k = first, first + 1, ...
+    """A distribution on zero and on the points exp(step k), k = first, first + 1, ...
 
     Attributes:
       first: The k of the first mass.
@@ -153,7 +148,6 @@ class _Grid:
       zero: The mass of zero.
       capped: By how much its mean is below that of what it dominates.
       step: Of the grid.
-      offset: Of the grid.
     """
 
     first: int
@@ -161,24 +155,24 @@ class _Grid:
     zero: float
     capped: float
     step: float
-    offset: float
 
     def points(self) -> FloatArray:
         """Returns the (g,) points."""
         numbers = self.first + np.arange(len(self.masses))
-        return np.asarray(np.exp(numbers * self.step + self.offset))
+        return np.asarray(np.exp(numbers * self.step))
 
 
-def _log_normal(sigma: float, step: float, offset: float) -> _Grid:
-    """exp((y - 1/2) / s^2) for y of N(0, s^2), of mean 1."""
-    center, deviation = -0.5 / sigma**2, 1.0 / sigma
-    first = math.floor((center - _DEVIATIONS * deviation - offset) / step)
-    last = math.ceil((-center + _DEVIATIONS * deviation - offset) / step)
-    logs = np.arange(first, last + 1) * step + offset
+def _log_normal(sigma: float, rounds: int, step: float) -> _Grid:
+    """exp((y - 1/2) / s^2) / t for y of N(0, s^2), of mean 1 / t."""
+    deviation, shift = 1.0 / sigma, math.log(rounds)
+    center, shifted = -0.5 / sigma**2 - shift, 0.5 / sigma**2 - shift
+    first = math.floor((center - _DEVIATIONS * deviation) / step)
+    last = math.ceil((shifted + _DEVIATIONS * deviation) / step)
+    logs = np.arange(first, last + 1) * step
     points = np.exp(logs)
     # Masses between points under Q, and, of the mean, under the normal number shifted by 1.
     between = _normal_masses((logs - center) / deviation)
-    means = _normal_masses((logs + center) / deviation)
+    means = _normal_masses((logs - shifted) / deviation) / rounds
     # Relative to the lower point: in [0, expm1(step)] but for rounding.
     share = (means / points[:-1] - between) / math.expm1(step)
     share = np.clip(share, 0.0, between)
@@ -186,15 +180,13 @@ def _log_normal(sigma: float, step: float, offset: float) -> _Grid:
     masses[:-1] += between - share
     masses[1:] += share
     # Below the first point: to zero and that point. Above the last: to it.
-    below = float(scipy.special.ndtr((logs[0] - center) / deviation))
-    mean_below = float(scipy.special.ndtr((logs[0] + center) / deviation))
-    masses[0] += min(mean_below / points[0], below)
-    zero = max(below - mean_below / points[0], 0.0)
-    above = float(scipy.special.ndtr(-(logs[-1] - center) / deviation))
-    mean_above = float(scipy.special.ndtr(-(logs[-1] + center) / deviation))
+    ends = np.array([logs[0] - center, logs[0] - shifted, center - logs[-1], shifted - logs[-1]])
+    below, mean_below, above, mean_above = map(float, scipy.special.ndtr(ends / deviation))
+    kept = min(mean_below / rounds / points[0], below)
+    masses[0] += kept
     masses[-1] += above
-    capped = max(mean_above - above * points[-1], 0.0)
-    return _Grid(first, masses, zero, capped, step, offset)
+    capped = max(mean_above / rounds - above * float(points[-1]), 0.0)
+    return _Grid(first, masses, below - kept, capped, step)
 
 
 def _normal_masses(edges: FloatArray) -> FloatArray:
@@ -203,12 +195,12 @@ def _normal_masses(edges: FloatArray) -> FloatArray:
     return np.where(edges[1:] > 0.0, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
 
 
-def _number(value: float, step: float, offset: float) -> _Grid:
+def _number(value: float, step: float) -> _Grid:
     """A number that is known, between two points of the grid."""
-    first = math.floor((math.log(value) - offset) / step)
-    lower = math.exp(first * step + offset)
-    share = min(max((value / lower - 1.0) / math.expm1(step), 0.0), 1.0)
-    return _Grid(first, np.array([1.0 - share, share]), 0.0, 0.0, step, offset)
+    first = math.floor(math.log(value) / step)
+    share = (value * math.exp(-first * step) - 1.0) / math.expm1(step)
+    share = min(max(share, 0.0), 1.0)
+    return _Grid(first, np.array([1.0 - share, share]), 0.0, 0.0, step)
 
 
 def _sum_of(one: _Grid, count: int) -> _Grid:
@@ -233,7 +225,7 @@ def _sum(one: _Grid, other: _Grid) -> _Grid:
     for each, rest in ((one, other), (other, one)):
         begin = each.first - first
         masses[begin : begin + len(each.masses)] += rest.zero * each.masses
-    found = _Grid(first, masses, one.zero * other.zero, one.capped + other.capped, step, one.offset)
+    found = _Grid(first, masses, one.zero * other.zero, one.capped + other.capped, step)
     return _trimmed(found)
 
 

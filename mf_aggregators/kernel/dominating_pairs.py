@@ -91,11 +91,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
-from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
+from mf_aggregators.kernel.draws_of_clients import MinSeparation, SecretRounds
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.schemas import Schema
 
 # One step of Z in units of its standard deviation, rounded up.
 _STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
@@ -112,7 +111,7 @@ _MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
 LARGEST_ORDER = 8
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class StrategyColumns:
     """The compact columns of C, and how far roundings move a row.
 
@@ -127,26 +126,17 @@ class StrategyColumns:
         for the largest norm of a column.
     """
 
-    entries: FloatArray
+    entries: FloatArray = dataclasses.field(compare=False)
     rounding: float = LARGEST_ROUNDING
     norm: float | None = None
+    _digest: tuple[bytes, tuple[int, ...]] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         entries = np.array(self.entries, np.float64, order="C")
         entries.flags.writeable = False
+        digest = hashlib.sha256(entries.tobytes()).digest()
         object.__setattr__(self, "entries", entries)
-
-    @functools.cached_property
-    def value(self) -> tuple[bytes, tuple[int, ...], float, float | None]:
-        """A digest of the entries, their shape, and the other two numbers."""
-        digest = hashlib.sha256(self.entries.tobytes()).digest()
-        return digest, self.entries.shape, self.rounding, self.norm
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, StrategyColumns) and self.value == other.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
+        object.__setattr__(self, "_digest", (digest, entries.shape))
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
@@ -237,93 +227,6 @@ RoundsDistribution: TypeAlias = MinSeparationRounds | BallsInBinsRounds
 
 
 @dataclasses.dataclass(frozen=True)
-class _SecretRounds:
-    """The integers of a sampling scheme without groups.
-
-    Attributes:
-      name: The name of the scheme.
-      is_even: Whether adjacent participations of a client are exactly ``separation`` rounds apart.
-      num_rounds: The rounds n.
-      num_bands: C has at most so many bands, and the roundings of a participation stay within so
-        many rows. The kernel counts the bands of C; a claim about the rows binds the second.
-      population: The clients m.
-      clients_per_round: The clients B of a round, in expectation.
-      separation: Two participations of a client are at least so many rounds apart.
-
-    Raises:
-      TypeError: If one is not an int.
-      ValueError: If one is below 1, or clients are too few for so many of them in each round.
-    """
-
-    num_rounds: int
-    num_bands: int
-    population: int
-    clients_per_round: int
-    separation: int
-
-    name: ClassVar[str]
-    is_even: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if type(value) is not int:
-                raise TypeError(f"{name} must be an int, found {validation.shown(value)}.")
-            validation.positive_integer(value, name)
-        if self.separation * self.clients_per_round > self.population:
-            raise ValueError("the population is too small for the separation and clients_per_round")
-
-    def __str__(self) -> str:
-        return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
-
-    @property
-    def shares_rows(self) -> bool:
-        """Whether two participations of a client may change the same row of C x."""
-        return self.separation < self.num_bands
-
-    @property
-    def schema(self) -> Schema:
-        """The schema that every draw keeps."""
-        most = math.ceil(self.num_rounds / self.separation)
-        return Schema(most, self.separation, is_even=self.is_even)
-
-
-class MinSeparation(_SecretRounds):
-    """Min-separation sampling: clients join with a secret coin when their timers allow it.
-
-    Raises:
-      ValueError: If the separation is below the number of bands.
-    """
-
-    name: ClassVar[str] = "min_separation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.shares_rows:
-            raise ValueError(f"a separation of {self.separation} is below {self.num_bands} bands.")
-
-    def rounds(self) -> MinSeparationRounds:
-        """Returns the distribution of a client's rounds."""
-        others = self.clients_per_round * (self.separation - 1)
-        return MinSeparationRounds(
-            self.clients_per_round / (self.population - others), self.separation
-        )
-
-
-class BallsInBins(_SecretRounds):
-    """Balls in bins: clients are in one secret bin of rounds."""
-
-    name: ClassVar[str] = "balls_in_bins"
-    is_even: ClassVar[bool] = True
-
-    def rounds(self) -> BallsInBinsRounds:
-        """Returns the distribution of a client's rounds."""
-        return BallsInBinsRounds(self.separation)
-
-
-Draws: TypeAlias = MinSeparation | BallsInBins
-
-
-@dataclasses.dataclass(frozen=True)
 class DominatingPair:
     """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
 
@@ -376,7 +279,7 @@ class DominatingPair:
 
 def dominating_pair(
     columns: StrategyColumns,
-    draws: Draws,
+    draws: SecretRounds,
     sigma: float,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> DominatingPair:
@@ -401,17 +304,24 @@ def dominating_pair(
             f"the strategy matrix has {num_rounds} rounds and {num_bands} bands, "
             f"and the scheme is for {draws.num_rounds} and {draws.num_bands}."
         )
-    entries = columns.scaled()
+    rounds, entries = rounds_of(draws), columns.scaled()
     rounding = sigma * columns.rounding * _STEP
     rounding *= math.sqrt(num_coordinates / num_rounds)
     if draws.shares_rows:
-        return DominatingPair(entries, sigma, draws.rounds(), rounding)
+        return DominatingPair(entries, sigma, rounds, rounding)
     rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
     entries = np.where(rows < num_rounds, entries + rounding, 0.0)
-    return DominatingPair(entries, sigma, draws.rounds())
+    return DominatingPair(entries, sigma, rounds)
 
 
-def largest_part(columns: StrategyColumns, draws: Draws) -> float:
+def rounds_of(draws: SecretRounds) -> RoundsDistribution:
+    """Returns the distribution of a client's rounds by a scheme."""
+    if isinstance(draws, MinSeparation):
+        return MinSeparationRounds(draws.joining_probability, draws.separation)
+    return BallsInBinsRounds(draws.separation)
+
+
+def largest_part(columns: StrategyColumns, draws: SecretRounds) -> float:
     """Returns an upper bound on the change of C x by participations of one client that share rows.
 
     It is relative to the norm of ``columns``: 1 if participations share no rows, and otherwise the

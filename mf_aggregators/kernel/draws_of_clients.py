@@ -1,11 +1,14 @@
-"""Sampling schemes with groups as integers: a closed list, one frozen dataclass each.
+"""Sampling schemes as integers: a closed list, one frozen dataclass each.
 
-The clients are split into as many groups as C has bands b, and round i draws from group i modulo b
-alone (BandMF Alg. 2 and 6), in secret. A client is in rounds of one group alone, b or more rounds
-apart, and each of its participations changes other rows of C x: rows j to j + b - 1, for a
-lower-triangular C of b bands. A run is no more revealing than ceil(n / b) adaptive queries to one
-group, each a Gaussian mechanism whose sensitivity is the largest column norm of C, run on the
+**Groups.** The clients are split into as many groups as C has bands b, and round i draws from group
+i modulo b alone (BandMF Alg. 2 and 6), in secret. A client is in rounds of one group alone, b or
+more rounds apart, and each of its participations changes other rows of C x: rows j to j + b - 1,
+for a lower-triangular C of b bands. A run is no more revealing than ceil(n / b) adaptive queries to
+one group, each a Gaussian mechanism whose sensitivity is the largest column norm of C, run on the
 batches that the scheme draws (BandMF Thm 4, Cor. F.1 and F.2).
+
+**Secret rounds.** With min-separation sampling and balls in bins, each client draws its own rounds,
+a separation or more apart (``dominating_pairs``).
 
 Adjacency is zero-out: neighbouring populations differ in one client, who is drawn for the same
 rounds with zero vectors. Noise multipliers are relative to the largest column norm of C.
@@ -13,7 +16,7 @@ rounds with zero vectors. Noise multipliers are relative to the largest column n
 
 import dataclasses
 import math
-from typing import ClassVar, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.schemas import Schema
@@ -38,18 +41,19 @@ class AllParticipations:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Groups:
-    """Sizes of a scheme that draws from one group of the clients after the other.
+class _Draws:
+    """Sizes of a scheme.
 
     Attributes:
       name: The name of the scheme.
+      is_even: Whether a client's rounds are exactly, and not at least, so many rounds apart.
       num_rounds: The rounds n.
-      num_bands: The bands b of C, and the groups.
+      num_bands: The most bands b of C; the number of groups, if there are groups.
       population: The clients m.
       clients_per_round: The clients B of a round, expected or exact.
 
     Raises:
-      ValueError: If a size is no positive integer, or there are fewer than b B clients.
+      ValueError: If a size is no positive integer, or there are too few clients.
     """
 
     num_rounds: int
@@ -58,17 +62,20 @@ class _Groups:
     clients_per_round: int
 
     name: ClassVar[str]
+    is_even: ClassVar[bool] = True
     # The most that zeroing one client moves the sum of a round, in clip norms: two if the client
     # takes the place of another one.
-    largest_move: ClassVar[float] = 2.0
+    largest_move: ClassVar[float] = 1.0
+    _remedy: ClassVar[str] = "fewer bands"
 
     def __post_init__(self) -> None:
         validation.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
-        if self.num_bands * self.clients_per_round > self.population:
+        needed = self.distance * self.clients_per_round
+        if needed > self.population:
             raise ValueError(
-                f"a population of {self.population} is too small for {self.num_bands} groups of "
-                f"at least {self.clients_per_round} clients, one group for each band: "
-                f"{self.num_bands * self.clients_per_round} are needed. Use fewer bands (at most "
+                f"a population of {self.population} is too small for {self.clients_per_round} "
+                f"clients per round that are in at most one of {self.distance} rounds: {needed} "
+                f"are needed. Use {self._remedy} (at most "
                 f"{self.population // self.clients_per_round}) or fewer clients per round."
             )
 
@@ -76,14 +83,14 @@ class _Groups:
         return f"{self.name} sampling of {self.clients_per_round} of {self.population} clients"
 
     @property
-    def schema(self) -> Schema:
-        """The schema that every draw keeps: the rounds that draw from one group."""
-        return Schema(self.rounds_of_group, self.num_bands, is_even=True)
+    def distance(self) -> int:
+        """The least number of rounds from one participation of a client to the next."""
+        return self.num_bands
 
     @property
     def rounds_of_group(self) -> int:
-        """The most rounds ceil(n / b) that draw from one group."""
-        return math.ceil(self.num_rounds / self.num_bands)
+        """The most rounds that a client can be in, which are ``distance`` or more apart."""
+        return math.ceil(self.num_rounds / self.distance)
 
     @property
     def most_participations(self) -> int:
@@ -91,9 +98,21 @@ class _Groups:
         return self.rounds_of_group
 
     @property
+    def schema(self) -> Schema:
+        """The schema that every draw keeps."""
+        return Schema(self.rounds_of_group, self.distance, is_even=self.is_even)
+
+    @property
     def together(self) -> AllParticipations:
-        """All participations of a client: no two of them change the same row of C x."""
+        """All participations of a client, if no two of them change the same row of C x."""
         return AllParticipations(math.sqrt(self.most_participations), self.most_participations)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Groups(_Draws):
+    """Sizes of a scheme that draws from one group of the clients after the other."""
+
+    largest_move: ClassVar[float] = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,20 +207,81 @@ class RandomAllocation(_Cycles):
     largest_move: ClassVar[float] = 1.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _SecretRounds(_Draws):
+    """Sizes of a scheme without groups.
+
+    The roundings of a participation stay within ``num_bands`` rows, which a claim about the rows
+    binds.
+
+    Attributes:
+      separation: Two participations of a client are at least so many rounds apart.
+    """
+
+    separation: int
+
+    _remedy: ClassVar[str] = "a smaller separation"
+
+    @property
+    def distance(self) -> int:
+        """The least number of rounds from one participation of a client to the next."""
+        return self.separation
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether two participations of a client may change the same row of C x."""
+        return self.separation < self.num_bands
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class MinSeparation(_SecretRounds):
+    """Min-separation sampling: clients join with a secret coin when their timers allow it."""
+
+    name: ClassVar[str] = "min_separation"
+    is_even: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shares_rows:
+            raise ValueError(
+                f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
+                "that two participations of a client change would overlap. Use a separation of at "
+                "least num_bands, or fewer bands."
+            )
+
+    @property
+    def joining_probability(self) -> float:
+        """The probability that a client joins when its timer allows it."""
+        others = self.clients_per_round * (self.separation - 1)
+        return self.clients_per_round / (self.population - others)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(_SecretRounds):
+    """Balls in bins: a client's rounds equal its secret bin, modulo the separation."""
+
+    name: ClassVar[str] = "balls_in_bins"
+
+
 Groups: TypeAlias = Poisson | TruncatedPoisson | FixedSize | Shuffling | RandomAllocation
-_KINDS = (Poisson, TruncatedPoisson, FixedSize, Shuffling, RandomAllocation)
+SecretRounds: TypeAlias = MinSeparation | BallsInBins
+Draws: TypeAlias = Groups | SecretRounds
+_Kind = TypeVar("_Kind", bound=_Draws)
 
 
-def check(draws: Groups) -> Groups:
+def check(draws: _Kind, kinds: Any = Draws) -> _Kind:
     """Returns draws, made anew from their integers.
 
     Args:
       draws: One of this module's classes.
+      kinds: Which ones: ``Draws``, ``Groups`` or ``SecretRounds``.
 
     Raises:
       TypeError: If it is of another class, or of a subclass.
     """
-    if type(draws) not in _KINDS:
-        names = ", ".join(kind.__name__ for kind in _KINDS)
+    if type(draws) not in get_args(kinds):
+        names = ", ".join(kind.__name__ for kind in get_args(kinds))
         raise TypeError(f"draws must be one of {names}, found {validation.shown(draws)}.")
     return dataclasses.replace(draws)

@@ -75,7 +75,7 @@ def epsilon(
       TypeError: If the draws are none of ``draws_of_clients``.
       ValueError: If sigma or delta is out of its range.
     """
-    draws = draws_of_clients.check(draws)
+    draws = draws_of_clients.check(draws, Groups)
     sigma = validation.non_negative_number(sigma, "sigma")
     grids.safe_delta(delta, draws.most_participations)
     found, refused = unamplified(draws.together, sigma, delta, num_coordinates)
@@ -218,7 +218,7 @@ def losses(draws: Groups, sigma: float, interval: float) -> PrivacyLossDistribut
     Raises:
       TypeError: If the draws are none of ``draws_of_clients``.
     """
-    draws = draws_of_clients.check(draws)
+    draws = draws_of_clients.check(draws, Groups)
     if isinstance(draws, Poisson | FixedSize | TruncatedPoisson):
         found, most = losses_of_round(draws, sigma, interval), draws.most_participations
         return found if most == 1 else found.self_compose(most)

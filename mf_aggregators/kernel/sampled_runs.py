@@ -11,9 +11,7 @@ follow from bounds by samples on both divergences of the pair that dominates the
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
-from typing import TypeAlias
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -27,8 +25,13 @@ from mf_aggregators.kernel import (
     validation,
 )
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import AllParticipations, Groups
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import (
+    AllParticipations,
+    BallsInBins,
+    Draws,
+    MinSeparation,
+)
 from mf_aggregators.kernel.groups import LARGEST_NOISE_MULTIPLIER, LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import (
     Approximation,
@@ -42,8 +45,6 @@ from mf_aggregators.kernel.losses import (
 # a share of the level down to which bounds are close.
 _POINTS = 160
 _SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
-
-Draws: TypeAlias = Groups | MinSeparation | BallsInBins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +66,13 @@ class SampledRun:
     columns: StrategyColumns | None = None
 
     def __post_init__(self) -> None:
-        kind, draws = type(self.draws), self.draws
-        if kind in (MinSeparation, BallsInBins):
-            draws = dataclasses.replace(self.draws)
-            if type(self.columns) is not StrategyColumns:
-                raise TypeError(
-                    f"columns must be StrategyColumns, found {validation.shown(self.columns)}."
-                )
-        else:
-            draws = draws_of_clients.check(self.draws)  # type: ignore[arg-type]
+        object.__setattr__(self, "draws", draws_of_clients.check(self.draws))
+        if not isinstance(self.draws, MinSeparation | BallsInBins):
             object.__setattr__(self, "columns", None)
-        object.__setattr__(self, "draws", draws)
+        elif type(self.columns) is not StrategyColumns:
+            raise TypeError(
+                f"columns must be StrategyColumns, found {validation.shown(self.columns)}."
+            )
         sigma = validation.non_negative_number(self.sigma, "sigma")
         object.__setattr__(self, "sigma", sigma)
 
@@ -83,20 +80,15 @@ class SampledRun:
     def together(self) -> AllParticipations:
         """All participations of a client, against an adversary who knows their rounds."""
         draws = self.draws
-        if not isinstance(draws, MinSeparation | BallsInBins):
-            return draws.together
-        if draws.shares_rows:
+        if isinstance(draws, BallsInBins) and draws.shares_rows:
             assert self.columns is not None
             return AllParticipations(dominating_pairs.largest_part(self.columns, draws))
-        return AllParticipations(math.sqrt(self.compositions), self.compositions)
+        return draws.together
 
     @property
     def compositions(self) -> int:
         """Upper bound on the number of mechanisms that its losses are composed of."""
-        draws = self.draws
-        if isinstance(draws, MinSeparation | BallsInBins):
-            return math.ceil(draws.num_rounds / draws.separation)
-        return draws.most_participations
+        return self.draws.most_participations
 
     @property
     def noise_multiplier(self) -> float:
@@ -106,7 +98,8 @@ class SampledRun:
     @property
     def part_noise_multiplier(self) -> float:
         """The noise multiplier of the largest shift of one row."""
-        return self._amplified_part if self.is_amplified else self._part
+        part = self.sigma / self.together.largest_part
+        return min(part, self._amplified_part) if self.is_amplified else part
 
     @property
     def is_amplified(self) -> bool:
@@ -114,14 +107,8 @@ class SampledRun:
         return is_accounted(self.sigma) and self._amplified_part >= gaussian.LEAST_NOISE_MULTIPLIER
 
     @property
-    def _part(self) -> float:
-        return self.sigma / self.together.largest_part
-
-    @property
     def _amplified_part(self) -> float:
-        if isinstance(self.draws, MinSeparation | BallsInBins):
-            return min(self._part, self.sigma)
-        return min(self._part, self.sigma / self.draws.largest_move)
+        return self.sigma / max(self.together.largest_part, self.draws.largest_move)
 
 
 def is_accounted(sigma: float) -> bool:

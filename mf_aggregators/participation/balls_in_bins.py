@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import dominating_pairs, validation
+from mf_aggregators.kernel import draws_of_clients, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation.samplers import Sampler
@@ -56,9 +56,9 @@ class BallsInBins(SeparatedScheme):
         positive = validation.positive_integer(clients_per_round, "clients_per_round")
         return max(validation.positive_integer(population, "population") // positive, 1)
 
-    def as_draws(self) -> dominating_pairs.BallsInBins:
+    def as_draws(self) -> draws_of_clients.BallsInBins:
         """Returns the scheme as the integers that the kernel takes."""
-        return dominating_pairs.BallsInBins(*dataclasses.astuple(self))
+        return draws_of_clients.BallsInBins(*dataclasses.astuple(self))
 
     def sampler(self, seed: int) -> "BinSampler":
         """Creates the sampler of a run, of 8 bytes for each client."""

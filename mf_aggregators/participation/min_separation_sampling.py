@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import dominating_pairs
+from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.numbers import counted, rounded_up
@@ -42,21 +42,10 @@ class MinSeparationSampling(SeparatedScheme):
 
     name: ClassVar[str] = "min_separation"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.separation < self.num_bands:
-            raise ValueError(
-                f"a separation of {self.separation} is below the {self.num_bands} bands: the rows "
-                "that two participations of a client change would overlap. Use a separation of at "
-                "least num_bands, or fewer bands."
-            )
-
     @property
     def joining_probability(self) -> float:
         """The probability p = B / (m - B (separation - 1)) of the coin of a free client."""
-        return self.clients_per_round / (
-            self.population - self.clients_per_round * (self.separation - 1)
-        )
+        return self.as_draws().joining_probability
 
     @property
     def probability_free_at_first(self) -> float:
@@ -71,9 +60,9 @@ class MinSeparationSampling(SeparatedScheme):
         """
         return self.joining_probability * self.probability_free_at_first
 
-    def as_draws(self) -> dominating_pairs.MinSeparation:
+    def as_draws(self) -> draws_of_clients.MinSeparation:
         """Returns the scheme as the integers that the kernel takes."""
-        return dominating_pairs.MinSeparation(*dataclasses.astuple(self))
+        return draws_of_clients.MinSeparation(*dataclasses.astuple(self))
 
     def sampler(self, seed: int) -> "MinSeparationSampler":
         """Creates the sampler of a run: 8 bytes for each participation of the whole run."""

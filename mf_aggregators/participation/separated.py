@@ -23,12 +23,11 @@ from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
-    Draws,
     ImportanceSampler,
     StrategyColumns,
     possible_orders,
 )
-from mf_aggregators.kernel.draws_of_clients import AllParticipations
+from mf_aggregators.kernel.draws_of_clients import AllParticipations, Draws
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.sampled_runs import SampledRun, is_accounted
@@ -82,13 +81,7 @@ class SeparatedScheme(SamplingScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         validation.set_positive_integers(self, "separation")
-        if self.separation * self.clients_per_round > self.population:
-            raise ValueError(
-                f"a population of {self.population} is too small for {self.clients_per_round} "
-                f"clients per round that take part at most once in {self.separation} rounds: "
-                f"{self.separation * self.clients_per_round} are needed. Use a smaller separation "
-                f"(at most {self.population // self.clients_per_round}) or fewer clients per round."
-            )
+        self.as_draws()
 
     @classmethod
     def _default(
@@ -290,7 +283,7 @@ class SeparatedScheme(SamplingScheme):
         """Returns what all participations of a client are together."""
         if self.shares_rows:
             return super().all_participations(columns)
-        return AllParticipations(math.sqrt(self._most_rounds), self._most_rounds)
+        return self.as_draws().together
 
     def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
         """Returns a run as data of the kernel."""

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import claim, gaussian, numbers
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
-from mf_aggregators.kernel.dominating_pairs import BallsInBins, StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import Poisson
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, ToeplitzNoise
 from mf_aggregators.kernel.schemas import Schema

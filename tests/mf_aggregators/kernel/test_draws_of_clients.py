@@ -61,7 +61,7 @@ def test_a_client_that_takes_the_place_of_another_moves_a_sum_twice() -> None:
 @pytest.mark.parametrize(
     ("kind", "sizes", "message"),
     [
-        (Poisson, (4, 2, 9, 5), "population of 9 is too small for 2 groups of at least 5"),
+        (Poisson, (4, 2, 9, 5), "population of 9 is too small for 5 clients per round"),
         (FixedSize, (4, 2, 9, 5), "10 are needed. Use fewer bands .at most 1."),
         (Shuffling, (0, 1, 9, 5), "num_rounds must be at least 1"),
         (RandomAllocation, (4, 1, 9, True), "clients_per_round must be an integer"),

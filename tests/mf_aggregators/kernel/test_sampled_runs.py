@@ -8,8 +8,14 @@ import pytest
 
 from mf_aggregators.accounting import losses_below
 from mf_aggregators.kernel import groups, profiles, sampled_runs
-from mf_aggregators.kernel.dominating_pairs import BallsInBins, MinSeparation, StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, Shuffling
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import (
+    BallsInBins,
+    FixedSize,
+    MinSeparation,
+    Poisson,
+    Shuffling,
+)
 from mf_aggregators.kernel.losses import Approximation, gaussian_losses
 from mf_aggregators.kernel.sampled_runs import SampledRun
 
@@ -96,5 +102,5 @@ def test_what_is_no_data_of_the_kernel_is_refused() -> None:
         SampledRun(draws, 1.0)
     with pytest.raises(ValueError, match="sigma must not be negative"):
         SampledRun(draws, -1.0, _ONES)
-    with pytest.raises(ValueError, match="below 3 bands"):
+    with pytest.raises(ValueError, match="below the 3 bands"):
         SampledRun(MinSeparation(6, 3, 40, 5, 2), 1.0, _ONES)

@@ -93,7 +93,7 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
 def test_the_law_is_that_of_the_scheme() -> None:
     """The rate of participation is B / m, and p is not that rate."""
     scheme = MinSeparationSampling(12, 3, 200, 10, 5)
-    distribution = scheme.as_draws().rounds()
+    distribution = distributions.rounds_of(scheme.as_draws())
     assert isinstance(distribution, distributions.MinSeparationRounds)
     assert distribution.probability == pytest.approx(10 / (200 - 10 * 4))
     assert distribution.probability > 1.2 * 10 / 200
@@ -101,7 +101,7 @@ def test_the_law_is_that_of_the_scheme() -> None:
         distribution.first_free_probabilities(),
         [scheme.probability_free_at_first] + [scheme.probability_of_first_wait] * 4,
     )
-    bins = BallsInBins(12, 3, 200, 10, 20).as_draws().rounds()
+    bins = distributions.rounds_of(BallsInBins(12, 3, 200, 10, 20).as_draws())
     assert bins == distributions.BallsInBinsRounds(20)
 
 
@@ -208,7 +208,7 @@ def test_proved_certificates_are_kept(
         patch.setattr(search, "proved", fail)
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
-        patch.setattr(certificates, "_PROVED", set())
+        certificates._proves.cache_clear()
         tests, is_proved = [], certificates.is_proved
 
         def counted(*arguments: Any, **others: Any) -> bool:
