@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.sampled_runs import Draws
+from mf_aggregators.kernel.draws_of_clients import Draws
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import (

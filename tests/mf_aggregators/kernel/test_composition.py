@@ -8,7 +8,11 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+from dp_accounting.pld import (
+    pld_privacy_accountant,
+    privacy_loss_distribution,
+    privacy_loss_mechanism,
+)
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
@@ -93,7 +97,7 @@ def test_losses_of_few_bounds_compose_to_no_less_than_the_truth() -> None:
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 40.0])
 def test_deltas_of_the_gaussian_mechanism(sigma: float) -> None:
-    loss = gaussian._gaussian(sigma)
+    loss = privacy_loss_mechanism.GaussianPrivacyLoss(sigma)
     epsilons = np.array([-2.0, 0.0, 0.3, 2.0, 9.0])
     known = np.array([float(loss.get_delta_for_epsilon(float(each))) for each in epsilons])
     np.testing.assert_allclose(gaussian.exact_deltas(sigma, epsilons), known, atol=1e-11)
