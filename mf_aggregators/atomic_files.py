@@ -58,35 +58,6 @@ def write_bytes(
         file.write(contents)
 
 
-def write_once(path: str | os.PathLike[str], contents: bytes) -> bytes:
-    """Writes a file that is never replaced, for its owner alone.
-
-    Args:
-      path: The file, in a directory that is there.
-      contents: What it is to hold.
-
-    Returns:
-      What it holds: ``contents``, or what another call wrote first, whichever process made it.
-
-    Raises:
-      OSError: If it cannot be written or read.
-    """
-    target = pathlib.Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        # Unlike a renaming, it fails where the name is taken.
-        with contextlib.suppress(FileExistsError):
-            os.link(name, target)
-            synchronise(target.parent)
-    finally:
-        os.unlink(name)
-    return target.read_bytes()
-
-
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a text file in UTF-8."""
     write_bytes(path, text.encode("utf-8"))

@@ -18,14 +18,14 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting import losses_below, trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import composition, gaussian, noising_matrices, sampled_runs, validation
+from mf_aggregators.kernel import composition, gaussian, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.blocks import Blocks
-from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel.claim import Claim, Guarantee
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT, IntegerRows, Rounding
+from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
+from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.numbers import rounded_down
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.release import Release
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.observed import Observed
@@ -46,6 +46,8 @@ from mf_aggregators.workloads import Workload
 _ERRORS_OF_C = 1e-11
 # Relative tolerance for the stated noise multiplier of an extended run.
 _TOLERANCE = 1e-12
+# Releases do not depend on delta.
+_ANY_DELTA = 0.5
 # The most losses of a run: more would take gigabytes.
 _MOST_LOSSES = 5_000_000
 # Samples bound divergences closely down to so many times their failure probability.
@@ -160,41 +162,40 @@ class Mechanism:
         """The schema of each horizon before this one, by its number of rounds."""
         return {each.num_rounds: each.schema for each in self.horizons[:-1]}
 
-    def noise_recursion(self) -> NoiseRecursion:
-        """Returns the noising matrix, for a Z whose standard deviation is the noise multiplier.
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of Z, in units of the largest norm of the vector that is summed.
 
-        It is that of C, scaled to sensitivity one under the schema. For a run that was extended,
-        sensitivity, schema and noise multiplier are those of the first horizon, so that released
-        rows stay what they are.
+        That of the whole run: one that was extended draws its noise for its first horizon.
         """
-        first = self.horizons[0]
-        sensitivity = first.factorization.sensitivity(first.schema).value
-        return noising_matrices.scaled_to_sensitivity_one(
-            self.factorization.noise_recursion(), sensitivity
-        )
+        own = self.noise_multiplier * self.factorization.sensitivity(self.schema).value
+        return own if self.extends is None else min(own, self.horizons[0].sigma)
 
-    def check_rounded(
-        self, num_parameters: int, largest_cohort: int, storage: NoiseStorage
-    ) -> None:
-        """Raises ValueError if it extends another, and is stated for more than rounded rows have.
+    def claim(self, delta: float) -> Claim:
+        """Returns the claim that guarantees are proved of and noise is released by.
 
         Args:
-          num_parameters: The numbers of a row of noise.
-          largest_cohort: The most clients in a round.
-          storage: Where the noise is kept.
+          delta: Above 0 and below 1. What is released does not depend on it.
         """
-        if self.extends is None:
-            return
-        self._check_stated(
-            _extended_noise_multiplier(
-                self.extends,
-                self.factorization,
-                self.schema,
-                num_parameters=num_parameters,
-                largest_cohort=largest_cohort,
-                storage=storage,
-            )
+        scheme = self.sampling
+        return Claim(
+            self.factorization.noise_recursion(),
+            self.schema.as_schema() if scheme is None else scheme.as_draws(),
+            self.sigma,
+            delta,
+            columns=None if scheme is None else guarantees.columns_of(self.factorization, scheme),
         )
+
+    def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
+        """Returns the release of this mechanism's noise.
+
+        Args:
+          norm: The largest norm of the vector that is summed.
+          sums: The grid of vectors.
+          **options: Further ones of ``kernel.release.Release``.
+        """
+        earlier = [each.claim(_ANY_DELTA) for each in self.horizons[:-1]]
+        return Release(self.claim(_ANY_DELTA), norm, sums, earlier=earlier, **options)
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
         """Returns the most clients that a round may have, where nobody said it.
@@ -212,16 +213,6 @@ class Mechanism:
         if asked is not None or scheme is None or secure_aggregation_bits is None:
             return asked
         return scheme.largest_cohort if scheme.has_random_sizes else None
-
-    def _check_stated(self, found: float) -> None:
-        """Raises ValueError if it is stated to have more noise than was found."""
-        if self.noise_multiplier > found * (1.0 + _TOLERANCE):
-            raise ValueError(
-                f"the whole run is stated to have the noise multiplier {self.noise_multiplier!r}, "
-                f"and its noise, which stays what it was, has {found!r} for the rounds and "
-                "participations of the whole: state that one, or less. Mechanism.extended finds it "
-                "if num_parameters= has the numbers of an update."
-            )
 
     def guarantee(self, delta: float, *, certification: Certification | None = None) -> Guarantee:
         """Returns what holds of a run that keeps to the participation.
@@ -346,15 +337,23 @@ class Mechanism:
             raise ValueError(
                 f"the factorization is for {factorization.num_rounds} rounds, not {num_rounds}."
             )
-        multiplier = _extended_noise_multiplier(
-            self,
-            factorization,
-            schema,
-            num_parameters=num_parameters,
-            largest_cohort=largest_cohort,
-            storage=NoiseStorage(storage),
+        sensitivity = factorization.sensitivity(schema).value
+        # Its rows of noise have the standard deviation that they began with.
+        whole = Mechanism(factorization, schema, _divided(self, sensitivity), self)
+        if num_parameters is None or self.horizons[0].noise_multiplier == 0.0:
+            return whole
+        kept = NoiseStorage(storage)
+        if kept is NoiseStorage.AUTO:
+            # As it was chosen for the first horizon.
+            first = self.horizons[0].factorization.noise_recursion()
+            kept = costs.choose(first, num_parameters).storage
+        release = whole.release(
+            1.0,
+            IntegerSums(DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort),
+            is_on_disk=kept is NoiseStorage.DISK,
         )
-        return Mechanism(factorization, schema, multiplier, self)
+        multiplier = release.covered(num_parameters) / sensitivity
+        return dataclasses.replace(whole, noise_multiplier=multiplier)
 
     def statement(
         self,
@@ -714,52 +713,25 @@ def _check_extends(mechanism: Mechanism) -> None:
         raise ValueError("a run whose clients a sampling scheme draws cannot be extended.")
     if not before.factorization.has_same_matrix(factorization.of_plan(before.num_rounds)):
         raise ValueError("the factorization does not extend that of the horizon before.")
-    mechanism._check_stated(_extended_noise_multiplier(before, factorization, mechanism.schema))
+    participations.check_extended(
+        {each.num_rounds: each.schema for each in horizons}, mechanism.schema
+    )
+    found = _divided(before, factorization.sensitivity(mechanism.schema).value)
+    if mechanism.noise_multiplier > found * (1.0 + _TOLERANCE):
+        raise ValueError(
+            f"the whole run is stated to have the noise multiplier {mechanism.noise_multiplier!r}, "
+            f"and its noise, which stays what it was, has {found!r} for the rounds and "
+            "participations of the whole: state that one, or less."
+        )
 
 
-def _extended_noise_multiplier(
-    before: Mechanism,
-    factorization: Factorization,
-    schema: Participation,
-    *,
-    num_parameters: int | None = None,
-    largest_cohort: int | None = None,
-    storage: NoiseStorage = NoiseStorage.AUTO,
-) -> float:
+def _divided(before: Mechanism, sensitivity: float) -> float:
     """The noise multiplier of a whole run that goes on after its last round.
 
     The leading part of its strategy matrix C' is the C that the run began with. So whoever released
     the rows of C^-1 Z, and goes on with those of C'^-1 Z for the same Z, has run the mechanism of
-    C' from its first round on, and the standard deviation of Z stays what it was: sigma s, with
-    sigma the noise multiplier of the first horizon and s its sensitivity. The whole has sigma s /
-    s', with s' the sensitivity of C' under a schema that allows what every horizon before allowed
-    (``participation.check_extended``), less what the roundings of more rounds take. It is the
+    C' from its first round on, and the standard deviation of Z stays what it was. It is the
     guarantee of all rounds, also where what was released had a part in the decision to go on:
     docs/privacy-proofs.md says why.
     """
-    earlier = {each.num_rounds: each.schema for each in before.horizons}
-    participations.check_extended(earlier, schema)
-    first = before.horizons[0]
-    multiplier = first.noise_multiplier
-    if multiplier == 0.0:
-        return 0.0
-    sensitivity = first.factorization.sensitivity(first.schema).value
-    if num_parameters is not None:
-        began_with = first.noise_recursion()
-        whole = noising_matrices.scaled_to_sensitivity_one(
-            factorization.noise_recursion(), sensitivity
-        )
-        if storage is NoiseStorage.AUTO:
-            # As it was chosen for the first horizon.
-            storage = costs.choose(began_with, num_parameters).storage
-        blocks = Blocks.of(whole, factorization.plans) if storage is NoiseStorage.DISK else None
-        rounding = Rounding.of(IntegerRows.continuing(began_with, whole), blocks)
-        cohort = DEFAULT_LARGEST_COHORT if largest_cohort is None else largest_cohort
-        drawn = rounding.enlarged(
-            multiplier, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=cohort
-        )
-        covered = rounding.covered(
-            drawn, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=cohort
-        )
-        multiplier = min(multiplier, covered)
-    return multiplier * (sensitivity / factorization.sensitivity(schema).value)
+    return before.horizons[0].sigma / sensitivity

@@ -26,6 +26,7 @@ blocks of its own, and the j-th tie of the tile has the j-th group of words in i
 import enum
 import hashlib
 import math
+import secrets
 import warnings
 
 import numpy as np
@@ -35,8 +36,8 @@ from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.discrete_gaussian import TIE_WORDS
 
 # Which rows of noise a seed gives: a run must not go on with rows of another format. Version 0.5.0
-# had 1, and version 1.0.0 had 3.
-NOISE_FORMAT = 4
+# had 1, version 1.0.0 had 3, and version 2.0.0 had 4.
+NOISE_FORMAT = 5
 
 # The step of Z's integers where the standard deviation is one; rounded up, for no less noise.
 STEP = math.nextafter(1.0 / discrete_gaussian.STANDARD_DEVIATION, 1.0)
@@ -110,6 +111,16 @@ def seed_of(number: int | None) -> IntArray | None:
     number = validation.integer_at_least(number, 0, "seed")
     digest = hashlib.sha256(f"mf_aggregators seed {number}".encode()).digest()
     return np.frombuffer(digest, "<i8", count=2).astype(np.int64)
+
+
+def fresh_seed() -> tuple[IntArray, IntArray]:
+    """Draws the secret of a stream, 128 bits from the operating system, and its public name.
+
+    Returns:
+      Two independent (2,) int64 arrays: the seed and the name.
+    """
+    drawn = np.frombuffer(secrets.token_bytes(32), "<i8").astype(np.int64)
+    return drawn[:2], drawn[2:]
 
 
 def random_blocks(

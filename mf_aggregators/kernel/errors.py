@@ -11,3 +11,7 @@ class Error(Exception):
 
 class NotProved(Error, ValueError):  # noqa: N818
     """A claim that the kernel does not prove; the message says why."""
+
+
+class ReleaseError(Error, RuntimeError):
+    """A round that must not be released; nothing was, and the state is as it was."""

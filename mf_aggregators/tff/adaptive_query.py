@@ -82,6 +82,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         clip: AdaptiveClip,
         noise_multiplier: float,
         clients_per_round: float,
+        sigma: float | None = None,
         seed: int | None = None,
         noise: NoiseParts | None = None,
         participation: Participation | None = None,
@@ -91,12 +92,14 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         """Creates the query.
 
         Args:
-          recursion: How the rows of C^-1 Z follow from one another, for C of sensitivity 1.
+          recursion: How the rows of C^-1 Z follow from one another.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
             shapes.
           clip: How the clip norm adapts.
           noise_multiplier: z, of all that is released together; zero adds no noise.
           clients_per_round: What the sum of indicators is divided by: fixed in advance.
+          sigma: The standard deviation of Z over the norm of the vector that is summed:
+            ``noise_multiplier`` times the sensitivity of C. None for a sensitivity of 1.
           seed: As of MatrixFactorizationSumQuery.
           noise: As there, for the tensors of :func:`vector_specs`.
           participation: As there.
@@ -130,7 +133,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
             recursion,
             vector_specs(specs, metrics),
             l2_norm_clip=self._split.vector_norm,
-            noise_stddev=multiplier * self._split.vector_norm,
+            noise_stddev=(multiplier if sigma is None else sigma) * self._split.vector_norm,
             seed=seed,
             noise=noise,
             participation=participation,

@@ -176,12 +176,13 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             clip = private_metrics.constant_clip(clip)
         if isinstance(clip, AdaptiveClip):
             vectors = adaptive_query.vector_specs(specs, metrics)
-            recursion, multiplier, noise = self._noise_of(vectors, is_recorded)
+            recursion, sigma, noise = self._noise_of(vectors, is_recorded)
             return AdaptiveClipSumQuery(
                 recursion,
                 specs,
                 clip=clip,
-                noise_multiplier=multiplier,
+                noise_multiplier=self.mechanism.horizons[0].noise_multiplier,
+                sigma=sigma,
                 clients_per_round=self._clients_per_round,
                 seed=self._seed,
                 noise=noise,
@@ -192,12 +193,12 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         dtypes = [spec.dtype.name for spec in dp_query.checked_specs(specs)]
         multiplier = self.mechanism.horizons[0].noise_multiplier
         adaptive_clip.check_floats(clip, multiplier, self._clients_per_round, dtypes)
-        recursion, multiplier, noise = self._noise_of(specs, is_recorded)
+        recursion, sigma, noise = self._noise_of(specs, is_recorded)
         return MatrixFactorizationSumQuery(
             recursion,
             specs,
             l2_norm_clip=clip,
-            noise_stddev=multiplier * clip,
+            noise_stddev=sigma * clip,
             seed=self._seed,
             noise=noise,
             participation=self.mechanism.schema,
@@ -205,24 +206,31 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         )
 
     def _noise_of(self, noised: Any, is_recorded: bool) -> tuple[NoiseRecursion, float, NoiseParts]:
-        """The noising matrix, its noise multiplier at a sensitivity of one, and the rows."""
+        """The noising matrix, the standard deviation of Z over the norm, and the rows."""
         specs = dp_query.checked_specs(noised)
         mechanism, first = self.mechanism, self.mechanism.horizons[0]
-        factorization, multiplier = mechanism.factorization, first.noise_multiplier
+        factorization, sigma = mechanism.factorization, first.sigma
         size = dp_query.size_of_row(specs)
-        if multiplier > 0.0:
+        if sigma > 0.0:
             # Before any file is made.
             gaussian.check_charged(size, mechanism.num_rounds)
-        mechanism.check_rounded(size, self._sums.largest_cohort, self._noise.storage)
-        recursion = mechanism.noise_recursion()
-        drawn = dp_query.drawn_recursion(recursion, multiplier)
+        recursion = factorization.noise_recursion()
+        drawn = dp_query.drawn_recursion(recursion, sigma)
         continued = None
-        if multiplier > 0.0 and mechanism.extends is not None:
-            continued = Continued(first.noise_recursion(), factorization.plans)
-        is_recorded = is_recorded and multiplier > 0.0
+        if sigma > 0.0 and mechanism.extends is not None:
+            continued = Continued(first.factorization.noise_recursion(), factorization.plans)
+        is_recorded = is_recorded and sigma > 0.0
         parts = tensor_streams.make(drawn, specs, self._noise, continued, is_recorded=is_recorded)
+        if continued is not None:
+            # Refuses a mechanism that is stated for more noise than rounded rows have.
+            mechanism.release(
+                1.0,
+                self._sums,
+                layout=tensor_streams.layout_of(specs),
+                is_on_disk=not isinstance(parts.noise.store, RowsInState),
+            )
         parts = dataclasses.replace(parts, fingerprints=self._fingerprints(parts, recursion))
-        return recursion, multiplier, parts
+        return recursion, sigma, parts
 
     def _fingerprints(self, parts: NoiseParts, recursion: NoiseRecursion) -> tuple[int, ...]:
         """The fingerprints of states of all horizons, with the options that released bits need."""
@@ -236,7 +244,8 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
             repr(self._metrics),
         ]
         *earlier, last = self.mechanism.horizons
-        matrices = [*((each, each.noise_recursion()) for each in earlier), (last, recursion)]
+        matrices = [(each, each.factorization.noise_recursion()) for each in earlier]
+        matrices.append((last, recursion))
         return tuple(
             dp_query.fingerprint_of([horizon.to_dict(), options], matrix)
             for horizon, matrix in matrices

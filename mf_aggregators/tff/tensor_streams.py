@@ -201,10 +201,15 @@ def of_round(numbers: FloatArray, i: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant([*numbers, math.nan], tf.float64), i)
 
 
-def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:
+def layout_of(specs: tuple[tf.TensorSpec, ...]) -> RowLayout:
     """Returns the layout of a row of these tensors."""
     shapes = tuple(tuple(spec.shape) for spec in specs)
-    return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs)).segments
+    return RowLayout(shapes, tuple(noise_dtype(spec.dtype).name for spec in specs))
+
+
+def segments_of(specs: tuple[tf.TensorSpec, ...]) -> tuple[Segment, ...]:
+    """Returns the segments of a row of these tensors."""
+    return layout_of(specs).segments
 
 
 def noise_dtype(dtype: tf.DType) -> tf.DType:

@@ -350,8 +350,8 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
     """Rows are then products of the same shapes, and the same to the last bit for any model."""
     whole = _MADE[name].extended(_WHOLE)
     began = _began(whole)
-    recursion = began.extended(_WHOLE, factorization=whole).noise_recursion()
-    first = began.noise_recursion()
+    recursion = began.extended(_WHOLE, factorization=whole).factorization.noise_recursion()
+    first = began.factorization.noise_recursion()
     made = [
         tensor_streams.make(
             each, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"), continued

@@ -1,0 +1,614 @@
+"""Releases: the one place where a row of noise is added to a sum of clipped updates.
+
+A :class:`Release` is made from the claim that :func:`kernel.claim.check` proves: the same rows, and
+the same sigma in units of the largest norm of the vector that a client adds. It clips the vectors
+of clients to a grid, adds them up in integers, asks the record whether the round's row was used,
+and adds the row. What is done to vectors before is a function of one client's data and of earlier
+releases; what is done to a release afterwards is post-processing.
+
+Roundings take a part of the noise. So Z has a standard deviation that is larger than sigma
+(``kernel.integer_rows``). A run that was extended goes on with the noise that it began with, and is
+refused if that covers less than the sigma of its claim.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+
+from mf_aggregators.kernel import draws, gaussian, integers, strategies, validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.claim import Claim
+from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
+from mf_aggregators.kernel.errors import NotProved, ReleaseError
+from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
+from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.once import ReleaseRecord
+from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, NoiseState, fingerprint
+from mf_aggregators.kernel.rows_in_files import RowsInFiles
+
+# Relative tolerance for the sigma that the noise of an extended run covers.
+_TOLERANCE = 1e-12
+
+
+class _Final:
+    """Base class of values that this module alone makes, and that nothing alters."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__:
+            raise TypeError(f"{cls.__mro__[1].__name__} has no subclasses.")
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} of a {type(self).__name__} cannot be set.")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{name} of a {type(self).__name__} cannot be deleted.")
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return self
+
+
+@final
+class ReleaseState(_Final):
+    """The state of a run between rounds. It has the secret seed, and is never printed.
+
+    :class:`Release` alone makes it.
+
+    Attributes:
+      round_index: The round that comes next, from 0.
+      seed: (2,) int64: the secret that all noise follows from.
+      stream: (2,) int64: the public name of the stream of noise.
+      histories: The numbers that the rows of each segment need of earlier rounds, where they are
+        kept in memory.
+      digest: That of the release.
+    """
+
+    __slots__ = ("digest", "histories", "round_index", "seed", "stream")
+
+    round_index: int
+    seed: IntArray
+    stream: IntArray
+    histories: tuple[RealArray, ...]
+    digest: bytes
+
+    def __new__(cls, *arguments: object, **options: object) -> "ReleaseState":
+        """Raises TypeError: use :meth:`Release.start`."""
+        raise TypeError("a Release makes its states: nothing else does.")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the state of a release is not pickled: use Release.arrays_of.")
+
+    def __repr__(self) -> str:
+        return f"<state before round {self.round_index + 1} of {self.stream_name}>"
+
+    @property
+    def stream_name(self) -> str:
+        """The public name of the stream, as the names of its files have it."""
+        return "stream-" + "-".join(map(str, self.stream.tolist()))
+
+
+def _state(
+    round_index: int,
+    seed: IntArray,
+    stream: IntArray,
+    histories: Sequence[RealArray],
+    digest: bytes,
+) -> ReleaseState:
+    made = object.__new__(ReleaseState)
+    for array in (seed, stream, *histories):
+        array.flags.writeable = False
+    values = (digest, tuple(histories), round_index, seed, stream)
+    for name, value in zip(ReleaseState.__slots__, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+@final
+class Release(_Final):
+    """Releases the sums of a run, with the noise of a claim.
+
+    Attributes:
+      claim: The claim of the whole run.
+      norm: The largest L2 norm of a client's vector, which sigma is in units of.
+      sums: The grid of vectors, and the most of them in a sum.
+      layout: The tensors of a vector; None where they are not known yet.
+      rows: The rows of noise as integers, for a Z of standard deviation one.
+      blocks: The blocks that rows are made in; None if they are made one by one.
+      rounding: The bounds on roundings.
+      stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
+      source: The source of random bits.
+      digest: 16 bytes that bind rows, sigma, norm, grid, layout, storage, source and the label.
+    """
+
+    __slots__ = (
+        *("blocks", "claim", "digest", "layout", "norm", "rounding", "rows", "source", "stddev"),
+        *("sums", "_digests", "_directory", "_earlier", "_is_on_disk", "_label", "_record"),
+        "_unbound",
+    )
+
+    claim: Claim
+    norm: float
+    sums: IntegerSums
+    layout: RowLayout | None
+    rows: IntegerRows
+    blocks: Blocks | None
+    rounding: Rounding
+    stddev: float
+    source: NoiseSource
+    digest: bytes
+    _earlier: tuple[Claim, ...]
+    _digests: tuple[bytes, ...]
+    _directory: pathlib.Path | None
+    _is_on_disk: bool
+    _label: str
+    _record: ReleaseRecord
+    _unbound: tuple[bytes, ...]
+
+    def __init__(
+        self,
+        claim: Claim,
+        norm: float,
+        sums: IntegerSums,
+        *,
+        earlier: Sequence[Claim] = (),
+        layout: RowLayout | None = None,
+        record: ReleaseRecord | None = None,
+        source: NoiseSource = DEFAULT_SOURCE,
+        is_on_disk: bool = False,
+        directory: pathlib.Path | None = None,
+        label: str = "",
+    ) -> None:
+        """Creates the release.
+
+        Args:
+          claim: The rows, rounds and sigma of the run; a sigma of 0 adds no noise. Its epsilon,
+            delta and participation change nothing of what is released.
+          norm: The largest norm of a client's vector: the clip norm, or that of the joint vector
+            where clip norms adapt.
+          sums: The grid of vectors.
+          earlier: The claims of the horizons that were extended to this run, the first one first.
+          layout: The tensors of a vector; None for a release that :meth:`with_layout` gives one.
+          record: The record of released sums; None for that of this process.
+          source: The source of random bits.
+          is_on_disk: Whether rows are made in blocks and kept in files.
+          directory: A private directory for these files.
+          label: The options of the caller that states must not change.
+
+        Raises:
+          NotProved: If the rows are none of the kernel's, do not continue those of ``earlier``, or
+            noise that is drawn covers less than the claim's sigma: a ValueError.
+          TypeError: If an argument has the wrong type.
+          ValueError: If roundings would take too much, or integers would overflow.
+        """
+        earlier = tuple(earlier)
+        record = ReleaseRecord() if record is None else record
+        for each, kind in ((sums, IntegerSums), (record, ReleaseRecord), (source, NoiseSource)):
+            if type(each) is not kind:
+                raise TypeError(f"a release needs {kind.__name__}, found {validation.shown(each)}.")
+        horizons = (*earlier, claim)
+        for each in horizons:
+            if type(each) is not Claim:
+                raise TypeError(f"a release needs claims, found {validation.shown(each)}.")
+            strategies.check_rounds(each.rows, each.num_rounds or 0)
+        for before, after in itertools.pairwise(horizons):
+            if not _continues(before.rows, after.rows):
+                raise NotProved("the rows of a horizon are not those of the one before, continued.")
+        drawn = claim.rows
+        if horizons[0].sigma == 0.0:
+            drawn = IndependentNoise(drawn.num_rounds)
+        if earlier and horizons[0].sigma > 0.0:
+            rows = IntegerRows.continuing(horizons[0].rows, drawn)
+        else:
+            rows = IntegerRows.of(drawn)
+        ends = [each.rows.num_rounds for each in earlier] if rows.first is not None else []
+        blocks = Blocks.of(drawn, ends) if is_on_disk else None
+        norm = validation.positive_number(norm, "norm")
+        options = [
+            *(NOISE_FORMAT, source.value, bool(is_on_disk), label, norm),
+            *(sums.steps_per_clip_norm, sums.largest_cohort),
+        ]
+        claimed = [[each.num_rounds or each.rows.num_rounds, each.sigma] for each in horizons]
+        self._set(
+            claim=claim,
+            norm=norm,
+            sums=dataclasses.replace(sums),
+            rows=rows,
+            blocks=blocks,
+            rounding=Rounding.of(rows, blocks),
+            source=source,
+            _earlier=earlier,
+            _record=record,
+            _is_on_disk=bool(is_on_disk),
+            _directory=directory,
+            _label=label,
+            _unbound=tuple(
+                fingerprint([options, claimed[: number + 1]], each.rows)
+                for number, each in enumerate(horizons)
+            ),
+        )
+        self._bind(layout)
+
+    def __reduce__(self) -> Any:
+        return _made, (
+            (self.claim, self.norm, self.sums),
+            {
+                **{"earlier": self._earlier, "layout": self.layout, "record": self._record},
+                **{"source": self.source, "is_on_disk": self._is_on_disk},
+                **{"directory": self._directory, "label": self._label},
+            },
+        )
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds that there is noise for."""
+        return self.claim.num_rounds or self.claim.rows.num_rounds
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether noise is added: without it, nothing is guaranteed."""
+        return self._horizons[0].sigma > 0.0
+
+    @property
+    def _horizons(self) -> tuple[Claim, ...]:
+        return (*self._earlier, self.claim)
+
+    def with_layout(self, layout: RowLayout) -> "Release":
+        """Returns the same release, with the same record, for vectors of other tensors.
+
+        Args:
+          layout: The tensors.
+
+        Raises:
+          NotProved: As the constructor does.
+          ValueError: As the constructor does.
+        """
+        if layout == self.layout:
+            return self
+        made = object.__new__(Release)
+        made._set(**{name: getattr(self, name) for name in Release.__slots__})
+        made._bind(layout)
+        return made
+
+    def covered(self, num_parameters: int) -> float:
+        """Returns the sigma that the drawn noise covers, after all roundings.
+
+        Args:
+          num_parameters: The numbers of a vector.
+
+        Raises:
+          ValueError: If roundings would take too much.
+        """
+        sizes = {
+            **{"clip_norm": self.norm, "num_parameters": num_parameters},
+            "largest_cohort": self.sums.largest_cohort,
+        }
+        first = self._horizons[0].sigma
+        if first == 0.0:
+            return 0.0
+        stddev = self.rounding.enlarged(first * self.norm, **sizes)
+        if self.rows.first is None:
+            return first
+        return min(first, self.rounding.covered(stddev, **sizes) / self.norm)
+
+    def start(self, fixed_seed: IntArray | None = None) -> ReleaseState:
+        """Returns the state of a new run: a fresh secret, and a fresh name of its stream.
+
+        Args:
+          fixed_seed: (2,) int64: the seed, in tests alone; None to draw it.
+        """
+        seed, stream = draws.fresh_seed()
+        if fixed_seed is not None:
+            seed = draws.checked_seed(fixed_seed).copy()
+        return _state(0, seed, stream, (), self.digest)
+
+    def record(self, vector: Sequence[RealArray]) -> list[IntArray]:
+        """Returns what a client adds to the sum: its clipped vector, in steps.
+
+        Args:
+          vector: The client's arrays, of the shapes of the layout.
+
+        Returns:
+          An int64 array for each; all zeros if an entry is NaN or infinite.
+
+        Raises:
+          ValueError: If the arrays have other shapes.
+        """
+        shapes = self._known.shapes
+        if tuple(np.shape(array) for array in vector) != shapes:
+            raise ValueError(f"a vector must have arrays of the shapes {shapes}.")
+        return integers.clip_to_grid(vector, self.norm, self.sums.steps_per_clip_norm)
+
+    def next(
+        self, state: ReleaseState, vectors: Iterable[Sequence[RealArray]], scales: Sequence[float]
+    ) -> tuple[ReleaseState, list[FloatArray]]:
+        """Clips the vectors of a round's clients, adds them up, and releases the sum with noise.
+
+        Args:
+          state: The state before the round.
+          vectors: The vector of each client, taken one by one.
+          scales: A number for each tensor, which its release is multiplied by. They were known
+            before the round.
+
+        Returns:
+          As :meth:`release` does.
+
+        Raises:
+          OSError: As there.
+          ReleaseError: As there.
+          ValueError: If vectors have other shapes.
+        """
+        total = [np.zeros(shape, np.int64) for shape in self._known.shapes]
+        number = 0
+        for number, vector in enumerate(vectors, 1):
+            record = self.record(vector)
+            if number == 1:
+                total = record
+            elif number <= self.sums.largest_cohort:
+                total = [a + b for a, b in zip(total, record, strict=True)]
+        return self.release(state, total, number, scales)
+
+    def release(
+        self,
+        state: ReleaseState,
+        sums: Sequence[IntArray],
+        num_clients: int,
+        scales: Sequence[float],
+    ) -> tuple[ReleaseState, list[FloatArray]]:
+        """Releases a sum with the round's row of noise.
+
+        Args:
+          state: The state before the round.
+          sums: The sum of what :meth:`record` returned for each client: exact, in int64.
+          num_clients: The number of clients.
+          scales: As :meth:`next` takes them.
+
+        Returns:
+          The next state, and a float64 array for each tensor: (sum + row) times its scale.
+
+        Raises:
+          OSError: If a directory cannot be written.
+          ReleaseError: If there is noise for no further round, there are more clients than a sum
+            may have, the state is of another run, or the row was added to another sum.
+          TypeError: If the sums are no plain arrays of int64.
+          ValueError: If the sums have other shapes, or are larger than those of so many records.
+        """
+        number = validation.integer_at_least(num_clients, 0, "num_clients")
+        self._check_state(state)
+        self._check_sums(sums, number)
+        i = self._next_round(state)
+        if number > self.sums.largest_cohort:
+            raise ReleaseError(
+                f"More than {self.sums.largest_cohort} clients reported, and the integers that "
+                "their updates are summed in could overflow: nothing is released of this round."
+            )
+        unit = self.norm / self.sums.steps_per_clip_norm
+        if not self.has_noise:
+            following = self._following(state, ())
+            return following, [
+                np.asarray(steps.astype(np.float64) * (unit * scale))
+                for steps, scale in zip(sums, scales, strict=True)
+            ]
+        step = float(self.rows.steps[i] * self.stddev)
+        # The same sums beside the same row, but in other steps, would reveal the sums.
+        how = repr((self.digest, self._known, step, unit, [float(scale) for scale in scales]))
+        digest = hashlib.blake2b(how.encode(), digest_size=32, key=state.seed.tobytes())
+        for array in sums:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self._record.check(state.stream_name, i, digest.digest())
+        flats, histories = self._next_row(state)
+        released = []
+        for steps, row, scale in zip(sums, self._known.tensors(flats), scales, strict=True):
+            # All that follows is a function of these integers, whatever it rounds.
+            whole = np.rint(steps.astype(np.float64) * unit / step).astype(np.int64) + row
+            released.append(np.asarray(whole.astype(np.float64) * (step * scale)))
+        return self._following(state, histories), released
+
+    def spend(self, state: ReleaseState) -> ReleaseState:
+        """Gives up a round: its row of noise is never released from now on.
+
+        Args:
+          state: The state before the round.
+
+        Returns:
+          The state after it.
+
+        Raises:
+          OSError: If a directory cannot be written.
+          ReleaseError: If there is noise for no further round, or the state is of another run.
+        """
+        self._check_state(state)
+        i = self._next_round(state)
+        self._record.spend(state.stream_name, i)
+        return self._following(state, self._next_row(state)[1] if self.has_noise else ())
+
+    def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
+        """Returns a state as arrays, which :meth:`state_of` takes back. They have the secret seed.
+
+        Args:
+          state: The state.
+
+        Raises:
+          ReleaseError: If it is of another run.
+        """
+        self._check_state(state)
+        return {
+            "round_index": np.array(state.round_index),
+            "seed": state.seed,
+            "stream": state.stream,
+            "release": np.frombuffer(state.digest, np.uint8),
+            "digest": np.frombuffer(_digest_of(state), np.uint8),
+            **{f"history_{number}": each for number, each in enumerate(state.histories)},
+        }
+
+    def state_of(self, arrays: Mapping[str, Any]) -> ReleaseState:
+        """Returns the state that :meth:`arrays_of` wrote, of this run or one that it extends.
+
+        Args:
+          arrays: The arrays, among others.
+
+        Raises:
+          KeyError: If one is missing.
+          ReleaseError: If the state is of another run.
+          ValueError: If a number was altered.
+        """
+        numbers = itertools.takewhile(
+            lambda name: name in arrays, map("history_{}".format, itertools.count())
+        )
+        state = _state(
+            int(arrays["round_index"]),
+            draws.checked_seed(arrays["seed"]).copy(),
+            draws.checked_seed(arrays["stream"]).copy(),
+            [np.array(arrays[name]) for name in numbers],
+            np.asarray(arrays["release"], np.uint8).tobytes(),
+        )
+        if _digest_of(state) != np.asarray(arrays["digest"], np.uint8).tobytes():
+            raise ValueError("its numbers are not those that were written")
+        self._check_state(state)
+        return state
+
+    @property
+    def _known(self) -> RowLayout:
+        if self.layout is None:
+            raise ValueError("the tensors of vectors are not known: use Release.with_layout.")
+        return self.layout
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _bind(self, layout: RowLayout | None) -> None:
+        """Sets the layout and what follows from it, or raises ValueError."""
+        stddev, digests = 0.0, self._unbound
+        if layout is not None:
+            size, first = total_size(layout.segments), self._horizons[0]
+            self.sums.check_rounding(size)
+            if self.has_noise:
+                gaussian.check_charged(size, self.num_rounds)
+                stddev = self.rounding.enlarged(
+                    first.sigma * self.norm,
+                    clip_norm=self.norm,
+                    num_parameters=size,
+                    largest_cohort=self.sums.largest_cohort,
+                )
+            if size * self.num_rounds > self.claim.num_coordinates:
+                raise NotProved(
+                    f"the claim is for {self.claim.num_coordinates} numbers of noise, and "
+                    f"{self.num_rounds} vectors of {size} have more."
+                )
+            covered = self.covered(size)
+            if not self.claim.sigma <= covered * (1.0 + _TOLERANCE):
+                raise NotProved(
+                    f"the run is stated to have noise of {self.claim.sigma!r} norms, and the noise "
+                    f"that it began with covers {covered!r} for all of its rounds: state that "
+                    "noise multiplier, or less. Mechanism.extended finds it if num_parameters= has "
+                    "the numbers of an update."
+                )
+            described = repr(layout).encode()
+            digests = tuple(
+                hashlib.blake2b(each + described, digest_size=16).digest() for each in digests
+            )
+        self._set(layout=layout, stddev=stddev, digest=digests[-1], _digests=digests)
+
+    def _check_state(self, state: ReleaseState) -> None:
+        """Raises ReleaseError if a state is of no horizon of this run."""
+        if type(state) is not ReleaseState:
+            raise TypeError(f"a release needs its own state, found {validation.shown(state)}.")
+        is_new = state.round_index == 0 and state.digest in self._unbound
+        if not (is_new or state.digest in self._digests):
+            raise ReleaseError(
+                "The state is that of another aggregator: of another mechanism, another extension "
+                "or other options. Its rows of noise were added in other steps, so that a release "
+                "here could tell them. Go on with the aggregator of the state."
+            )
+
+    def _next_round(self, state: ReleaseState) -> int:
+        """The round that comes next; raises ReleaseError if there is no noise for it."""
+        if state.round_index >= self.num_rounds:
+            raise ReleaseError(
+                f"The factorization has noise for {self.num_rounds} rounds, and one more "
+                "round was asked for: its noise row would repeat an earlier one. Stop training, or "
+                "use a factorization for more rounds."
+            )
+        return state.round_index
+
+    def _check_sums(self, sums: Sequence[IntArray], number: int) -> None:
+        """Raises TypeError or ValueError unless so many records can have these sums."""
+        shapes, largest = self._known.shapes, number * self.sums.steps_per_clip_norm
+        if len(sums) != len(shapes):
+            raise ValueError(
+                f"sums must be {len(shapes)} arrays, as record() returns them, found {len(sums)}."
+            )
+        for array, shape in zip(sums, shapes, strict=True):
+            is_plain = type(array) in (np.ndarray, np.memmap, np.int64)
+            if not is_plain or array.dtype != np.int64:
+                raise TypeError(
+                    "sums of records must be plain NumPy arrays of int64, found a "
+                    f"{type(array).__name__} {getattr(array, 'dtype', '')}".rstrip()
+                    + "."
+                )
+            if array.shape != shape:
+                raise ValueError(f"a sum has shape {array.shape}, and its tensor {shape}.")
+            # A residue of a negative sum would tell more of a client than its clip norm.
+            if np.any(array > largest) or np.any(array < -largest):
+                raise ValueError(
+                    f"no {number} records have such a sum: numbers modulo a power of two have to "
+                    "be taken with their sign."
+                )
+
+    def _next_row(self, state: ReleaseState) -> tuple[list[IntArray], list[RealArray]]:
+        """The row of each segment, in steps, and what the next rows need."""
+        i, segments = state.round_index, self._known.segments
+        if self.blocks is not None:
+            if self._directory is None:
+                raise ValueError("rows in files need a directory.")
+            folder = self._directory / "rows" / state.stream_name
+            files = RowsInFiles(self.rows, self.blocks, self.source, state.seed, folder)
+            return [files.row(segment, i) for segment in segments], []
+        before = [NoiseState(i, history) for history in state.histories]
+        if i == 0:
+            before = [self.rows.initial_state(segment.size) for segment in segments]
+        made = [
+            self.rows.next_row(history, segment.row_of_z(self.source, state.seed, i))
+            for history, segment in zip(before, segments, strict=True)
+        ]
+        return [row for row, _ in made], [after.history for _, after in made]
+
+    def _following(self, state: ReleaseState, histories: Sequence[RealArray]) -> ReleaseState:
+        return _state(state.round_index + 1, state.seed, state.stream, histories, self.digest)
+
+
+def _made(arguments: tuple[Any, ...], options: dict[str, Any]) -> Release:
+    return Release(*arguments, **options)
+
+
+def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
+    """Whether rows begin with those of another noising matrix, bit for bit."""
+    number, blocks = first.num_rounds, Blocks.of(first)
+    if whole.num_rounds < number or not np.array_equal(first.diagonal, whole.diagonal[:number]):
+        return False
+    longer, known = Blocks(whole, blocks.starts), blocks.distinct_transitions()
+    return np.array_equal(known, longer.distinct_transitions()) and all(
+        np.array_equal(blocks.transition(int(block)), longer.transition(int(block)))
+        for block in np.unique(known)
+    )
+
+
+def _digest_of(state: ReleaseState) -> bytes:
+    """A digest of all numbers of a state, keyed by its seed."""
+    found = hashlib.blake2b(key=state.seed.tobytes(), digest_size=32)
+    arrays = (state.seed, state.stream, *state.histories)
+    described = [(str(array.dtype), array.shape) for array in arrays]
+    found.update(repr((state.round_index, state.digest, described)).encode())
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.digest()
