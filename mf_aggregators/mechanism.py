@@ -20,7 +20,7 @@ from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.claim import Claim, Guarantee
+from mf_aggregators.kernel.claim import Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
 from mf_aggregators.kernel.integers import IntegerSums
@@ -229,11 +229,7 @@ class Mechanism:
           ValueError: If delta is out of its range.
         """
         if self.sampling is None:
-            first = self.horizons[0]
-            drawn = first.noise_multiplier * first.factorization.sensitivity(first.schema).value
-            return guarantees.planned(
-                self.factorization, self.schema, self.noise_multiplier, delta, drawn
-            )
+            return check(self.claim(delta))
         return guarantees.sampled(
             self.factorization,
             self.sampling,
