@@ -27,6 +27,7 @@ import numpy as np
 from mf_aggregators.kernel import (
     gaussian,
     groups,
+    integer_rows,
     numbers,
     sensitivity,
     strategies,
@@ -166,7 +167,7 @@ class Claim:
       basis: The reason why participation is as claimed; None for a plan, or for draws.
       num_coordinates: The most numbers that are drawn: parameters times rounds.
       columns: C and the roundings of rows, of clients who draw their rounds for themselves. The
-        entries are compared with the rows; the roundings are taken as they are given.
+        entries and roundings are compared with the rows.
       certificate: A proof by Monte Carlo of an epsilon of such clients; None for none.
 
     Raises:
@@ -432,6 +433,8 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         or not np.all(np.linalg.norm(entries - known, axis=1) <= _ROUNDING_OF_COLUMNS * bound.value)
     ):
         raise NotProved("the columns of the certificate are not those of the rows' C.")
+    if not integer_rows.largest_rounding(rows) <= claim.columns.rounding:
+        raise NotProved("the roundings of the rows are larger than those of the certificate.")
     norm = bound.value if claim.columns.norm is None else claim.columns.norm
     if not norm >= bound.value * (1.0 - _ROUNDING_OF_COLUMNS):
         raise NotProved("the columns of the certificate are relative to less than their norm.")

@@ -120,8 +120,8 @@ class StrategyColumns:
     Attributes:
       entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
       rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
-        as they depend on one client. The kernel takes the number as it is given: it follows from
-        the rows that are drawn (``kernel.integer_rows``), and a claim about those rows binds it.
+        as they depend on one client. A claim compares it with that of the rows
+        (``integer_rows.largest_rounding``).
       norm: The norm that noise multipliers are relative to, at least the norm of every column; None
         for the largest norm of a column.
     """

@@ -556,13 +556,23 @@ def _transitions(
         yield int(blocks.starts[block]), transitions[first]
 
 
-def largest_row_sum(normalised: NoiseRecursion) -> float:
-    """Returns the largest sum of |C1_ij| of a row: how many steps of e a number of d z may have.
+def largest_rounding(recursion: NoiseRecursion) -> float:
+    """Returns how many steps of Z roundings move a number of a row, as one client changes them.
+
+    Rows may be made one by one or in blocks.
 
     Args:
-      normalised: A normalised noising matrix, whose rows follow from earlier rows of Z.
+      recursion: The noising matrix.
+
+    Raises:
+      ValueError: As :meth:`IntegerRows.of` raises it.
     """
-    return float(np.linalg.norm(_normalised_strategy(normalised), np.inf))
+    rows, factor = IntegerRows.of(recursion), 1.0
+    if rows.normalised.draws_earlier_rows_of_z:
+        # Such rows have all earlier roundings, times entries of C1.
+        factor = float(np.linalg.norm(_normalised_strategy(rows.normalised), np.inf))
+    errors = [Rounding.of(rows, blocks).float_error for blocks in (None, Blocks.of(recursion))]
+    return factor * (1.0 + 2.0 * float(np.max(errors)))
 
 
 def _strategy_norm(normalised: NoiseRecursion) -> float:

@@ -23,11 +23,9 @@ from mf_aggregators import accounting, caches, catalogue, inputs, memory
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, validation
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -655,15 +653,7 @@ def _largest_rounding(factorization: Factorization) -> float:
     """
     if factorization in _ROUNDINGS:
         return _ROUNDINGS[factorization]
-    rows = IntegerRows.of(factorization.noise_recursion())
-    # Rows that follow from rows of Z have all earlier roundings, times entries of C.
-    factor = (
-        integer_rows.largest_row_sum(rows.normalised)
-        if rows.normalised.draws_earlier_rows_of_z
-        else 1.0
-    )
-    errors = [Rounding.of(rows, blocks).float_error for blocks in (None, Blocks.of(rows.recursion))]
-    moved = factor * (1.0 + 2.0 * float(np.max(errors)))
+    moved = integer_rows.largest_rounding(factorization.noise_recursion())
     # Written so that NaN does not pass.
     if not moved <= _MOST_ROUNDING:
         raise ValueError(

@@ -383,6 +383,10 @@ def test_columns_of_another_matrix_are_refused() -> None:
     less = StrategyColumns(entries, norm=1.0)
     with pytest.raises(NotProved, match="relative"):
         claim.check(Claim(rows, draws, 3.0, _DELTA, columns=less))
+    # Rows that follow from rows move by one step at least.
+    with pytest.raises(NotProved, match="roundings"):
+        claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries, 0.99)))
+    claim.check(Claim(rows, draws, 3.0, _DELTA, columns=StrategyColumns(entries, 1.01)))
     with pytest.raises(TypeError, match="columns"):
         claim.check(Claim(rows, draws, 3.0, _DELTA))
     with pytest.raises(TypeError, match="belong to"):

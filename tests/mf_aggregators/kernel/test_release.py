@@ -1,0 +1,408 @@
+"""Releases against their definition: clipped sums plus rows of C^-1 Z, added as integers."""
+
+import copy
+import dataclasses
+import itertools
+import math
+import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.kernel import discrete_gaussian, draws, integers
+from mf_aggregators.kernel.claim import Claim
+from mf_aggregators.kernel.draws import NoiseSource
+from mf_aggregators.kernel.errors import NotProved, ReleaseError
+from mf_aggregators.kernel.integer_rows import RowLayout
+from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.once import ReleaseRecord
+from mf_aggregators.kernel.release import Release, ReleaseState
+from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, StateSpaceNoise, ToeplitzNoise
+from mf_aggregators.kernel.schemas import Schema
+from tests.examples import examples
+
+_ROUNDS, _NORM, _SIGMA = 6, 2.0, 3.0
+_LAYOUT = RowLayout(((2, 3), (), (4,)), ("float32", "float64", "float32"))
+_SCALES = [1.0, 2.0, 0.5]
+
+
+def _bands(num_rounds: int = _ROUNDS) -> np.ndarray:
+    return np.tril(np.full((num_rounds, 3), 1.0))[:, :3] * [2.0, -1.0, 0.5]
+
+
+def _claim(sigma: float = _SIGMA, rows: Any = None, **changes: Any) -> Claim:
+    rows = BandedNoise(_bands()) if rows is None else rows
+    return Claim(rows, Schema(1, 1), sigma, 1e-6, **changes)
+
+
+def _release(claim: Claim | None = None, **changes: Any) -> Release:
+    options: dict[str, Any] = {"layout": _LAYOUT, **changes}
+    norm, sums = options.pop("norm", _NORM), options.pop("sums", IntegerSums())
+    return Release(claim or _claim(), norm, sums, **options)
+
+
+def _vectors(seed: int, number: int, size: float = 1.0) -> list[list[np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    return [
+        [np.asarray(generator.normal(0.0, size, shape)) for shape in _LAYOUT.shapes]
+        for _ in range(number)
+    ]
+
+
+def _flat(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(array) for array in arrays])
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 4), st.sampled_from([1e-3, 1.0, 50.0]))
+@settings(deadline=None, max_examples=examples(10))
+def test_a_release_is_the_clipped_sum_plus_the_row(seed: int, number: int, size: float) -> None:
+    release = _release()
+    state, vectors = release.start(), _vectors(seed, number, size)
+    matrix = np.zeros((_ROUNDS, _ROUNDS))
+    for i, t in itertools.product(range(_ROUNDS), range(3)):
+        if i >= t:
+            matrix[i, i - t] = _bands()[i, t]
+    clipped = np.zeros(11)
+    for vector in vectors:
+        clipped += _flat(vector) * min(1.0, _NORM / float(np.linalg.norm(_flat(vector))))
+    # Float32 tensors come first, and float64 ones begin a tile.
+    places = [*range(6), draws.TILE, *range(6, 10)]
+    z = np.array(
+        [
+            [draws.integers(NoiseSource.CHACHA20, state.seed, i, at, 1)[0] for at in places]
+            for i in range(_ROUNDS)
+        ]
+    )
+    expected = np.linalg.solve(matrix, z / discrete_gaussian.STANDARD_DEVIATION) * _SIGMA * _NORM
+    scales = np.repeat(_SCALES, [6, 1, 4])
+    for i in range(_ROUNDS):
+        state, released = release.next(state, vectors, _SCALES)
+        assert [array.shape for array in released] == [*_LAYOUT.shapes]
+        np.testing.assert_allclose(
+            _flat(released), (clipped + expected[i]) * scales, rtol=1e-6, atol=1e-5
+        )
+    assert state.round_index == release.num_rounds == _ROUNDS
+    with pytest.raises(ReleaseError, match="6 rounds"):
+        release.next(state, vectors, _SCALES)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=examples(40))
+def test_one_client_moves_the_integers_of_a_sum_by_the_norm_at_most(data: st.DataObject) -> None:
+    """Whatever it sends: in exact integers, before noise."""
+    entry = st.one_of(
+        st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([1e-300, 1e300, math.nan])
+    )
+    entries = data.draw(st.lists(entry, min_size=11, max_size=11))
+    sums = IntegerSums(data.draw(st.integers(1, 1000)), data.draw(st.integers(32, 64)))
+    release = _release(sums=sums)
+    vector = [
+        np.array(entries[:6]).reshape(2, 3),
+        np.array(entries[6]),
+        np.array(entries[7:]),
+    ]
+    steps = [int(each) for each in _flat(release.record(vector))]
+    assert sum(each**2 for each in steps) <= sums.steps_per_clip_norm**2
+    if not np.all(np.isfinite(entries)):
+        assert not any(steps)
+
+
+def test_halves_are_the_whole() -> None:
+    release = _release()
+    state, vectors = release.start(), _vectors(1, 3)
+    records = [release.record(vector) for vector in vectors]
+    sums = [records[0][k] + records[1][k] + records[2][k] for k in range(3)]
+    _, expected = release.next(state, vectors, _SCALES)
+    _, found = release.release(state, sums, 3, _SCALES)
+    np.testing.assert_array_equal(_flat(found), _flat(expected))
+    np.testing.assert_array_equal(
+        _flat(records[0]), _flat(integers.clip_to_grid(vectors[0], _NORM, 2**30))
+    )
+
+
+def test_a_row_is_added_to_one_sum_in_one_way(tmp_path: pathlib.Path) -> None:
+    release = _release(record=ReleaseRecord(tmp_path))
+    state, vectors = release.start(), _vectors(1, 2)
+    _, first = release.next(state, vectors, _SCALES)
+    _, again = _release(record=ReleaseRecord(tmp_path)).next(state, vectors[::-1], _SCALES)
+    np.testing.assert_array_equal(_flat(first), _flat(again))
+    for others, scales in ((vectors[:1], _SCALES), (vectors, [1.0, 2.0, 0.25])):
+        with pytest.raises(ReleaseError, match="other data"):
+            release.next(state, others, scales)
+    following = release.spend(state)
+    with pytest.raises(ReleaseError, match="spent"):
+        release.next(state, vectors, _SCALES)
+    assert release.next(following, vectors, _SCALES)[0].round_index == 2
+
+
+def test_sums_that_no_records_have_are_refused() -> None:
+    release = _release(sums=IntegerSums(2))
+    state, most = release.start(), 2**30
+    zeros = [np.zeros(shape, np.int64) for shape in _LAYOUT.shapes]
+    for error, text, sums, number in (
+        (ValueError, "3 arrays", zeros[:2], 1),
+        (ValueError, "shape", [*zeros[:2], np.zeros(3, np.int64)], 1),
+        (TypeError, "int64", [*zeros[:2], np.zeros(4)], 1),
+        (TypeError, "list", [*zeros[:2], [0, 0, 0, 0]], 1),
+        (TypeError, "MaskedArray", [*zeros[:2], np.ma.zeros(4, np.int64)], 1),
+        (ValueError, "sign", [*zeros[:2], np.array([0, 0, 0, most + 1])], 1),
+        (ValueError, "sign", [*zeros[:2], np.array([0, -2 * most - 1, 0, 0])], 2),
+        (ValueError, "sign", [*zeros[:2], np.array([0, 1, 0, 0])], 0),
+        (ValueError, "num_clients", zeros, -1),
+        (ReleaseError, "More than 2", zeros, 3),
+    ):
+        with pytest.raises(error, match=text):
+            release.release(state, sums, number, _SCALES)  # type: ignore[arg-type]
+    with pytest.raises(ReleaseError, match="More than 2"):
+        release.next(state, _vectors(1, 3), _SCALES)
+    with pytest.raises(ValueError, match="shapes"):
+        release.next(state, [_vectors(1, 1)[0][::-1]], _SCALES)
+    largest = [*zeros[:2], np.array([0, 2 * most, 0, -2 * most])]
+    assert release.release(state, largest, 2, _SCALES)[0].round_index == 1
+
+
+def test_without_noise_sums_are_released_as_they_are() -> None:
+    release = _release(_claim(0.0))
+    state, vectors = release.start(), _vectors(1, 2, 0.1)
+    assert not release.has_noise
+    for number in (2, 1):
+        following, released = release.next(state, vectors[:number], _SCALES)
+        total = sum(map(_flat, vectors[:number]), np.zeros(11)) * np.repeat(_SCALES, [6, 1, 4])
+        np.testing.assert_allclose(_flat(released), total, atol=1e-7)
+    assert release.spend(following).round_index == 2
+
+
+_OTHERS: list[dict[str, Any]] = [
+    {"claim": _claim(3.001)},
+    {"claim": _claim(rows=BandedNoise(1.001 * _bands()))},
+    {"claim": _claim(num_rounds=5)},
+    {"norm": 2.001},
+    {"sums": IntegerSums(2**35)},
+    {"layout": RowLayout(((11,),), ("float32",))},
+    {"is_on_disk": True},
+    {"source": NoiseSource.PHILOX},
+    {"label": "other"},
+]
+
+
+@pytest.mark.parametrize("changes", _OTHERS, ids=lambda changes: next(iter(changes)))
+def test_digests_bind_what_bits_follow_from(changes: dict[str, Any]) -> None:
+    release, other = _release(), _release(**changes)
+    assert release.digest != other.digest
+    assert release.digest == _release().digest
+    state = release.start()
+    if "layout" not in changes:
+        with pytest.raises(ReleaseError, match="another"):
+            other.spend(state)
+    following = release.spend(state)
+    for use in (other.spend, other.arrays_of):
+        with pytest.raises(ReleaseError, match="another"):
+            use(following)
+    # What a release does not depend on.
+    assert _release(dataclasses.replace(_claim(), delta=0.1)).digest == release.digest
+
+
+def test_the_layout_may_come_later() -> None:
+    early = _release(layout=None)
+    state = early.start()
+    with pytest.raises(ValueError, match="with_layout"):
+        early.next(state, [], [])
+    release = early.with_layout(_LAYOUT)
+    assert release.digest == _release().digest != early.digest
+    assert release.with_layout(_LAYOUT) is release
+    following, _ = release.next(state, _vectors(1, 1), _SCALES)
+    with pytest.raises(ReleaseError, match="another"):
+        early.with_layout(RowLayout(((11,),), ("float32",))).spend(following)
+    # Neither is a later state one of a run that is yet to begin.
+    with pytest.raises(ReleaseError, match="another"):
+        early.arrays_of(following)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_states_are_written_and_read(is_on_disk: bool, tmp_path: pathlib.Path) -> None:
+    release = _release(is_on_disk=is_on_disk, directory=tmp_path)
+    state = release.start()
+    for i in range(3):
+        arrays = release.arrays_of(state)
+        found = release.state_of(arrays)
+        assert found.round_index == i
+        following, released = release.next(state, _vectors(i, 2), _SCALES)
+        _, again = release.next(found, _vectors(i, 2), _SCALES)
+        np.testing.assert_array_equal(_flat(released), _flat(again))
+        for name, array in arrays.items() if i % 2 else ():
+            changed = np.array(array)
+            changed.flat[-1] += 1
+            with pytest.raises((ValueError, ReleaseError)):
+                release.state_of({**arrays, name: changed})
+        if i:
+            histories = [name for name in arrays if name.startswith("history")]
+            assert bool(histories) is not is_on_disk
+            for name in histories:
+                others = {other: arrays[other] for other in arrays if other != name}
+                with pytest.raises(ValueError, match="written"):
+                    release.state_of(others)
+        state = following
+    with pytest.raises(KeyError):
+        release.state_of({})
+
+
+def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
+    release = _release()
+    state = release.start()
+    assert copy.copy(state) is state
+    assert copy.deepcopy([state, release])[1] is release
+    assert str(int(state.seed[0])) not in repr(state)
+    assert state.stream_name in repr(state)
+    for make in (ReleaseState, lambda: pickle.dumps(state)):
+        with pytest.raises(TypeError):
+            make()
+    for kind in (Release, ReleaseState):
+        with pytest.raises(TypeError, match="no subclasses"):
+            type("Other", (kind,), {})
+    for each, name in ((state, "round_index"), (release, "norm")):
+        with pytest.raises(AttributeError):
+            setattr(each, name, 0)
+        with pytest.raises(AttributeError):
+            delattr(each, name)
+    following = release.spend(state)
+    for array in (following.seed, following.stream, *following.histories):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    with pytest.raises(TypeError, match="state"):
+        release.spend("state")  # type: ignore[arg-type]
+    for wrong in ({"sums": 64}, {"record": {}}, {"source": "philox"}, {"earlier": [1]}):
+        with pytest.raises(TypeError):
+            _release(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        Release("claim", 1.0, IntegerSums())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="norm"):
+        _release(norm=0.0)
+
+
+def test_seeds_are_fresh_unless_they_are_given() -> None:
+    release = _release()
+    states = [release.start() for _ in range(3)]
+    secrets = {int(number) for state in states for number in (*state.seed, *state.stream)}
+    assert len(secrets) == 12
+    fixed = np.array([1, 2])
+    assert release.start(fixed).seed.tolist() == [1, 2]
+    assert release.start(fixed).stream_name != release.start(fixed).stream_name
+    fixed[0] = 3
+
+
+def test_copies_in_other_processes_are_made_anew(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ReleaseError, match="not pickled"):
+        pickle.dumps(_release())
+    release = _release(record=ReleaseRecord(tmp_path), label="mine", directory=tmp_path)
+    other = pickle.loads(pickle.dumps(release))
+    assert other.digest == release.digest
+    assert other.stddev == release.stddev
+
+
+# ----- Extended runs.
+
+
+def _extended(sigma: float, first: Any, whole: Any, **changes: Any) -> Release:
+    return _release(_claim(sigma, whole), earlier=[_claim(rows=first)], **changes)
+
+
+def _state_space(num_rounds: int) -> StateSpaceNoise:
+    return StateSpaceNoise(
+        phases=np.zeros(num_rounds, np.int64),
+        gains=np.array([0.5]),
+        outputs=np.array([[0.25]]),
+        sources=np.array([[0]]),
+        decays=np.array([[0.9]]),
+        feedbacks=np.array([[-0.5]]),
+    )
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rounds: BandedNoise(_bands(rounds)),
+        lambda rounds: ToeplitzNoise(rounds, np.array([1.0, 0.5])),
+        lambda rounds: DenseNoise(np.tril(np.ones((rounds, rounds)))),
+        _state_space,
+    ],
+)
+def test_extended_runs_go_on_with_their_noise(
+    make: Any, is_on_disk: bool, tmp_path: pathlib.Path
+) -> None:
+    options: dict[str, Any] = {"is_on_disk": is_on_disk, "directory": tmp_path}
+    begun = _release(_claim(rows=make(4)), **options)
+    whole = _extended(0.99 * _SIGMA, make(4), make(9), **options)
+    assert whole.stddev == begun.stddev
+    # Roundings of more rounds take a little.
+    assert 0.999 * _SIGMA < whole.covered(11) < _SIGMA
+    assert begun.covered(11) == _SIGMA
+    fixed = np.array([3, 4])
+    planned, state = [], whole.start(fixed)
+    for _ in range(9):
+        state, released = whole.next(state, [], _SCALES)
+        planned.append(_flat(released))
+    state, found = begun.start(fixed), []
+    for i in range(9):
+        release = begun if i < 3 else whole
+        state, released = release.next(state, [], _SCALES)
+        found.append(_flat(released))
+    np.testing.assert_array_equal(found, planned)
+    with pytest.raises(ReleaseError, match="another"):
+        begun.spend(state)
+    # Nor does an extension of other length.
+    with pytest.raises(ReleaseError, match="another"):
+        _extended(0.99 * _SIGMA, make(4), make(12), **options).spend(state)
+
+
+def test_extended_runs_claim_no_more_noise_than_they_draw() -> None:
+    first, whole = BandedNoise(_bands(4)), BandedNoise(_bands(9))
+    covered = _extended(0.0, first, whole).covered(11)
+    _extended(covered, first, whole)
+    for sigma in (covered * (1.0 + 1e-9), _SIGMA):
+        with pytest.raises(NotProved, match="covers"):
+            _extended(sigma, first, whole)
+    # Without a layout nothing is released yet.
+    assert _extended(_SIGMA, first, whole, layout=None).stddev == 0.0
+    nothing = _release(_claim(0.0, whole), earlier=[_claim(0.0, first)])
+    assert nothing.covered(11) == 0.0
+    with pytest.raises(NotProved, match="covers"):
+        _release(_claim(1.0, whole), earlier=[_claim(0.0, first)])
+
+
+def test_extended_rows_begin_with_those_before() -> None:
+    first, other = _bands(4), _bands(9)
+    for place, change in (((3, 1), 1e-12), ((2, 0), 1e-12)):
+        whole = other.copy()
+        whole[place] += change
+        with pytest.raises(NotProved, match="continued"):
+            _extended(1.0, BandedNoise(first), BandedNoise(whole))
+    for shorter in (BandedNoise(_bands(3)), ToeplitzNoise(9, np.array([2.0, -1.0, 0.4]))):
+        with pytest.raises(NotProved, match="continued"):
+            _extended(1.0, BandedNoise(first), shorter)
+
+
+def test_claims_of_other_rows_or_of_fewer_numbers_are_refused() -> None:
+    class Other(BandedNoise):
+        pass
+
+    with pytest.raises(NotProved, match="classes"):
+        _release(_claim(rows=Other(_bands())))
+    with pytest.raises(NotProved, match="6 rounds"):
+        _release(_claim(num_rounds=7))
+    with pytest.raises(NotProved, match="numbers"):
+        _release(_claim(num_coordinates=65))
+    _release(_claim(num_coordinates=66))
+    with pytest.raises(ValueError, match=r"2\^40"):
+        _release(layout=RowLayout(((2**39,),), ("float32",)))
+    # Updates so large that a grid of few bits rounds them by much.
+    with pytest.raises(ValueError, match="clip norms"):
+        _release(sums=IntegerSums(2**10, 24), layout=RowLayout(((2**30,),), ("float32",)))
+    few = _release(_claim(num_rounds=2))
+    state = few.spend(few.spend(few.start()))
+    with pytest.raises(ReleaseError, match="2 rounds"):
+        few.spend(state)
