@@ -18,9 +18,14 @@ Every kind of rows gives C as data, with a bound on its errors:
   The computed product P of M and N has errors of at most gamma_(n + 1) |M| |N|, entry by entry, in
   whichever order terms are summed (Higham, Sec. 3.5), so that e = ||P - I||_F + gamma_(n + 1)
   || |M| |N| ||_2. The norm of a non-negative matrix is at most the square root of its largest row
-  sum times its largest column sum; both take products with a vector. A Toeplitz matrix has at most
-  the sum of the magnitudes of its first column as its norm, and products of series are computed
-  with 64 bits.
+  sum times its largest column sum; both take products with a vector.
+* **Power series.** A Toeplitz matrix has at most the sum of the magnitudes of its first column as
+  its norm. The product p of two series a and b is computed by Fourier transforms of N = 2^L points,
+  in numbers of 64 bits with roundoff v where the processor has them. A transform has a relative
+  error of at most t = 16 L v in L2 norm (Higham, Thm 24.2, for twiddle factors of errors of a few
+  v), and no entry of it is larger than the sum of magnitudes. So the L2 error of p is at most
+  t (||a||_1 ||b||_2 + 2 ||a||_2 ||b||_1): of the transform of b, and of the transform of a and the
+  one back with the roundings of the products. Its L1 norm is at most sqrt(n) times that.
 
 All of these are proofs, and none is a sample. ``Strategy.error`` bounds the norms of the columns
 of C - M. It adds at most k ``error`` to the sensitivity under a schema of at most k participations:
@@ -31,12 +36,12 @@ it is what a run that stopped early has released.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.signal
-from scipy.linalg.blas import dtrmm
+import scipy.fft
 from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators.kernel import validation
@@ -52,10 +57,6 @@ from mf_aggregators.kernel.rows import (
     WindowNoise,
 )
 
-# The most rounds of a dense C: three matrices of so many rounds take 1.6 GB.
-MOST_DENSE_ROUNDS = 8192
-# The most products of the residual of a power series: some seconds.
-_MOST_PRODUCTS = 1 << 33
 # The largest errors of C beside its largest column norm. Noise is larger than claimed by 3e-8.
 _LARGEST_ERROR = 1e-8
 # Entries of an inverse that are rounding errors of a zero, beside the largest one.
@@ -64,6 +65,9 @@ _ROUNDING_OF_ZEROS = 1e-13
 _LEAST, _LARGEST = 1e-100, 1e100
 _ROUNDOFF = 2.0**-53
 _MOST_ENTRIES_OF_BANDS = 1 << 26
+# Matrices of n x n numbers that C of dense rows and its sensitivity take, rows included.
+_DENSE_MATRICES = 6
+_ROWS_AT_A_TIME = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,20 +176,11 @@ def compact_columns(found: Strategy, width: int) -> FloatArray:
       found: C.
       width: The entries of each column, at least one; those below the last round are zero.
     """
-    if isinstance(found, Bands):
-        num_rounds, bands = len(found.bands), found.bands
-        made = np.zeros((num_rounds, width))
-        for lag in range(min(width, bands.shape[1])):
-            made[: num_rounds - lag, lag] = bands[lag:, lag]
-        return made
-    num_rounds = len(found.matrix) if isinstance(found, Dense) else found.num_rounds
+    num_rounds = _num_rounds(found)
     made = np.zeros((num_rounds, width))
-    for lag in range(min(width, num_rounds)):
-        if isinstance(found, Dense):
-            made[: num_rounds - lag, lag] = np.diagonal(found.matrix, -lag)
-        elif lag < len(found.coefficients):
-            scales = 1.0 if found.column_scales is None else found.column_scales[: num_rounds - lag]
-            made[: num_rounds - lag, lag] = found.coefficients[lag] * scales
+    for j in range(num_rounds):
+        entries = _column(found, j)[:width]
+        made[j, : len(entries)] = entries
     return made
 
 
@@ -196,19 +191,28 @@ def columns(found: Strategy, rounds: tuple[int, ...]) -> FloatArray:
       found: C.
       rounds: The m columns, from 0.
     """
-    if isinstance(found, Dense):
-        return found.matrix[:, list(rounds)]
-    num_rounds = len(found.bands) if isinstance(found, Bands) else found.num_rounds
-    made = np.zeros((num_rounds, len(rounds)))
+    made = np.zeros((_num_rounds(found), len(rounds)))
     for place, j in enumerate(rounds):
-        if isinstance(found, Bands):
-            lags = np.arange(min(found.bands.shape[1], num_rounds - j))
-            made[j + lags, place] = found.bands[j + lags, lags]
-        else:
-            entries = found.coefficients[: num_rounds - j]
-            scale = 1.0 if found.column_scales is None else found.column_scales[j]
-            made[j : j + len(entries), place] = scale * entries
+        entries = _column(found, j)
+        made[j : j + len(entries), place] = entries
     return made
+
+
+def _num_rounds(found: Strategy) -> int:
+    if isinstance(found, Coefficients):
+        return found.num_rounds
+    return len(found.matrix if isinstance(found, Dense) else found.bands)
+
+
+def _column(found: Strategy, j: int) -> FloatArray:
+    """Column j of C from its diagonal on, without the zeros below its bands."""
+    if isinstance(found, Dense):
+        return found.matrix[j:, j]
+    if isinstance(found, Bands):
+        lags = np.arange(min(found.bands.shape[1], len(found.bands) - j))
+        return found.bands[j + lags, lags]
+    scale = 1.0 if found.column_scales is None else found.column_scales[j]
+    return np.asarray(scale * found.coefficients[: found.num_rounds - j])
 
 
 def _of_independent(rows: IndependentNoise, num_rounds: int) -> tuple[Strategy, float]:
@@ -257,18 +261,8 @@ def _of_window(rows: WindowNoise, num_rounds: int) -> tuple[Strategy, float]:
     scales = np.ones(num_rounds) if rows.row_scales is None else rows.row_scales[:num_rounds]
     if len(window) == 1 and not rank:
         series = window[0]
-        if num_rounds * len(series) > _MOST_PRODUCTS:
-            raise NotProved(
-                f"the strategy matrix of {num_rounds} rounds with a window of {len(series)} takes "
-                "too long: use fewer rounds or bands."
-            )
-        coefficients = scipy.signal.lfilter([1.0], series, np.eye(num_rounds, 1)[:, 0])
-        product = np.convolve(coefficients.astype(np.longdouble), series)[:num_rounds]
-        product[0] -= 1.0
-        # Of numbers that may be wider than float64.
-        roundoff = 2.0**53 * float(np.finfo(np.longdouble).eps) / 2.0
-        sizes = float(np.sum(np.abs(coefficients)) * np.sum(np.abs(series)))
-        residual = float(np.sum(np.abs(product))) + roundoff * _gamma(len(series) + 4) * sizes
+        coefficients = _reciprocal(series, num_rounds)
+        residual = _residual_of_series(coefficients, series)
         error = _error(residual) * float(np.linalg.norm(coefficients))
         return _scaled(coefficients, rows.row_scales, num_rounds, error)
     _check_dense(num_rounds)
@@ -322,22 +316,64 @@ def _scaled(
 def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strategy, float]:
     """C from N, with ``sizes`` >= |N| and N known to within gamma_terms of them."""
     num_rounds = len(noising)
-    # LAPACK reads the transposed of what is stored by rows.
-    inverse, _ = dtrtri(noising.T, lower=0)
-    product = dtrmm(1.0, noising.T, inverse, lower=0).T
-    product[np.diag_indices(num_rounds)] -= 1.0
-    matrix = np.triu(inverse).T
-    magnitudes = np.abs(matrix)
-    by_rows = float(np.max(magnitudes @ np.sum(sizes, axis=1)))
-    by_columns = float(np.max(np.sum(magnitudes, axis=0) @ sizes))
-    roundings = _gamma(num_rounds + terms + 1) * np.sqrt(by_rows * by_columns)
-    residual = float(np.linalg.norm(product) + roundings)
+    # LAPACK reads the transposed of a matrix that is stored by rows.
+    matrix = dtrtri(noising.T, lower=0)[0].T
+    squared, by_rows = 0.0, 0.0
+    squares, sums, row_sums = np.zeros(num_rounds), np.zeros(num_rounds), np.sum(sizes, axis=1)
+    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
+        rows = matrix[first : first + _ROWS_AT_A_TIME]
+        stop = first + len(rows)
+        product = rows[:, :stop] @ noising[:stop, :stop]
+        product[:, first:][np.diag_indices(len(rows))] -= 1.0
+        squared += float(np.sum(np.square(product)))
+        magnitudes = np.abs(rows)
+        by_rows = max(by_rows, float(np.max(magnitudes @ row_sums)))
+        sums += np.sum(magnitudes, axis=0)
+        squares += np.sum(np.square(magnitudes), axis=0)
+    roundings = _gamma(num_rounds + terms + 1) * np.sqrt(by_rows * np.max(sums @ sizes))
+    residual = float(np.sqrt(squared) + roundings)
     # Zeros of C say how many bands it has, and its inverse's inverse has roundings there.
-    norms = np.linalg.norm(matrix, axis=0)
-    is_rounding = magnitudes <= _ROUNDING_OF_ZEROS * norms
-    dropped = float(np.sqrt(np.max(np.sum(np.square(magnitudes * is_rounding), axis=0))))
-    error = _error(residual) * float(np.max(norms)) + dropped
-    return Dense(np.where(is_rounding, 0.0, matrix), error), float(np.max(norms))
+    norms, dropped = np.sqrt(squares), np.zeros(num_rounds)
+    for first in range(0, num_rounds, _ROWS_AT_A_TIME):
+        rows = matrix[first : first + _ROWS_AT_A_TIME]
+        is_rounding = np.abs(rows) <= _ROUNDING_OF_ZEROS * norms
+        dropped += np.sum(np.square(rows * is_rounding), axis=0)
+        rows[is_rounding] = 0.0
+    largest = float(np.max(norms))
+    error = _error(residual) * largest + float(np.sqrt(np.max(dropped)))
+    return Dense(matrix, error), largest
+
+
+def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:
+    """The first n coefficients of one over a power series, by Newton's iteration."""
+    wide = series.astype(np.longdouble)
+    found = 1.0 / wide[:1]
+    while len(found) < num_rounds:
+        length = min(2 * len(found), num_rounds)
+        correction = _product(found, _product(found, wide[:length], length), length)
+        found = 2.0 * np.append(found, np.zeros(length - len(found))) - correction
+    return np.asarray(found, np.float64)
+
+
+def _residual_of_series(coefficients: FloatArray, series: FloatArray) -> float:
+    """At least the sum of magnitudes of a product's first n coefficients, but for a one."""
+    num_rounds = len(coefficients)
+    product = _product(coefficients, series, num_rounds)
+    product[0] -= 1.0
+    one, other = (np.sum(np.abs(each)) for each in (coefficients, series))
+    sizes = one * np.linalg.norm(series) + 2.0 * np.linalg.norm(coefficients) * other
+    levels = (num_rounds + len(series)).bit_length()
+    roundoff = 16.0 * levels * float(np.finfo(np.longdouble).eps) / 2.0
+    return float(np.sum(np.abs(product)) + np.sqrt(num_rounds) * roundoff * sizes)
+
+
+def _product(first: FloatArray, second: FloatArray, length: int) -> FloatArray:
+    """The first coefficients of the product of two power series."""
+    points = 1 << (len(first) + len(second) - 1).bit_length()
+    wide = (each.astype(np.longdouble) for each in (first, second))
+    one, other = (scipy.fft.rfft(each, points) for each in wide)
+    found = scipy.fft.irfft(one * other, points)[:length]
+    return np.append(found, np.zeros(length - len(found), np.longdouble))
 
 
 def _error(residual: float) -> float:
@@ -361,8 +397,13 @@ def _largest_column_of_bands(bands: FloatArray) -> float:
 
 
 def _check_dense(num_rounds: int) -> None:
-    if num_rounds > MOST_DENSE_ROUNDS:
+    """Raises NotProved for matrices that the machine has no memory for."""
+    if not hasattr(os, "sysconf"):
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = 8 * _DENSE_MATRICES * num_rounds**2
+    if needed > memory:
         raise NotProved(
-            f"the strategy matrix of {num_rounds} rounds takes too much memory: of these rows at "
-            f"most {MOST_DENSE_ROUNDS} rounds are possible."
+            f"the strategy matrix of {num_rounds} rounds takes {needed / 1e9:.3g} GB of memory, "
+            f"and the machine has {memory / 1e9:.3g} GB: use fewer rounds or other rows."
         )

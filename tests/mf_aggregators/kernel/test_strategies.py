@@ -108,13 +108,12 @@ def test_errors_are_within_their_bound(rows: NoiseRecursion, first: int, is_smal
     first = min(first, rows.num_rounds)
     exact = exact_strategy(rows)[:first, :first]
     norms = np.linalg.norm(exact.astype(np.float64), axis=0)
-    most = strategies._MOST_ENTRIES_OF_BANDS
-    try:
-        # As for matrices whose bands would take too much memory.
-        strategies._MOST_ENTRIES_OF_BANDS = 0 if is_small else most
+    with pytest.MonkeyPatch.context() as patch:
+        if is_small:
+            # As for matrices whose bands would take too much memory, and in several blocks.
+            patch.setattr(strategies, "_MOST_ENTRIES_OF_BANDS", 0)
+            patch.setattr(strategies, "_ROWS_AT_A_TIME", 2)
         found = strategies.strategy(rows, first)
-    finally:
-        strategies._MOST_ENTRIES_OF_BANDS = most
     matrix = dense(found)
     errors = np.linalg.norm((exact - _exact(matrix)).astype(np.float64), axis=0)
     # The errors of an inverse are those of its condition.
@@ -215,10 +214,9 @@ def test_no_class_of_others_is_believed() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        WindowNoise(10**5, np.ones((1, 10**5)), *np.ones((2, 10**5, 0))),
-        WindowNoise(8193, np.ones((8193, 1)), *np.ones((2, 8193, 0))),
+        WindowNoise(10**6, np.ones((10**6, 1)), *np.ones((2, 10**6, 0))),
         StateSpaceNoise(
-            phases=np.arange(8193) % 2,
+            phases=np.arange(10**6) % 2,
             gains=np.ones(2),
             outputs=np.ones((2, 1)),
             sources=np.zeros((2, 1), np.int64),
@@ -251,6 +249,12 @@ def test_long_runs() -> None:
     assert found.coefficients[lag] == pytest.approx(expected, rel=1e-12)
     assert found.error < 1e-13
     window = WindowNoise(rounds, np.array([[1.0, -0.5, -0.125]]), *np.ones((2, rounds, 0)))
-    assert strategies.strategy(window, rounds).error < 1e-14
+    assert strategies.strategy(window, rounds).error < 1e-12
+    # The square root of prefix sums, of as many coefficients as rounds.
+    lags = np.arange(1, 10**5)
+    series, expected = (np.cumprod(np.append(1.0, (lags + a) / lags)) for a in (-1.5, -0.5))
+    found = strategies.strategy(WindowNoise(10**5, series[None], *np.ones((2, 10**5, 0))), 10**5)
+    assert isinstance(found, Coefficients)
+    assert np.linalg.norm(found.coefficients - expected) <= found.error < 1e-11
     banded = BandedNoise(np.tri(10**5, 8) / np.arange(1.0, 9.0))
     assert strategies.strategy(banded, 10**5).error == 0.0
