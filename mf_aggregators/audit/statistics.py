@@ -31,6 +31,7 @@ from mf_aggregators import accounting
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
+from mf_aggregators.participation.patterns import maximal_patterns
 
 # Smaller eigenvalues of a correlation matrix are taken for rounding errors of float32. So a round
 # whose noise repeats another's has a huge power and not an infinite one.
@@ -313,12 +314,14 @@ def choose_contribution(
     gram = clip_norm**2 * model.precision
     num_rounds = gram.shape[0]
     patterns = list(
-        itertools.islice(participation.as_schema().maximal_patterns(num_rounds), _MOST_PATTERNS + 1)
+        itertools.islice(
+            maximal_patterns(participation.as_schema(), num_rounds), _MOST_PATTERNS + 1
+        )
     )
     if len(patterns) > _MOST_PATTERNS:
         separation = participation.separation_in(num_rounds)
         most = participation.most_participations(num_rounds)
-        evenly = FixedEpochOrder(most, separation).as_schema().maximal_patterns(num_rounds)
+        evenly = maximal_patterns(FixedEpochOrder(most, separation).as_schema(), num_rounds)
         patterns = [*evenly, _heaviest_pattern(np.diagonal(gram), separation, most)]
     found = [(*_best_signs(gram[np.ix_(rounds, rounds)]), rounds) for rounds in patterns]
     squared, signs, rounds = max(found, key=lambda item: item[0])

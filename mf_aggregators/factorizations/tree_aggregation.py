@@ -15,6 +15,7 @@ over all 2052 rounds would cost more than it brings, 1.72 instead of 1.53 of the
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import scipy.linalg
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
 from mf_aggregators.kernel import noising_matrices, validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
 from mf_aggregators.kernel.trees import (
@@ -233,7 +234,7 @@ def online_noising_matrix(tree: Tree) -> FloatArray:
     # E of the largest completed nodes, from left to right.
     estimates: list[FloatArray] = []
     for i in range(tree.num_rounds):
-        leaf, *completed = tree.completed_by(i)
+        leaf, *completed = _completed_by(tree, i)
         estimate = np.zeros(len(tree.starts))
         estimate[leaf] = 1.0
         for node in completed:
@@ -296,7 +297,7 @@ def full_prefix_variances(tree: Tree) -> FloatArray:
     """
     variances = variances_from_below(tree)
     slopes, remainders = np.ones(tree.num_rounds), np.zeros(tree.num_rounds)
-    for rounds, nodes in tree.paths():
+    for rounds, nodes in _paths(tree):
         parents = tree.parents[nodes]
         if not np.all(parents >= 0):
             break
@@ -308,3 +309,22 @@ def full_prefix_variances(tree: Tree) -> FloatArray:
         remainders[rounds] += np.square(of_left_sum) * share * right
         slopes[rounds] = np.where(from_left, slope * share, slope + of_left_sum * share)
     return np.asarray(np.square(slopes) * variances[-1] + remainders)
+
+
+def _paths(tree: Tree) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yields, from the deepest level up, the rounds below each level and their nodes there."""
+    nodes = tree.leaves.copy()
+    for depth in range(tree.height, -1, -1):
+        rounds = np.flatnonzero(tree.depths[nodes] == depth)
+        yield rounds, nodes[rounds]
+        nodes[rounds] = tree.parents[nodes[rounds]]
+
+
+def _completed_by(tree: Tree, leaf: int) -> list[int]:
+    """Returns the nodes that a leaf's round completes and releases, from the leaf up."""
+    chain = [int(tree.leaves[leaf])]
+    while True:
+        parent = int(tree.parents[chain[-1]])
+        if parent < 0 or not tree.precisions[parent] or tree.right[parent] != chain[-1]:
+            return chain
+        chain.append(parent)

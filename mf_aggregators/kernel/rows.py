@@ -616,18 +616,6 @@ def fingerprint(described: Any, recursion: NoiseRecursion) -> bytes:
     return hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).digest()
 
 
-def rows_digest(rows: NoiseRecursion) -> int:
-    """Returns an int64 that tells rows apart: the first half of their :func:`fingerprint`.
-
-    Rows whose numbers agree to seven digits may have the same digest. It finds mistakes, and is no
-    proof that two rows are equal.
-
-    Args:
-      rows: The rows.
-    """
-    return int.from_bytes(fingerprint(None, rows)[:8], "little", signed=True)
-
-
 def _short(part: Any) -> Any:
     """The same contents as JSON, with few digits of floats and few projections of arrays."""
     if isinstance(part, np.ndarray):

@@ -13,7 +13,6 @@ order of the papers' matrix (Denisov et al. App. C, Eq. 12). A node's sum is rel
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -256,23 +255,6 @@ class Tree:
     def height(self) -> int:
         """The edges from the root to the deepest leaf."""
         return len(self.levels)
-
-    def paths(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Yields, from the deepest level up, the rounds below each level and their nodes there."""
-        nodes = self.leaves.copy()
-        for depth in range(self.height, -1, -1):
-            rounds = np.flatnonzero(self.depths[nodes] == depth)
-            yield rounds, nodes[rounds]
-            nodes[rounds] = self.parents[nodes[rounds]]
-
-    def completed_by(self, leaf: int) -> list[int]:
-        """Returns the nodes that a leaf's round completes and releases, from the leaf up."""
-        chain = [int(self.leaves[leaf])]
-        while True:
-            parent = int(self.parents[chain[-1]])
-            if parent < 0 or not self.precisions[parent] or self.right[parent] != chain[-1]:
-                return chain
-            chain.append(parent)
 
 
 def binary_tree(num_rounds: int) -> Tree:

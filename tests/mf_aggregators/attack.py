@@ -14,6 +14,7 @@ import scipy.optimize
 import scipy.special
 
 from mf_aggregators.participation import Participation
+from mf_aggregators.participation.patterns import maximal_patterns
 from tests.mf_aggregators import brute_force
 
 _POWERS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
@@ -44,7 +45,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         num_rounds = len(self.workload)
-        maximal = self.participation.as_schema().maximal_patterns(num_rounds)
+        maximal = maximal_patterns(self.participation.as_schema(), num_rounds)
         enumerated = (
             set(brute_force.patterns(self.participation, num_rounds))
             if (num_rounds <= 10)

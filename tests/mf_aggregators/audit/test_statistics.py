@@ -19,6 +19,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.participation.patterns import maximal_patterns
 from tests.examples import examples
 from tests.mf_aggregators.brute_force import patterns, scalar_sensitivity
 from tests.refusals import refuses
@@ -211,7 +212,7 @@ def test_where_patterns_are_too_many_the_worst_of_independent_rounds_is_found(li
     generator = np.random.default_rng(limit)
     strategy = np.tril(generator.normal(size=(num_rounds, num_rounds)))
     strategy = np.triu(strategy, 1 - bands) + 3.0 * np.diag(generator.uniform(size=num_rounds))
-    count = sum(1 for _ in schema.as_schema().maximal_patterns(num_rounds))
+    count = sum(1 for _ in maximal_patterns(schema.as_schema(), num_rounds))
     assert (count > 4096) == (limit == 7)
     found = statistics.choose_contribution(_model(strategy), schema, 1.0)
     gaps = [later - earlier for earlier, later in itertools.pairwise(found.rounds)]

@@ -20,6 +20,7 @@ from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, ToeplitzNoise
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.participation.patterns import maximal_patterns
 from tests.examples import examples
 
 _DELTA = 1e-5
@@ -35,7 +36,7 @@ def _matrix(rng: np.random.Generator, num_rounds: int) -> np.ndarray:
 def _largest_change(matrix: np.ndarray, schema: Schema) -> float:
     """What one client moves C x by at most: all patterns, contributions of one direction."""
     largest = 0.0
-    for pattern in schema.maximal_patterns(len(matrix)):
+    for pattern in maximal_patterns(schema, len(matrix)):
         for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
             moved = matrix[:, list(pattern)] @ np.array(signs)
             largest = max(largest, float(np.linalg.norm(moved)))

@@ -29,7 +29,6 @@ from mf_aggregators.kernel.rows import (
     ToeplitzNoise,
     WindowNoise,
     fingerprint,
-    rows_digest,
 )
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from tests.examples import examples
@@ -367,11 +366,3 @@ def test_every_mechanism_and_scale_has_one_of_its_own() -> None:
         for sensitivity in (1.0, 1.0 + 1e-6)
     }
     assert len(found) == 2 * len(small_mechanisms.factorizations(9))
-
-
-def test_a_digest_is_an_int64_of_the_rows_alone() -> None:
-    found = {rows_digest(each.noise_recursion()) for each in small_mechanisms.factorizations(9)}
-    assert len(found) == len(small_mechanisms.factorizations(9))
-    assert all(-(2**63) <= digest < 2**63 for digest in found)
-    assert min(found) < 0 < max(found)
-    assert rows_digest(BandedNoise(_bands(3))) == rows_digest(BandedNoise(_bands(3)))
