@@ -119,7 +119,7 @@ def connected_losses(
 
 
 def lower_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
-    """Returns a lower bound of a mean; arguments as of :func:`profiles.upper_mean`."""
+    """Returns a lower bound of a mean; arguments as of ``profiles.upper_mean``."""
     goal = -math.log(failure) + 1e-9 * count * bet * largest
     found = profiles.root(-terms, count, bet, goal, 0.0)
     return max(-found * (1.0 - 2.0 * profiles.ERROR_OF_ROOT) - 1e-9 * largest, 0.0)

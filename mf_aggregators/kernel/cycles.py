@@ -72,15 +72,13 @@ def losses_of_cycles(
       step: The step of the grid, above zero.
     """
     whole, rest = divmod(num_rounds, rounds_of_cycle)
-    composed = None
+    parts = []
     if whole:
-        composed = losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
-        composed = composed.self_compose(whole)
+        each = losses_of_cycle(sigma, rounds_of_cycle, rounds_of_cycle, step)
+        parts.append(each.self_compose(whole))
     if rest:
-        last = losses_of_cycle(sigma, rounds_of_cycle, rest, step)
-        composed = last if composed is None else composed.compose(last)
-    assert composed is not None
-    return composed
+        parts.append(losses_of_cycle(sigma, rounds_of_cycle, rest, step))
+    return functools.reduce(PrivacyLossDistribution.compose, parts)
 
 
 def step_of_grid(sigma: float, rounds_of_cycle: int, relative_step: float = RELATIVE_STEP) -> float:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -291,43 +290,6 @@ def test_signs_need_the_absolute_matrix() -> None:
     attacked = max(divergence(signs, matrix) for signs in itertools.product((-1.0, 1.0), repeat=2))
     assert attacked > 1.05 * divergence((1.0, 1.0), matrix)
     assert attacked <= divergence((1.0, 1.0), np.abs(matrix)) * (1 + 1e-9)
-
-
-_SIZES = {
-    "num_rounds": 4,
-    "num_bands": 2,
-    "population": 12,
-    "clients_per_round": 4,
-    "separation": 3,
-}
-
-
-@pytest.mark.parametrize("kind", [MinSeparation, BallsInBins])
-@pytest.mark.parametrize("name", _SIZES)
-def test_sizes_are_integers_of_at_least_1(
-    kind: type[MinSeparation | BallsInBins], name: str
-) -> None:
-    kind(**_SIZES)
-    for value in (0, -1):
-        with refuses(name):
-            kind(**{**_SIZES, name: value})
-    others: list[Any] = [2.5, True, "2", None]
-    for other in others:
-        with pytest.raises((TypeError, ValueError), match=name):
-            kind(**{**_SIZES, name: other})
-
-
-@pytest.mark.parametrize("kind", [MinSeparation, BallsInBins])
-def test_clients_are_enough_for_the_separation(kind: type[MinSeparation | BallsInBins]) -> None:
-    with refuses("population"):
-        kind(4, 2, 11, 4, 3)
-
-
-def test_bands_beyond_the_separation_are_refused() -> None:
-    with refuses("separation", "2", "3 bands"):
-        MinSeparation(5, 3, 20, 4, 2)
-    assert BallsInBins(5, 3, 20, 4, 2).shares_rows
-    assert not BallsInBins(5, 3, 20, 4, 3).shares_rows
 
 
 @pytest.mark.parametrize("shape", [(11, 3), (13, 3), (12, 4)])

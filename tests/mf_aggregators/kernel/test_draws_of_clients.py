@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
+    BallsInBins,
     FixedSize,
     Groups,
+    MinSeparation,
     Poisson,
     RandomAllocation,
     Shuffling,
@@ -78,8 +80,9 @@ def test_bad_sizes_are_refused(kind: type, sizes: tuple[object, ...], message: s
 def test_integers_of_numpy_become_ints() -> None:
     draws = TruncatedPoisson(*np.array([4, 2, 20, 5, 7]))
     assert all(type(value) is int for value in dataclasses.astuple(draws))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        draws.population = 3  # type: ignore[misc]
+    for each in (draws, draws.together, BallsInBins(4, 2, 20, 4, 3)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            each.norm = 3.0  # type: ignore[misc, union-attr]
 
 
 def test_draws_are_of_a_closed_list() -> None:
@@ -100,3 +103,44 @@ def test_draws_whose_integers_were_altered_are_checked_again(kind: type[Groups])
     object.__setattr__(draws, "population", 3)
     with pytest.raises(ValueError, match="too small"):
         draws_of_clients.check(draws)
+
+
+_SIZES = {
+    "num_rounds": 4,
+    "num_bands": 2,
+    "population": 12,
+    "clients_per_round": 4,
+    "separation": 3,
+}
+
+
+@pytest.mark.parametrize("kind", [MinSeparation, BallsInBins])
+@pytest.mark.parametrize("name", _SIZES)
+def test_sizes_of_secret_rounds_are_integers_of_at_least_1(
+    kind: type[MinSeparation | BallsInBins], name: str
+) -> None:
+    kind(**_SIZES)
+    for value in (0, -1, 2.5, True, "2", None):
+        with pytest.raises(ValueError, match=name):
+            kind(**{**_SIZES, name: value})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"Use a smaller separation \(at most 2\)"):
+        kind(4, 2, 11, 4, 3)
+
+
+def test_secret_rounds_are_a_separation_apart() -> None:
+    with pytest.raises(ValueError, match="a separation of 2 is below the 3 bands"):
+        MinSeparation(5, 3, 20, 4, 2)
+    bins, timers = BallsInBins(7, 3, 20, 4, 2), MinSeparation(7, 3, 20, 4, 3)
+    assert bins.shares_rows
+    assert not BallsInBins(7, 3, 20, 4, 3).shares_rows
+    assert not timers.shares_rows
+    assert bins.largest_move == timers.largest_move == 1.0
+    assert (bins.schema, timers.schema) == (Schema(4, 2, is_even=True), Schema(3, 3))
+    assert bins.together.disjoint == bins.most_participations == 4
+    # Clients that took part in the last separation - 1 rounds are not free.
+    assert timers.joining_probability == 4 / (20 - 2 * 4)
+    assert MinSeparation(4, 1, 12, 4, 3).joining_probability == 1.0
+    assert str(timers) == "min_separation sampling of 4 of 20 clients"
+    assert str(Poisson(4, 1, 10, 5)) == "poisson sampling of 5 of 10 clients"
+    with pytest.raises(TypeError, match="must be one of MinSeparation, BallsInBins"):
+        draws_of_clients.check(Poisson(4, 1, 10, 5), draws_of_clients.SecretRounds)
