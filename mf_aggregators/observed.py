@@ -8,6 +8,7 @@ import numpy as np
 
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import ObservedParticipation
@@ -56,7 +57,7 @@ class Observed:
 
     @property
     def gap(self) -> str | None:
-        """Why the ledger is not shown to be complete (``ledgers.gap``); None if it is.
+        """Why the ledger is not shown to be complete (``kernel.ledger.gap``); None if it is.
 
         A ledger with lines missing has too good a guarantee, so nothing better than the plan is
         stated of it. The draws of a seed show all participations, and times of rounds need none.
@@ -64,7 +65,12 @@ class Observed:
         if self.ledger is None:
             return None
         if self.mechanism.sampling is None or self.keeps_participation is not True:
-            return ledgers.gap(self.ledger, self.round_counts, self.clients_per_round)
+            return gap(
+                self.ledger.rounds_of_clients,
+                self.ledger.num_rounds,
+                self.round_counts,
+                self.clients_per_round,
+            )
         absent = self.num_absent
         return f"{absent} participations that the seed draws are not in it" if absent else None
 
@@ -92,7 +98,7 @@ class Observed:
             return 0
         sizes = np.array([len(rounds) for rounds in returned])
         gaps = np.delete(np.diff(np.concatenate(returned)), np.cumsum(sizes)[:-1] - 1)
-        return guarantees.num_outside_schema(schema, sizes, gaps)
+        return guarantees.num_outside_schema(schema.as_schema(), sizes, gaps)
 
     def guarantee(self, delta: float) -> Guarantee:
         """Returns the guarantee of the rounds that were released, under an assumption.
@@ -112,7 +118,6 @@ class Observed:
             return self.unamplified_guarantee(delta)
         return guarantees.observed(
             self.mechanism.guarantee(delta),
-            self.mechanism.factorization,
             dataclasses.replace(self.participation, keeps_sampling=True),
         )
 
@@ -144,8 +149,7 @@ class Observed:
           ValueError: If delta is out of its range.
         """
         # Of the plan, with all participations that a sampling scheme allows.
-        plan, factorization = self.mechanism.guarantee(delta), self.mechanism.factorization
-        return guarantees.worst_case(plan, factorization, self.participation)
+        return guarantees.worst_case(self.mechanism.guarantee(delta), self.participation)
 
     def worst_client(self, delta: float) -> WorstClient | None:
         """Returns the client that is protected least, without amplification.
@@ -161,9 +165,7 @@ class Observed:
         """
         if self.ledger is None or self.gap is not None:
             return None
-        return WorstClient.of_ledger(
-            self._unamplified(delta), self.mechanism.factorization, self.ledger
-        )
+        return WorstClient.of_ledger(self._unamplified(delta), self.ledger)
 
     def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
         """Returns the privacy statement of a run that ended.
@@ -194,7 +196,7 @@ class Observed:
         if not statement.facts.has_run_directory:
             claimed = dataclasses.replace(self, clients_per_round=statement.facts.clients_per_round)
         gap = claimed.gap
-        plan, factorization = statement.plan, self.mechanism.factorization
+        plan = statement.plan
         is_drawn = self.mechanism.sampling is not None
         observed = dataclasses.replace(
             self.participation,
@@ -206,26 +208,23 @@ class Observed:
             observed_participation=observed,
             observed_guarantee=claimed._follows(plan, observed),
             worst_case=(
-                None
-                if self.keeps_participation is True
-                else guarantees.worst_case(plan, factorization, observed)
+                None if self.keeps_participation is True else guarantees.worst_case(plan, observed)
             ),
             worst_client=(
                 None
                 if is_drawn or self.ledger is None or gap is not None
-                else WorstClient.of_ledger(plan, factorization, self.ledger)
+                else WorstClient.of_ledger(plan, self.ledger)
             ),
             other_runs=None,
         )
 
     def _follows(self, plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
         """The observed guarantee; of a ledger that may lack lines, the plan or the worst case."""
-        factorization = self.mechanism.factorization
         if participation.keeps_sampling or self.gap is None:
-            return guarantees.observed(plan, factorization, participation)
+            return guarantees.observed(plan, participation)
         if self.keeps_participation:
             return plan
-        return guarantees.worst_case(plan, factorization, participation)
+        return guarantees.worst_case(plan, participation)
 
     def _unamplified(self, delta: float) -> Guarantee:
         """The guarantee of the same noise under the schema, without amplification."""

@@ -111,7 +111,9 @@ def summarise(
     num_outside_schema = None
     if schema is not None:
         returned = participations_of[participations_of > 1]
-        num_outside_schema = guarantees.num_outside_schema(schema, returned, separations)
+        num_outside_schema = guarantees.num_outside_schema(
+            schema.as_schema(), returned, separations
+        )
     return ParticipationSummary(
         observed=ObservedParticipation(
             num_rounds=len(cohorts),
@@ -493,9 +495,9 @@ def _privacy_fields(
     if factorization is None:
         return fields
     plan = guarantees.planned(factorization, schema, multiplier, delta)
-    guarantee = guarantees.observed(plan, factorization, observed)
+    guarantee = guarantees.observed(plan, observed)
     keeps_plan = guarantees.keeps_plan(schema, observed)
-    worst_case = None if keeps_plan else guarantees.worst_case(plan, factorization, observed)
+    worst_case = None if keeps_plan else guarantees.worst_case(plan, observed)
     return {
         **fields,
         "planned_sensitivity": plan.sensitivity,

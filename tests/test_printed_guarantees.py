@@ -117,7 +117,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
     planned = guarantees.planned(factorization, schema, multiplier, delta)
     larger = guarantees.planned(factorization, schema, 2 * multiplier, delta)
     observed = guarantees.observed_participation([[0, 1, 4]], 10)
-    observed_guarantee = guarantees.observed(planned, factorization, observed)
+    observed_guarantee = guarantees.observed(planned, observed)
     worst = WorstClient("a", (0, 1, 4), 1.2345674, 3.4567891)
     statement = PrivacyStatement(
         RunFacts("Identity", 7, 2, 0.5, False, "none", TIMERS_BY_ROUNDS),
@@ -125,7 +125,7 @@ def test_privacy_statements_of_timers(multiplier: float) -> None:
         observed,
         observed_guarantee,
         worst,
-        guarantees.worst_case(planned, factorization, observed),
+        guarantees.worst_case(planned, observed),
         Represented(20, 70, larger),
     )
     text = statement.to_markdown()

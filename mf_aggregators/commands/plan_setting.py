@@ -104,7 +104,7 @@ def epsilon_in_every_round(setting: Setting, mechanism: Mechanism) -> float:
     rounds = setting.num_rounds
     in_all = ObservedParticipation(rounds, None, 1, rounds)
     plan = mechanism.guarantee(setting.delta)
-    return guarantees.worst_case(plan, mechanism.factorization, in_all).epsilon
+    return guarantees.worst_case(plan, in_all).epsilon
 
 
 def _budget(setting: Setting) -> str:

@@ -21,11 +21,12 @@ from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, readable
 from mf_aggregators.factorizations import Errors, Factorization
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
+from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import counted, rounded_down, rounded_up, stated_pair
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.observed import Observed
 from mf_aggregators.participation import Participation, SamplingScheme, SingleParticipation
-from mf_aggregators.privacy import attackers, client_names, guarantees, ledgers, statement_texts
+from mf_aggregators.privacy import attackers, client_names, guarantees, statement_texts
 from mf_aggregators.privacy.attackers import FALSE_POSITIVE_RATES, rate_field
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.ledgers import Ledger
@@ -560,7 +561,7 @@ class LedgerReport:
                 f"{attackers.rates_remark(attackers.rates(self.worst_case))}"
             )
         gap = self.observed.gap
-        if gap is not None and gap != ledgers.NO_COUNTS:
+        if gap is not None and gap != NO_COUNTS:
             found.append(f"WARNING: {statement_texts.incomplete(gap)}")
         if alike := self.observed.num_alike_names:
             found.append(f"WARNING: {client_names.warning(alike)}")

@@ -229,7 +229,7 @@ def made_again(folder: pathlib.Path, contents: Mapping[str, Any]) -> PrivacyStat
             ),
         )
     if rule is not None:
-        rule = StoppingRule(statement.plan, of_run.factorization, rule["stop_at_epsilon"])
+        rule = StoppingRule(statement.plan, rule["stop_at_epsilon"])
     statement = dataclasses.replace(statement, represented=represents, stopping_rule=rule)
     if contents["realised_participation"] is not None:
         observed = _observed(folder, of_run)

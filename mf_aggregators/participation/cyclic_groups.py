@@ -59,10 +59,6 @@ class CyclicGroups(SamplingScheme):
         """The most rounds ceil(n / b) that draw from one group."""
         return self.as_draws().rounds_of_group
 
-    def of_first(self, num_rounds: int) -> SamplingScheme:
-        """Returns the scheme of the first rounds, with the same probabilities."""
-        return dataclasses.replace(self, num_rounds=max(num_rounds, self.num_bands))
-
     # Accounting.
 
     def as_draws(self) -> Groups:

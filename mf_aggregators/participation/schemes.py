@@ -157,20 +157,6 @@ class SamplingScheme(Participation):
         """Returns the schema that every draw keeps, as numbers for the kernel."""
         return self.as_draws().schema
 
-    def of_first(self, num_rounds: int) -> "SamplingScheme | None":
-        """Returns the scheme of the first rounds alone, for a run that ended early.
-
-        Args:
-          num_rounds: The rounds that were released, from 1. Where C has more bands, the scheme is
-            for ``num_bands`` rounds, or for ``num_rounds`` bands.
-
-        Returns:
-          The scheme, of so many rounds or more; None if the guarantee of all rounds is stated for
-          every part of a run.
-        """
-        del num_rounds
-        return None
-
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
         return {"name": self.name, **dataclasses.asdict(self)}

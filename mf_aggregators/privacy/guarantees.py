@@ -1,35 +1,38 @@
-"""The privacy guarantee of a run: as planned, and as observed.
+"""Guarantees of mechanisms: planned, drawn, observed, and in words.
 
-A plan names a participation schema, and the noise is scaled to the sensitivity of C under it.
-A run that kept its plan has the planned guarantee, also if clients decided from released models
-whether to take part. The participations that were observed define a schema of their own, by their
-separations and their largest number per client, and the same noise is measured against the
-sensitivity under that one. The observed guarantee may be the better one, and holds only if
-participation did not depend on released models or on data (docs/privacy-proofs.md, section 4). A
-run that broke its plan has only the observed guarantee.
+``kernel.claim.check`` proves them all. Here stand the claims that follow from factorizations and
+participations, and the mappings and words of a guarantee. The guarantees of ledgers are those of
+``kernel.ledger``.
 """
 
 import dataclasses
 import math
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, catalogue, inputs, memory
+from mf_aggregators import accounting, caches, catalogue, memory
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, validation
-from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.claim import ONLY_IF, Basis, Claim, Guarantee, Limit, Pattern
+from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.ledger import (
+    ObservedParticipation,
+    num_outside_schema,
+    observed,
+    observed_claim,
+    observed_participation,
+    of_first_rounds,
+    schema_of,
+    without_draws,
+    worst_case,
+)
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
-    FixedEpochOrder,
-    MinSeparation,
     Participation,
     SamplingScheme,
     SingleParticipation,
@@ -41,6 +44,31 @@ from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
 from mf_aggregators.privacy import attackers
+
+__all__ = [
+    "INDEPENDENCE",
+    "ObservedParticipation",
+    "PartOfClient",
+    "check_bands",
+    "columns_of",
+    "default_certification",
+    "event",
+    "independence",
+    "keeps_plan",
+    "num_outside_schema",
+    "observed",
+    "observed_claim",
+    "observed_participation",
+    "of_first_rounds",
+    "only_if",
+    "part_of_client",
+    "participation_of",
+    "planned",
+    "sampled",
+    "scheme_of",
+    "to_dict",
+    "worst_case",
+]
 
 # Relative rounding error of a product of floats and an exponential.
 _ROUNDING = 1e-12
@@ -99,7 +127,7 @@ def participation_of(guarantee: Guarantee) -> Participation:
     """
     if guarantee.claim.taking_part == Pattern(()):
         return SingleParticipation()
-    return of_schema(_schema_of(guarantee))
+    return of_schema(schema_of(guarantee))
 
 
 def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
@@ -136,7 +164,7 @@ def part_of_client(guarantee: Guarantee) -> PartOfClient:
     Args:
       guarantee: The guarantee of whole clients.
     """
-    whole = _without_draws(guarantee) if guarantee.is_amplified else guarantee.claim
+    whole = without_draws(guarantee) if guarantee.is_amplified else guarantee.claim
     half = claim.check(dataclasses.replace(whole, sigma=0.5 * whole.sigma, epsilon=None))
     part = PartOfClient(half.noise_multiplier, half.epsilon, half.delta)
     if math.isinf(half.noise_multiplier):
@@ -193,140 +221,6 @@ def to_dict(guarantee: Guarantee) -> dict[str, Any]:
         "assumptions": {each.value: each.sentence for each in guarantee.assumptions},
         **independence(guarantee),
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class ObservedParticipation:
-    """The participations that were observed, over all clients.
-
-    Attributes:
-      num_rounds: The number of rounds that were released.
-      num_clients: How many clients took part at all; None if that is not known.
-      separation: The smallest distance |i - j| between two participations of one
-        client; None if none took part twice.
-      max_participations: The largest number of participations of one client.
-      keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
-        was planned, or nobody checked: only whoever holds the sampler's seed can find out.
-      largest_separation: The largest distance between adjacent participations of one client;
-        None if none took part twice, or if it is not known.
-      conditions: Under which conditions it follows, as sentences, where nobody saw who took part
-        (``round_times``); None for a ledger.
-      gap: Why the ledger is not shown to be complete (``ledgers.gap``); None if it is, and for
-        times.
-
-    Raises:
-      ValueError: If a number is no integer of its range, a client took part more than once and no
-        separation is given, or so many participations do not fit into the rounds.
-    """
-
-    num_rounds: int
-    num_clients: int | None
-    separation: int | None
-    max_participations: int
-    keeps_sampling: bool | None = None
-    largest_separation: int | None = None
-    conditions: str | None = None
-    gap: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_rounds", 0), ("max_participations", 0)):
-            found = validation.integer_at_least(getattr(self, name), least, name)
-            object.__setattr__(self, name, found)
-        for name, least in (("num_clients", 0), ("separation", 1), ("largest_separation", 1)):
-            if getattr(self, name) is not None:
-                found = validation.integer_at_least(getattr(self, name), least, name)
-                object.__setattr__(self, name, found)
-        inputs.check_types(self)
-        if self.separation is None and self.max_participations > 1:
-            raise ValueError(
-                f"a client took part {self.max_participations} times: give the separation, which "
-                "is 1 where it is not known."
-            )
-        # A schema that has no room for them would count fewer participations.
-        if self.max_participations > 1 and self.separation is not None:
-            least = (self.max_participations - 1) * self.separation + 1
-            if self.num_rounds < least:
-                raise ValueError(
-                    f"{self.max_participations} participations {self.separation} rounds apart need "
-                    f"{least} rounds, and num_rounds is {self.num_rounds}."
-                )
-            if self.largest_separation is not None and self.largest_separation < self.separation:
-                raise ValueError(
-                    f"largest_separation, {self.largest_separation}, is below the smallest, "
-                    f"{self.separation}."
-                )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
-        if self.keeps_sampling:
-            return {"num_rounds": self.num_rounds, "keeps_sampling": True}
-        return {
-            "num_rounds": self.num_rounds,
-            "num_clients": self.num_clients,
-            "separation": self.separation,
-            "largest_separation": self.largest_separation,
-            "max_participations": self.max_participations,
-            "keeps_sampling": self.keeps_sampling,
-            **({} if self.conditions is None else {"conditions": self.conditions}),
-            **({} if self.gap is None else {"ledger_gap": self.gap}),
-        }
-
-    def schema(self) -> Participation:
-        """Returns the narrowest schema of these separations and number of participations."""
-        if self.separation is None:
-            return SingleParticipation()
-        if self.separation == self.largest_separation:
-            return FixedEpochOrder(self.max_participations, self.separation)
-        return MinSeparation(self.separation, self.max_participations)
-
-
-def observed_participation(
-    rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
-) -> ObservedParticipation:
-    """Measures the participations that a ledger shows.
-
-    Args:
-      rounds_of_clients: For each client, the rounds that it took part in, from 0,
-        increasing.
-      num_rounds: The number of rounds that were released.
-
-    Returns:
-      The smallest and the largest separation, and the largest count.
-
-    Raises:
-      ValueError: If a client's rounds are not increasing or not among the rounds
-        that were released: such a ledger cannot be trusted.
-    """
-    num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
-    of_clients = [np.asarray(rounds, dtype=np.int64) for rounds in rounds_of_clients if len(rounds)]
-    if not of_clients:
-        return ObservedParticipation(num_rounds, 0, None, 0, largest_separation=None)
-    # At once: a run may ask for hundreds of thousands of clients in every round.
-    sizes = np.array([len(rounds) for rounds in of_clients])
-    together = np.concatenate(of_clients)
-    clients = np.repeat(np.arange(len(sizes)), sizes)
-    is_out = (together < 0) | (together >= num_rounds)
-    if np.any(is_out):
-        rounds = of_clients[clients[np.argmax(is_out)]]
-        raise ValueError(
-            f"a client took part in rounds {rounds[0]} to {rounds[-1]}, counted from 0, and "
-            f"{num_rounds} rounds were released: the ledger is broken."
-        )
-    is_of_one = clients[1:] == clients[:-1]
-    separations = np.diff(together)[is_of_one]
-    if np.any(separations <= 0):
-        earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
-        raise ValueError(
-            f"a client took part in round {together[earlier]} and then in round "
-            f"{together[earlier + 1]}, counted from 0: the ledger is broken."
-        )
-    return ObservedParticipation(
-        num_rounds,
-        len(of_clients),
-        int(separations.min()) if len(separations) else None,
-        int(sizes.max()),
-        largest_separation=int(separations.max()) if len(separations) else None,
-    )
 
 
 def planned(
@@ -497,117 +391,6 @@ def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> No
         )
 
 
-def observed(
-    plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
-) -> Guarantee:
-    """Returns the guarantee that follows from the observed participations.
-
-    Rows of C after the last released round were never released, so the sensitivity is
-    that of the leading part of C. Unless a data sampler drew the participations, the guarantee
-    holds only if they did not depend on released models or on data.
-
-    Args:
-      plan: What :func:`planned` or :func:`sampled` returned for the run; it fixes the noise.
-      factorization: What made the noise.
-      participation: The observed participations.
-
-    Returns:
-      The guarantee for the rounds that were released; epsilon 0 if there were none. With
-      min-separation sampling and balls in bins it is that of all rounds.
-
-    Raises:
-      ValueError: If more rounds were released than the factorization has.
-    """
-    rounds = participation.num_rounds
-    if rounds > factorization.num_rounds:
-        raise ValueError(
-            f"{rounds} rounds were released, and the factorization is for "
-            f"{factorization.num_rounds}: the noise of some rounds cannot have come from it."
-        )
-    scheme = scheme_of(plan)
-    if scheme is not None and participation.keeps_sampling and rounds >= 1:
-        # Clients are drawn with the probability of the plan, however early the run ended; those
-        # that were never drawn are covered too.
-        first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
-        fewer = scheme.of_first(rounds)
-        # Else fewer rounds are post-processing of all. Another certificate would take minutes.
-        if fewer is not None:
-            first = dataclasses.replace(first, taking_part=fewer.as_draws())
-        return claim.check(first)
-    if participation.max_participations == 0:
-        return claim.check(observed_claim(plan, Pattern(()), rounds))
-    return claim.check(observed_claim(plan, participation.schema().as_schema(), rounds))
-
-
-def of_first_rounds(plan: Guarantee, num_rounds: int) -> Guarantee:
-    """Returns the guarantee of the first rounds of a plan, without amplification.
-
-    Args:
-      plan: The plan.
-      num_rounds: The rounds that were released, at least 1.
-    """
-    return claim.check(dataclasses.replace(_without_draws(plan), num_rounds=num_rounds))
-
-
-def _without_draws(plan: Guarantee) -> Claim:
-    """The claim of a plan against an adversary who knows all draws."""
-    return dataclasses.replace(
-        plan.claim,
-        taking_part=_schema_of(plan),
-        epsilon=None,
-        basis=None,
-        columns=None,
-        certificate=None,
-    )
-
-
-def worst_case(
-    plan: Guarantee, factorization: Factorization, participation: ObservedParticipation
-) -> Guarantee:
-    """Returns the guarantee of a run that broke its plan, however it went on.
-
-    It is for all rounds of the factorization, the smaller of the planned and the observed
-    separation and the larger number of participations, without amplification. So it is never
-    better than the planned one. It holds only if participation did not depend on released models
-    or on data.
-
-    Args:
-      plan: What was planned; it fixes the noise.
-      factorization: What made the noise.
-      participation: The observed participations so far.
-
-    Returns:
-      The guarantee.
-    """
-    rounds = factorization.num_rounds
-    schema = _schema_of(plan)
-    planned_separation = rounds if schema == Schema(1, 1) else schema.separation
-    most = max(schema.most_in(rounds), participation.max_participations, 1)
-    widened = Schema(most, min(planned_separation, participation.separation or rounds))
-    return claim.check(observed_claim(plan, widened, rounds))
-
-
-def _schema_of(plan: Guarantee) -> Schema:
-    """The schema of a plan; of all draws that a scheme may make."""
-    taking_part = plan.claim.taking_part
-    if isinstance(taking_part, (Pattern, Limit)):
-        raise ValueError(f"a plan is for a schema or for draws, found {taking_part}.")
-    return taking_part if isinstance(taking_part, Schema) else taking_part.schema
-
-
-def observed_claim(plan: Guarantee, taking_part: Schema | Pattern, num_rounds: int) -> Claim:
-    """Returns the claim that a ledger supports, of the noise of a plan.
-
-    Args:
-      plan: The plan.
-      taking_part: The participation that the ledger shows.
-      num_rounds: The rounds that were released.
-    """
-    return dataclasses.replace(
-        _without_draws(plan), taking_part=taking_part, num_rounds=num_rounds, basis=Basis.LEDGER
-    )
-
-
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:
     """Returns whether a schema or scheme allows the observed participations.
 
@@ -617,32 +400,7 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     """
     if plan.is_sampled:
         return participation.keeps_sampling is True
-    return plan.as_schema().allows_separations(
-        participation.max_participations, participation.separation, participation.largest_separation
-    )
-
-
-def num_outside_schema(plan: Participation, participations: IntArray, separations: IntArray) -> int:
-    """Returns how many clients took part in rounds that a schema forbids.
-
-    Args:
-      plan: The schema.
-      participations: (r,): of each client that took part at least twice, how often it did.
-      separations: (sum of participations - r,): the rounds from each of its participations
-        to the next, of one client after the other.
-    """
-    if not len(participations):
-        return 0
-    # At once, as there may be millions.
-    starts = np.cumsum(participations - 1) - (participations - 1)
-    ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
-    patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
-    schema = plan.as_schema()
-    return sum(
-        int(number)
-        for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
-        if not schema.allows_separations(*pattern)
-    )
+    return participation.keeps(plan.as_schema())
 
 
 def _largest_rounding(factorization: Factorization) -> float:

@@ -7,7 +7,7 @@ write it.
 A line that is lost, or counted for another client, makes the guarantee that follows from
 the file better than the truth. So a text file is read only where each of its lines has one
 meaning, and is refused, with the number of the line, where it may have another. A ledger is
-complete if each round has as many rows as the server counted clients (:func:`gap`).
+complete if each round has as many rows as the server counted clients (``kernel.ledger.gap``).
 """
 
 import dataclasses
@@ -38,8 +38,6 @@ HEADINGS_OF_CLIENTS = ("client", "client_id", "user", "user_id", "device", "devi
 HEADINGS_OF_ROUNDS = ("round", "round_index")
 # The first line of a file of round counts may be this.
 HEADING_OF_COUNTS = "clients"
-# The gap of a ledger without counts.
-NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
 
 # A field is in double quotes, where two of them stand for one, or has no quote and no comma.
 _FIELD = r'(?:\s*"((?:[^"]|"")*)"\s*|([^",]*))'
@@ -302,40 +300,6 @@ def load_archive(path: str | os.PathLike[str]) -> Ledger:
         return Ledger(tuple(names.tolist()), tuple(of_clients), int(num_rounds), sampling)
     except LedgerError as error:
         raise LedgerError(f"{file} is broken: {error}") from None
-
-
-def gap(
-    ledger: Ledger, counts: Sequence[int] | None, clients_per_round: float | None = None
-) -> str | None:
-    """Returns why a ledger is not shown to be complete, as the end of a sentence.
-
-    Args:
-      ledger: The ledger.
-      counts: How many clients each round summed (:func:`round_counts`); None if that is not known.
-      clients_per_round: The cohort size that is claimed of the run; None for none.
-
-    Returns:
-      The reason; None if every round has as many rows as were counted, and the cohorts are not
-      below half of the size that is claimed on average, nor above twice that size.
-    """
-    rounds = np.concatenate([np.empty(0, np.int64), *ledger.rounds_of_clients])
-    rows = np.bincount(rounds, minlength=ledger.num_rounds)
-    if counts is not None and len(counts) != len(rows):
-        return f"it has {len(rows)} rounds, and the server counted {len(counts)}"
-    if counts is not None and len(differing := np.flatnonzero(rows != counts)):
-        return (
-            f"{len(differing)} of its {len(rows)} rounds have other numbers of clients than the "
-            f"server counted, such as round {differing[0]}, counted from 0, with "
-            f"{rows[differing[0]]} rows for {counts[differing[0]]} clients"
-        )
-    if clients_per_round is not None and len(rows):
-        mean = float(rows.mean())
-        if not 0.5 * clients_per_round <= mean <= 2.0 * clients_per_round:
-            return (
-                f"its rounds have {mean:.6g} rows on average, and the run is said to have had "
-                f"{clients_per_round:g} clients a round"
-            )
-    return NO_COUNTS if counts is None else None
 
 
 def round_counts(

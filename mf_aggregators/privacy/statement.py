@@ -18,9 +18,10 @@ from mf_aggregators import accounting, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.kernel import numbers, validation
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
+from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import counted, rounded_up
 from mf_aggregators.participation import check_extended
-from mf_aggregators.privacy import client_names, guarantees, ledgers, provenance, statement_texts
+from mf_aggregators.privacy import client_names, guarantees, provenance, statement_texts
 from mf_aggregators.privacy.guarantees import ObservedParticipation, keeps_plan
 from mf_aggregators.privacy.provenance import OtherRuns, Provenance
 from mf_aggregators.privacy.stopping_rules import StoppingRule
@@ -245,7 +246,7 @@ class PrivacyStatement:
             raise ValueError(
                 "a run that broke its plan, or whose draws nobody checked, needs its worst-case "
                 "guarantee, because the planned one need not hold: "
-                "worst_case=guarantees.worst_case(plan, factorization, observed)."
+                "worst_case=guarantees.worst_case(plan, observed)."
             )
         horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
         if horizons != sorted(set(horizons)):
@@ -410,7 +411,7 @@ class PrivacyStatement:
                 "the planned sampling scheme: nothing is amplified."
             )
         gap = None if self.observed_participation is None else self.observed_participation.gap
-        if gap is not None and (gap != ledgers.NO_COUNTS or self.stopping_rule is not None):
+        if gap is not None and (gap != NO_COUNTS or self.stopping_rule is not None):
             found.append(statement_texts.incomplete(gap))
         elif not self._keeps_rule and (not self.plan.is_amplified or self.keeps_plan):
             found.append(

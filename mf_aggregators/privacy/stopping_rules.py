@@ -26,8 +26,7 @@ of all rounds, so that a limit below it allows no round, and any other one allow
 import dataclasses
 import functools
 
-from mf_aggregators import accounting, catalogue, inputs
-from mf_aggregators.factorizations import Factorization
+from mf_aggregators import accounting, inputs
 from mf_aggregators.kernel import claim, validation
 from mf_aggregators.kernel.claim import Basis, Guarantee, Limit
 from mf_aggregators.kernel.numbers import in_full, rounded_up
@@ -44,32 +43,27 @@ class StoppingRule:
 
     Attributes:
       plan: What ``guarantees.planned`` or ``guarantees.sampled`` returned; it fixes the noise.
-      factorization: What makes the noise.
       epsilon: The limit.
 
     Raises:
-      TypeError: If the factorization is none of the library's classes.
       ValueError: If the limit is not above zero, there is no noise, or the first round alone
         would exceed it.
     """
 
     plan: Guarantee
-    factorization: Factorization
     epsilon: float
 
     def __post_init__(self) -> None:
         validation.positive_number(self.epsilon, "the epsilon to stop at")
         inputs.check_types(self, "plan")
-        catalogue.check_own(self.factorization)
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")
         keeps_sampling = None if not self.plan.is_amplified else True
         first = ObservedParticipation(1, 1, None, 1, keeps_sampling)
         if not self.allows(first):
-            alone = guarantees.observed(self.plan, self.factorization, first)
+            alone = guarantees.observed(self.plan, first)
             rounds = "one round alone has"
-            scheme = guarantees.scheme_of(self.plan)
-            if scheme is not None and scheme.of_first(1) is None:
+            if self.plan.claim.columns is not None:
                 rounds = (
                     "where clients draw for themselves, a part of a run has that of all rounds,"
                 )
@@ -88,9 +82,7 @@ class StoppingRule:
         (``is_by_rule``). For a sampler, the guarantee of the most rounds that the rule allows.
         """
         if self.plan.is_amplified:
-            return guarantees.observed(
-                self.plan, self.factorization, _sampled_rounds(self._most_rounds)
-            )
+            return guarantees.observed(self.plan, _sampled_rounds(self._most_rounds))
         plan = self.plan.claim
         limit = Limit(plan.sigma / self._noise_multiplier)
         ruled = dataclasses.replace(plan, taking_part=limit, epsilon=None, basis=Basis.RULE)
@@ -107,7 +99,7 @@ class StoppingRule:
           False if the run has to end before the last of these rounds.
 
         Raises:
-          ValueError: If there are more rounds than the factorization has.
+          ValueError: If there are more rounds than the plan has.
         """
         if self.plan.is_amplified:
             return (
@@ -116,7 +108,7 @@ class StoppingRule:
             )
         # Noise multipliers and not epsilons are compared, so that the rounds are a part of the
         # Gaussian mechanism of the guarantee, whose event may be composed with others.
-        guarantee = guarantees.observed(self.plan, self.factorization, participation)
+        guarantee = guarantees.observed(self.plan, participation)
         return guarantee.noise_multiplier >= self._noise_multiplier * (1.0 + _ERRORS_OF_C)
 
     @functools.cached_property
@@ -129,12 +121,12 @@ class StoppingRule:
     @functools.cached_property
     def _most_rounds(self) -> int:
         """The most rounds of a sampled run that are within the limit; 0 if one is too many."""
-        fits, exceeds = 0, self.factorization.num_rounds + 1
+        fits, exceeds = 0, self.plan.num_rounds + 1
         # Epsilon does not fall with further rounds. Where a bound did, fewer than the most would
         # be found, and those that are found are checked themselves.
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
-            guarantee = guarantees.observed(self.plan, self.factorization, _sampled_rounds(middle))
+            guarantee = guarantees.observed(self.plan, _sampled_rounds(middle))
             if guarantee.epsilon <= self.epsilon:
                 fits = middle
             else:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import inputs
-from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.claim import Guarantee, Pattern
@@ -46,9 +45,7 @@ class WorstClient:
         validation.epsilon(self.epsilon)
 
     @classmethod
-    def of_ledger(
-        cls, plan: Guarantee, factorization: Factorization, ledger: Ledger
-    ) -> "WorstClient | None":
+    def of_ledger(cls, plan: Guarantee, ledger: Ledger) -> "WorstClient | None":
         """Returns the client whose own participations can change C x the most.
 
         One client's contributions in the rounds of a pattern change it by at most
@@ -59,7 +56,6 @@ class WorstClient:
 
         Args:
           plan: What fixes the noise.
-          factorization: What made the noise.
           ledger: Who took part in which round.
 
         Returns:
@@ -74,7 +70,7 @@ class WorstClient:
         if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
             return None
         # Without the rows of C that only later rounds see.
-        strategy = strategies.strategy(factorization.noise_recursion(), ledger.num_rounds)
+        strategy = strategies.strategy(plan.claim.rows, ledger.num_rounds)
         leading = strategies.columns(strategy, tuple(range(ledger.num_rounds)))
         magnitudes = np.abs(leading.T @ leading)
         worst, largest = -1, -1.0

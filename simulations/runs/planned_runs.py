@@ -122,7 +122,7 @@ class Run:
         limit = self.config.stop_at_epsilon
         if limit is None:
             return None
-        return StoppingRule(self.guarantee, self.mechanism.factorization, limit)
+        return StoppingRule(self.guarantee, limit)
 
     @property
     def noise_multiplier(self) -> float:

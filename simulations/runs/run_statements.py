@@ -83,7 +83,7 @@ class RunStatements:
         if found.keeps_participation:
             return None
         before = None if self._broken is None else self._broken.observed_participation
-        if before is None or before.schema() != found.participation.schema():
+        if before is None or before.schema != found.participation.schema:
             self._broken = self.after(ledger)
         return self._broken
 
@@ -353,11 +353,10 @@ class PrivacyBudget:
         plan = self.planned
         if math.isinf(plan.epsilon):
             return math.inf
-        scheme = guarantees.scheme_of(plan)
-        if scheme is not None and scheme.of_first(rounds) is not None:
+        if plan.is_amplified and plan.claim.columns is None:
             # Who was drawn plays no part in an amplified guarantee.
             nobody = ObservedParticipation(rounds, 0, None, 0, keeps_sampling=True)
-            return guarantees.observed(plan, self._factorization, nobody).epsilon
+            return guarantees.observed(plan, nobody).epsilon
         # To certify an epsilon takes minutes. Of schemes without groups, the planned one and that
         # without amplification are bounds of fewer rounds too.
         return guarantees.of_first_rounds(plan, rounds).epsilon

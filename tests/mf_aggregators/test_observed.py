@@ -15,8 +15,9 @@ from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
+from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.participation import MinSeparation
-from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.statement import RunFacts
@@ -104,7 +105,7 @@ def test_the_observed_epsilon_is_none_of_a_client_that_decides_from_releases(
     )
     # So does the limit of a rule, which is fixed as well.
     limit = accounting.epsilon(3.0 / math.sqrt(2.0), delta) * (1 + 1e-9)
-    rule = StoppingRule(plan, identity(num_rounds), limit)
+    rule = StoppingRule(plan, limit)
     ended = dataclasses.replace(statements[2], stopping_rule=rule)
     assert ended.stated.epsilon <= limit
     within = [min(limit, plan.epsilon)] * 3 + [math.inf] * num_rounds
@@ -120,7 +121,7 @@ def test_a_rule_holds_for_clients_that_decide_from_releases(share: float) -> Non
     factorization, delta = banded(mfa.workloads.prefix_sum(7), 2), 1e-3
     mechanism = mfa.Mechanism(factorization, MinSeparation(1), 0.8)
     plan = mechanism.guarantee(delta)
-    rule = StoppingRule(plan, factorization, share * plan.epsilon)
+    rule = StoppingRule(plan, share * plan.epsilon)
     sigma = plan.noise_multiplier * plan.sensitivity
 
     def participation(pattern: tuple[int, ...]) -> guarantees.ObservedParticipation:
@@ -134,7 +135,7 @@ def test_a_rule_holds_for_clients_that_decide_from_releases(share: float) -> Non
     assert 0.2 * delta < limited <= delta * (1 + 2e-3)
 
     def observed(pattern: tuple[int, ...]) -> float:
-        return guarantees.observed(plan, factorization, participation(pattern)).epsilon
+        return guarantees.observed(plan, participation(pattern)).epsilon
 
     assert _true_delta(matrix, sigma, observed, choices) > 1.2 * delta
 
@@ -196,12 +197,7 @@ def test_more_than_the_plan_is_the_headline_under_its_assumption(is_complete: bo
     statement = observed.statement(facts, 1e-6)
     stated = statement.stated
     assert stated.epsilon > statement.plan.epsilon
-    assert (
-        stated.epsilon
-        >= guarantees.observed(
-            statement.plan, _MECHANISM.factorization, observed.participation
-        ).epsilon
-    )
+    assert stated.epsilon >= guarantees.observed(statement.plan, observed.participation).epsilon
     contents, text = statement.to_dict(), statement.to_markdown()
     for name in ("earned", "realised", "widened", "part_of_client"):
         assert INDEPENDENCE.items() <= contents[name].items()
@@ -302,5 +298,5 @@ def test_every_line_that_is_missing_is_found_by_counts(lost: set[int]) -> None:
     cohorts = [{c for c in cohort if (i, c) in kept} for i, cohort in enumerate(_COHORTS)]
     observed = _MECHANISM.observed(_ledger(cohorts), round_counts=_COUNTS)
     assert observed.gap is not None
-    assert observed.gap != ledgers.NO_COUNTS
+    assert observed.gap != NO_COUNTS
     assert observed.guarantee(1e-6) == _MECHANISM.guarantee(1e-6)

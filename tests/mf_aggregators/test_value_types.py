@@ -87,7 +87,7 @@ def _values() -> Iterator[Any]:
     yield from (metrics, *metrics.metrics)
     yield mfa.audit.Claim(mechanism, 1.0, 2.0)
     yield Certification(0, 100)
-    yield StoppingRule(guarantee, mechanism.factorization, 100.0)
+    yield StoppingRule(guarantee, 100.0)
 
 
 @pytest.mark.parametrize("value", _values(), ids=lambda value: type(value).__name__)

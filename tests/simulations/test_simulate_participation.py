@@ -198,7 +198,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
     observed = mfa.privacy.guarantees.observed_participation(record.rounds_of_clients, 20)
     factorization = mfa.checkpoints.load(checkpoint)
     plan = mfa.privacy.guarantees.planned(factorization, MinSeparation(8, 4), 0.8, 1e-5)
-    guarantee = mfa.privacy.guarantees.observed(plan, factorization, observed)
+    guarantee = mfa.privacy.guarantees.observed(plan, observed)
     assert fields["rounds"] == 20
     assert fields["keeps_plan"] == keeps_plan
     assert fields["planned_epsilon"] == plan.epsilon
@@ -221,7 +221,7 @@ def test_the_guarantee_is_that_of_what_was_observed(
         assert fields["widened_epsilon"] is None
         assert f"The plan was kept: ({rounded_up(plan.epsilon)}, 1e-05)-DP" in text
     else:
-        worst_case = mfa.privacy.guarantees.worst_case(plan, factorization, observed).epsilon
+        worst_case = mfa.privacy.guarantees.worst_case(plan, observed).epsilon
         assert fields["widened_epsilon"] == worst_case > plan.epsilon
         assert f"\n\nWARNING: the schema of the plan ({MinSeparation(8, 4)}) is broken" in text
         assert f"need not hold for the {len(broke)} of {fields['num_clients']} devices" in text

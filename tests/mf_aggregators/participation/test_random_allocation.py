@@ -99,7 +99,6 @@ def test_ledgers_that_no_draw_gives_deviate() -> None:
 def test_schemes_describe_themselves() -> None:
     scheme = RandomAllocation(10, 2, 100, 10)
     assert sampling_from_dict(scheme.to_dict()) == scheme
-    assert scheme.of_first(4) == RandomAllocation(4, 2, 100, 10)
     assert scheme.label == "1 of 5 rounds"
     with pytest.raises(ValueError, match="too small"):
         RandomAllocation(10, 2, 100, 60)

@@ -97,7 +97,6 @@ def test_a_scheme_is_described_with_its_largest_batch() -> None:
     assert scheme.largest_cohort == 20
     flags = {"sampling": "truncated_poisson", "clients_per_round": 10, "largest_batch": 20}
     assert scheme.run_flags() == flags
-    assert scheme.of_first(4) == TruncatedPoissonSampling(4, 2, 100, 10, 20)
 
 
 def test_bad_largest_batches_are_refused() -> None:

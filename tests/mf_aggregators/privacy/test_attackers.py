@@ -60,6 +60,6 @@ def test_who_was_in_no_round_is_found_by_guessing_alone() -> None:
     factorization = identity(6)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
     nobody = guarantees.observed_participation([], 3)
-    rates = attackers.rates(guarantees.observed(plan, factorization, nobody))
+    rates = attackers.rates(guarantees.observed(plan, nobody))
     assert list(rates.values()) == [0.01, 0.001]
     assert attackers.true_positive_rate(plan, 0.25) == accounting.true_positive_rate(1.0, 0.25)

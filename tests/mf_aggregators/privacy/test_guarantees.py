@@ -48,26 +48,6 @@ from tests.refusals import refuses
 _DELTA = 1e-5
 
 
-def test_participations_are_measured() -> None:
-    measured = guarantees.observed_participation([[0, 5, 9], [], [2], [1, 8]], 10)
-    assert measured == ObservedParticipation(
-        num_rounds=10, num_clients=3, separation=4, max_participations=3, largest_separation=7
-    )
-    assert measured.schema() == MinSeparation(4, 3)
-
-
-def test_clients_that_took_part_once_make_a_single_participation() -> None:
-    measured = guarantees.observed_participation([[3], [0]], 4)
-    assert measured.separation is None
-    assert measured.schema() == SingleParticipation()
-
-
-@pytest.mark.parametrize("rounds", [[3, 3], [5, 2], [-1, 2], [0, 10]])
-def test_impossible_records_are_refused(rounds: list[int]) -> None:
-    with refuses("ledger"):
-        guarantees.observed_participation([rounds], 10)
-
-
 def test_a_run_that_kept_its_plan_earns_it() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     participation = MinSeparation(4)
@@ -75,7 +55,7 @@ def test_a_run_that_kept_its_plan_earns_it() -> None:
     assert plan.epsilon == pytest.approx(accounting.epsilon(0.8, _DELTA), rel=1e-11)
     observed = guarantees.observed_participation([[0, 4, 8], [1, 6], [11]], 12)
     assert guarantees.keeps_plan(participation, observed)
-    found = guarantees.observed(plan, factorization, observed)
+    found = guarantees.observed(plan, observed)
     assert found.sensitivity == pytest.approx(plan.sensitivity)
     assert found.epsilon == pytest.approx(plan.epsilon, rel=1e-6)
 
@@ -93,7 +73,7 @@ def test_the_observed_noise_multiplier_is_at_most_that_of_the_worst_client(
     plan = guarantees.planned(factorization, MinSeparation(separation), 1.0, _DELTA)
     rounds = [sorted(client) for client in rounds_of_clients]
     observed = guarantees.observed_participation(rounds, 12)
-    found = guarantees.observed(plan, factorization, observed)
+    found = guarantees.observed(plan, observed)
     stddev = plan.noise_multiplier * plan.sensitivity
     strategy = factorization.strategy_matrix()
     for client in rounds:
@@ -110,18 +90,18 @@ def test_a_broken_plan_earns_less() -> None:
     plan = guarantees.planned(factorization, participation, 0.8, _DELTA)
     too_soon = guarantees.observed_participation([[0, 2, 6]], 12)
     assert not guarantees.keeps_plan(participation, too_soon)
-    assert guarantees.observed(plan, factorization, too_soon).epsilon > plan.epsilon
+    assert guarantees.observed(plan, too_soon).epsilon > plan.epsilon
     too_often = guarantees.observed_participation([[0, 4, 8]], 12)
     assert not guarantees.keeps_plan(MinSeparation(4, 2), too_often)
     plan_of_two = guarantees.planned(factorization, MinSeparation(4, 2), 0.8, _DELTA)
-    assert guarantees.observed(plan_of_two, factorization, too_often).epsilon > plan_of_two.epsilon
+    assert guarantees.observed(plan_of_two, too_often).epsilon > plan_of_two.epsilon
 
 
 def test_fewer_rounds_than_planned_reveal_no_more() -> None:
     factorization = banded(workloads.prefix_sum(12), 4)
     plan = guarantees.planned(factorization, MinSeparation(4), 0.8, _DELTA)
     observed = guarantees.observed_participation([[0, 4], [1]], 5)
-    found = guarantees.observed(plan, factorization, observed)
+    found = guarantees.observed(plan, observed)
     assert found.num_rounds == 5
     assert found.epsilon < plan.epsilon
     # The matrix of the released rounds is the leading part of C.
@@ -133,14 +113,14 @@ def test_fewer_rounds_than_planned_reveal_no_more() -> None:
 def test_nothing_released_is_nothing_revealed() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
     nothing = guarantees.observed_participation([[], []], 0)
-    found = guarantees.observed(plan, identity(4), nothing)
+    found = guarantees.observed(plan, nothing)
     assert (found.epsilon, found.rho, found.sensitivity) == (0.0, 0.0, 0.0)
 
 
 def test_no_noise_stays_no_guarantee() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 0.0, _DELTA)
     observed = guarantees.observed_participation([[0]], 4)
-    found = guarantees.observed(plan, identity(4), observed)
+    found = guarantees.observed(plan, observed)
     assert found.epsilon == math.inf
     assert guarantees.to_dict(found)["epsilon"] is None
 
@@ -148,44 +128,7 @@ def test_no_noise_stays_no_guarantee() -> None:
 def test_more_rounds_than_the_matrix_has_are_refused() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 1.0, _DELTA)
     with refuses("5", "4"):
-        guarantees.observed(plan, identity(4), ObservedParticipation(5, 1, None, 1))
-
-
-_SIX_ROUNDS = 6
-_SCHEMAS: list[Participation] = [
-    SingleParticipation(),
-    *(FixedEpochOrder(k, b) for k in range(1, 5) for b in range(1, 7)),
-    *(MinSeparation(b, k) for k in (None, 1, 2, 3, 4) for b in range(1, 7)),
-]
-
-
-@pytest.mark.parametrize("participation", _SCHEMAS, ids=str)
-def test_a_record_keeps_a_schema_exactly_if_every_client_does(participation: Participation) -> None:
-    """Every pattern of six rounds, alone and beside a client that keeps to the schema."""
-    allowed = set(brute_force.patterns(participation, _SIX_ROUNDS))
-    longest = max(allowed, key=len)
-    for size in range(1, _SIX_ROUNDS + 1):
-        for pattern in itertools.combinations(range(_SIX_ROUNDS), size):
-            for record in ([pattern], [longest, (), pattern], [pattern, (3,), longest]):
-                observed = guarantees.observed_participation(record, _SIX_ROUNDS)
-                assert guarantees.keeps_plan(participation, observed) == (pattern in allowed)
-                # The observed schema allows it, and no distance or count beyond it.
-                own = set(brute_force.patterns(observed.schema(), _SIX_ROUNDS))
-                assert own >= {each for each in record if each}
-                assert max(map(len, own)) == max(map(len, record))
-
-
-def test_equal_distances_make_fixed_epochs() -> None:
-    measured = guarantees.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
-    assert measured.schema() == FixedEpochOrder(3, 4)
-    # One larger distance, and they are only a smallest one.
-    assert guarantees.observed_participation([[0, 4, 8], [3, 8]], 12).schema() == MinSeparation(
-        4, 3
-    )
-    # Without the largest distance nothing shows that all are equal.
-    by_hand = ObservedParticipation(12, 3, 4, 3)
-    assert by_hand.schema() == MinSeparation(4, 3)
-    assert not guarantees.keeps_plan(FixedEpochOrder(3, 4), by_hand)
+        guarantees.observed(plan, ObservedParticipation(5, 1, None, 1))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +147,7 @@ def test_a_record_of_fixed_epochs_is_measured_against_them(factorization: Factor
     plan = guarantees.planned(factorization, schema, 1.3, _DELTA)
     observed = guarantees.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
     assert guarantees.keeps_plan(schema, observed)
-    guarantee = guarantees.observed(plan, factorization, observed)
+    guarantee = guarantees.observed(plan, observed)
     assert guarantees.participation_of(guarantee) == schema
     assert guarantee.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
     wider = guarantees.planned(factorization, MinSeparation(4, 3), 1.3, _DELTA)
@@ -237,7 +180,7 @@ def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     assert guarantees.to_dict(plan)["sampling"] == scheme.to_dict()
     kept = ObservedParticipation(12, 40, 3, 4, keeps_sampling=True)
     assert guarantees.keeps_plan(scheme, kept)
-    assert guarantees.observed(plan, factorization, kept).epsilon == pytest.approx(plan.epsilon)
+    assert guarantees.observed(plan, kept).epsilon == pytest.approx(plan.epsilon)
 
 
 def test_noise_whose_roundings_reach_beyond_the_bands_is_not_amplified() -> None:
@@ -255,7 +198,7 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
     for keeps in (False, None):
         broken = ObservedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
         assert not guarantees.keeps_plan(PoissonSampling(12, 3, 300, 10), broken)
-        guarantee = guarantees.observed(plan, factorization, broken)
+        guarantee = guarantees.observed(plan, broken)
         assert not guarantee.is_amplified
         assert guarantee.epsilon == pytest.approx(
             accounting.epsilon(1.2 / math.sqrt(3), _DELTA), rel=1e-6
@@ -269,7 +212,7 @@ def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) 
     factorization = banded(workloads.prefix_sum(12), 3)
     plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
-    guarantee = guarantees.observed(plan, factorization, kept)
+    guarantee = guarantees.observed(plan, kept)
     assert guarantee.num_rounds == rounds
     assert guarantee.is_amplified
     found = guarantees.scheme_of(guarantee)
@@ -310,11 +253,11 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert guarantees.to_dict(plan)["sampling"] == scheme.to_dict()
     # What was drawn is kept: the same guarantee, and one for the rounds that there were.
     kept = ObservedParticipation(12, 40, scheme.separation, most, keeps_sampling=True)
-    guarantee = guarantees.observed(plan, factorization, kept)
+    guarantee = guarantees.observed(plan, kept)
     assert guarantee.epsilon == pytest.approx(plan.epsilon)
     for rounds in (1, 2, 7):
         kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
-        stopped = guarantees.observed(plan, factorization, kept)
+        stopped = guarantees.observed(plan, kept)
         assert stopped.num_rounds == rounds
         # The rounds that there were are a part of all rounds, whose certificate holds for them.
         assert guarantees.scheme_of(stopped) == guarantees.scheme_of(plan)
@@ -445,7 +388,7 @@ def test_guarantees_compose() -> None:
     plan = guarantees.planned(identity(4), MinSeparation(2), 2.0, _DELTA)
     both = accounting.composed_epsilon([guarantees.event(plan), guarantees.event(plan)], _DELTA)
     assert both == pytest.approx(accounting.epsilon(2.0 / math.sqrt(2), _DELTA), abs=1e-3)
-    nothing = guarantees.observed(plan, identity(4), ObservedParticipation(0, 0, None, 0))
+    nothing = guarantees.observed(plan, ObservedParticipation(0, 0, None, 0))
     assert accounting.composed_epsilon(
         [guarantees.event(plan), guarantees.event(nothing)], _DELTA
     ) == pytest.approx(plan.epsilon, abs=1e-3)
@@ -467,9 +410,9 @@ def test_a_widened_guarantee_is_never_the_better_one(
         plan = guarantees.planned(factorization, participation, 1.0, _DELTA)
         kept = [i for i in rounds if i < released]
         observed = guarantees.observed_participation([kept], released)
-        worst_case = guarantees.worst_case(plan, factorization, observed)
+        worst_case = guarantees.worst_case(plan, observed)
         assert worst_case.epsilon >= plan.epsilon * (1 - 1e-9)
-        guarantee = guarantees.observed(plan, factorization, observed)
+        guarantee = guarantees.observed(plan, observed)
         assert worst_case.epsilon >= guarantee.epsilon * (1 - 1e-9)
 
 
@@ -477,7 +420,7 @@ def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     observed = ObservedParticipation(2, 5, None, 1, keeps_sampling=False)
-    worst_case = guarantees.worst_case(plan, factorization, observed)
+    worst_case = guarantees.worst_case(plan, observed)
     assert not worst_case.is_amplified
     assert worst_case.epsilon == pytest.approx(accounting.epsilon(1.2 / 2, _DELTA), rel=1e-6)
 
@@ -552,38 +495,3 @@ def test_so_little_noise_has_no_zcdp_and_protects_no_part(multiplier: float) -> 
     between = guarantees.planned(identity(6), MinSeparation(2), 0.3, _DELTA)
     assert guarantees.to_dict(between)["zcdp_delta"] == accounting.zcdp_delta(0.3)
     assert math.isinf(guarantees.part_of_client(between).epsilon)
-
-
-@pytest.mark.parametrize("value", [math.nan, 2.5, True, "2", -1, np.array([1, 2])])
-@pytest.mark.parametrize(
-    "name", ["num_rounds", "num_clients", "separation", "max_participations", "largest_separation"]
-)
-def test_observed_numbers_are_integers(name: str, value: object) -> None:
-    seen = ObservedParticipation(np.int64(8), 5, 2, 3, largest_separation=4)  # type: ignore[arg-type]
-    assert type(seen.num_rounds) is int
-    with refuses(name):
-        dataclasses.replace(seen, **{name: value})  # type: ignore[arg-type]
-
-
-def test_clients_that_return_have_a_separation() -> None:
-    """Without one, the schema would be of a single participation."""
-    with refuses("3 times", "separation"):
-        ObservedParticipation(8, 5, None, 3)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        # One of two would have been counted, and two of three.
-        ((10, 5, 20, 2), "21 rounds"),
-        ((10, 5, 5, 3), "11 rounds"),
-        ((10, 5, 1, 11), "11 rounds"),
-        ((10, 5, 3, 2, None, 2), "largest_separation"),
-    ],
-)
-def test_participations_that_do_not_fit_into_the_rounds_are_refused(
-    given: tuple[Any, ...], said: str
-) -> None:
-    with refuses(said):
-        ObservedParticipation(*given)
-    assert ObservedParticipation(11, 5, 5, 3, largest_separation=5).max_participations == 3

@@ -266,9 +266,7 @@ def _check_never_better(seed: int) -> int | None:
     for bands in (min(4, times.num_rounds), None):
         factorization = toeplitz(times.num_rounds, num_bands=bands, coefficients="square_root")
         plan = guarantees.planned(factorization, schema, 1.0, 1e-6)
-        stated, true = (
-            guarantees.observed(plan, factorization, each) for each in (by_times, by_ids)
-        )
+        stated, true = (guarantees.observed(plan, each) for each in (by_times, by_ids))
         assert stated.epsilon >= true.epsilon - 1e-9
         assert stated.noise_multiplier <= true.noise_multiplier * (1.0 + 1e-12)
     if by_ids.separation is None or by_times.separation is None:

@@ -77,8 +77,8 @@ def _ended(
         facts,
         plan,
         observed,
-        guarantees.observed(plan, factorization, observed),
-        worst_case=None if keeps_plan else guarantees.worst_case(plan, factorization, observed),
+        guarantees.observed(plan, observed),
+        worst_case=None if keeps_plan else guarantees.worst_case(plan, observed),
     )
 
 
@@ -404,7 +404,7 @@ def _under_a_rule(
     """Independent noise for three participations, under a limit that is a share of the plan's."""
     statement = _statement(rounds_of_client, num_rounds)
     limit = share * statement.plan.epsilon
-    rule = StoppingRule(statement.plan, identity(10), limit)
+    rule = StoppingRule(statement.plan, limit)
     return dataclasses.replace(statement, stopping_rule=rule, stopped_by_rule=stopped_by_rule)
 
 
@@ -462,7 +462,7 @@ def test_no_rule_says_nothing_and_ends_nothing() -> None:
 
 def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     kept, left = _sampled(True), _sampled(False)
-    rule = StoppingRule(kept.plan, banded(workloads.prefix_sum(12), 3), 0.9 * kept.plan.epsilon)
+    rule = StoppingRule(kept.plan, 0.9 * kept.plan.epsilon)
     exceeding = dataclasses.replace(kept, stopping_rule=rule)
     assert exceeding.stated == kept.stated
     assert any("it was not followed" in warning for warning in exceeding.warnings)
@@ -471,7 +471,7 @@ def test_a_rule_for_drawn_batches_promises_nothing_for_others() -> None:
     interrupted = dataclasses.replace(
         exceeding,
         observed_participation=few,
-        observed_guarantee=guarantees.observed(kept.plan, rule.factorization, few),
+        observed_guarantee=guarantees.observed(kept.plan, few),
     )
     assert interrupted.stated.epsilon <= rule.epsilon
     assert "follows from the plan alone" in " ".join(interrupted.to_markdown().split())
@@ -518,7 +518,7 @@ def test_every_condition_that_a_statement_prints_is_true_of_its_ledger() -> None
         statement = _ended(facts, plan, identity(10), observed)
         rule = None
         if generator.random() < 0.7:
-            rule = StoppingRule(plan, identity(10), plan.epsilon * generator.uniform(0.7, 1.3))
+            rule = StoppingRule(plan, plan.epsilon * generator.uniform(0.7, 1.3))
             statement = dataclasses.replace(
                 statement,
                 stopping_rule=rule,
@@ -552,13 +552,13 @@ def test_every_condition_that_a_statement_prints_is_true_of_its_ledger() -> None
 
 def test_a_run_under_way_is_within_its_rule_whether_it_keeps_its_plan_or_not() -> None:
     statement = _statement(None)
-    rule = StoppingRule(statement.plan, identity(10), 0.8 * statement.plan.epsilon)
+    rule = StoppingRule(statement.plan, 0.8 * statement.plan.epsilon)
     under_rule = dataclasses.replace(statement, stopping_rule=rule)
     text = " ".join(under_rule.to_markdown().split())
     assert "if it keeps its plan" not in text
     assert "what it releases satisfies" in text
     assert "the ledger of who took part is right, by which the stopping rule" in text
-    loose = StoppingRule(statement.plan, identity(10), 1.2 * statement.plan.epsilon)
+    loose = StoppingRule(statement.plan, 1.2 * statement.plan.epsilon)
     kept = dataclasses.replace(statement, stopping_rule=loose)
     assert "if it keeps its plan" in kept.to_markdown()
 

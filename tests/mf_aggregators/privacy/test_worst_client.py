@@ -42,7 +42,7 @@ def _worst(
     num_rounds: int,
 ) -> WorstClient | None:
     plan = guarantees.planned(factorization, SingleParticipation(), 1.0, 1e-5)
-    return WorstClient.of_ledger(plan, factorization, _ledger(rounds_of_clients, num_rounds))
+    return WorstClient.of_ledger(plan, _ledger(rounds_of_clients, num_rounds))
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def test_no_client_is_worse_off_than_the_observed_guarantee_says(
     factorization = mechanisms[index]
     plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
     observed = guarantees.observed_participation(rounds_of_clients, _NUM_ROUNDS)
-    guarantee = guarantees.observed(plan, factorization, observed)
+    guarantee = guarantees.observed(plan, observed)
     record = _ledger(rounds_of_clients, _NUM_ROUNDS)
-    worst = WorstClient.of_ledger(plan, factorization, record)
+    worst = WorstClient.of_ledger(plan, record)
     if worst is None:
         assert observed.max_participations == 0
     else:
@@ -139,7 +139,7 @@ def test_few_rounds_of_many_planned_take_little_memory(name: str) -> None:
     assert found.client_id == "1"
     observed = guarantees.observed_participation(clients, 7)
     plan = guarantees.planned(factorization, MinSeparation(2), 1.0, 1e-5)
-    guarantee = guarantees.observed(plan, factorization, observed)
+    guarantee = guarantees.observed(plan, observed)
     assert found.sensitivity <= guarantee.sensitivity * (1.0 + 1e-9)
 
 

@@ -18,6 +18,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -569,7 +570,7 @@ def test_devices_with_broken_timers_join_as_if_they_never_took_part(
     returned = [np.array(rounds) for rounds in rounds_of if len(rounds) > 1]
     gaps = np.concatenate([np.diff(rounds) for rounds in returned])
     sizes = np.array([len(rounds) for rounds in returned])
-    found = guarantees.num_outside_schema(MinSeparation(1000, 1), sizes, gaps)
+    found = guarantees.num_outside_schema(Schema(1, 1000), sizes, gaps)
     assert found == len(population.broken)
 
 

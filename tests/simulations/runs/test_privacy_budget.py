@@ -168,7 +168,7 @@ def test_every_round_is_computed_where_it_is_asked_for() -> None:
     exact = PrivacyBudget(Mechanism(factorization, schema, 1.0), _DELTA, every=1)
     found = exact.spent(100)
     observed = guarantees.ObservedParticipation(100, 1, 10, 10)
-    guarantee = guarantees.observed(budget.planned, factorization, observed)
+    guarantee = guarantees.observed(budget.planned, observed)
     assert found == pytest.approx(guarantee.epsilon, rel=1e-9)
     assert found < budget.spent(100) == exact.spent(102)
 

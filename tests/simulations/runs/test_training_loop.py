@@ -253,7 +253,7 @@ def test_a_rule_ends_a_run_before_its_limit_and_again_when_it_is_started_again(
     plan = guarantees.planned(factorization, MinSeparation(3), 1.0, 1e-5)
     # Of three bands, three rounds apart, two participations change by the square root of two.
     one, two = (mfa.accounting.epsilon((2.0 / k) ** 0.5, 1e-5) for k in (1, 2))
-    rule = StoppingRule(plan, factorization, 0.5 * (one + two))
+    rule = StoppingRule(plan, 0.5 * (one + two))
     models, whole = whole_run
     for _ in range(2):
         with refuses("3 rounds", "round 4", error=StoppedByRuleError):

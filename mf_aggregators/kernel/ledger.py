@@ -1,0 +1,340 @@
+"""Ledgers as numbers: the participations that they show, whether they are complete, and guarantees.
+
+A plan names a participation schema, and its noise is scaled to the sensitivity of C under it. A run
+that kept its plan has the planned guarantee, also if clients decided from released models whether
+to take part. The participations that were observed define a schema of their own, by their
+separations and their largest number per client, and the same noise is measured against the
+sensitivity under that one. The observed guarantee may be the better one, and holds only if
+participation did not depend on released models or on data (docs/privacy-proofs.md, section 4). A
+run that broke its plan has only the observed guarantee.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation
+from mf_aggregators.kernel.schemas import Schema
+
+# The gap of a ledger without counts.
+NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedParticipation:
+    """The participations that were observed, over all clients.
+
+    Attributes:
+      num_rounds: The number of rounds that were released.
+      num_clients: How many clients took part at all; None if that is not known.
+      separation: The smallest distance |i - j| between two participations of one
+        client; None if none took part twice.
+      max_participations: The largest number of participations of one client.
+      keeps_sampling: Whether a data sampler drew every batch by its scheme; None where none
+        was planned, or nobody checked: only whoever holds the sampler's seed can find out.
+      largest_separation: The largest distance between adjacent participations of one client;
+        None if none took part twice, or if it is not known.
+      conditions: Under which conditions it follows, as sentences, where nobody saw who took part
+        (``round_times``); None for a ledger.
+      gap: Why the ledger is not shown to be complete (:func:`gap`); None if it is, and for times.
+
+    Raises:
+      ValueError: If a number is no integer of its range or another attribute of another type, a
+        client took part more than once and no separation is given, or so many participations do
+        not fit into the rounds.
+    """
+
+    num_rounds: int
+    num_clients: int | None
+    separation: int | None
+    max_participations: int
+    keeps_sampling: bool | None = None
+    largest_separation: int | None = None
+    conditions: str | None = None
+    gap: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_rounds", 0), ("max_participations", 0)):
+            found = validation.integer_at_least(getattr(self, name), least, name)
+            object.__setattr__(self, name, found)
+        for name, least in (("num_clients", 0), ("separation", 1), ("largest_separation", 1)):
+            if getattr(self, name) is not None:
+                found = validation.integer_at_least(getattr(self, name), least, name)
+                object.__setattr__(self, name, found)
+        for name, kind in (("keeps_sampling", bool), ("conditions", str), ("gap", str)):
+            value = getattr(self, name)
+            if value is not None and type(value) is not kind:
+                raise ValueError(
+                    f"{name} must be a {kind.__name__}, found {validation.shown(value)}."
+                )
+        if self.max_participations <= 1:
+            return
+        if self.separation is None:
+            raise ValueError(
+                f"a client took part {self.max_participations} times: give the separation, which "
+                "is 1 where it is not known."
+            )
+        # A schema that has no room for them would count fewer participations.
+        least = (self.max_participations - 1) * self.separation + 1
+        if self.num_rounds < least:
+            raise ValueError(
+                f"{self.max_participations} participations {self.separation} rounds apart need "
+                f"{least} rounds, and num_rounds is {self.num_rounds}."
+            )
+        if self.largest_separation is not None and self.largest_separation < self.separation:
+            raise ValueError(
+                f"largest_separation, {self.largest_separation}, is below the smallest, "
+                f"{self.separation}."
+            )
+
+    @property
+    def schema(self) -> Schema:
+        """The narrowest schema of these separations and number of participations."""
+        if self.separation is None:
+            return Schema(1, 1)
+        is_even = self.separation == self.largest_separation
+        return Schema(self.max_participations, self.separation, is_even=is_even)
+
+    def keeps(self, schema: Schema) -> bool:
+        """Returns whether a schema allows them.
+
+        Args:
+          schema: The schema.
+        """
+        return schema.allows_separations(
+            self.max_participations, self.separation, self.largest_separation
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping; who was drawn by a sampler is a secret and not in it."""
+        if self.keeps_sampling:
+            return {"num_rounds": self.num_rounds, "keeps_sampling": True}
+        return {
+            "num_rounds": self.num_rounds,
+            "num_clients": self.num_clients,
+            "separation": self.separation,
+            "largest_separation": self.largest_separation,
+            "max_participations": self.max_participations,
+            "keeps_sampling": self.keeps_sampling,
+            **({} if self.conditions is None else {"conditions": self.conditions}),
+            **({} if self.gap is None else {"ledger_gap": self.gap}),
+        }
+
+
+def observed_participation(
+    rounds_of_clients: Iterable[Sequence[int] | IntArray], num_rounds: int
+) -> ObservedParticipation:
+    """Measures the participations that a ledger shows.
+
+    Args:
+      rounds_of_clients: For each client, the rounds that it took part in, from 0,
+        increasing.
+      num_rounds: The number of rounds that were released.
+
+    Returns:
+      The smallest and the largest separation, and the largest count.
+
+    Raises:
+      ValueError: If a client's rounds are not increasing or not among the rounds
+        that were released: such a ledger cannot be trusted.
+    """
+    num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
+    of_clients = [np.asarray(rounds, dtype=np.int64) for rounds in rounds_of_clients if len(rounds)]
+    if not of_clients:
+        return ObservedParticipation(num_rounds, 0, None, 0, largest_separation=None)
+    # At once: a run may ask for hundreds of thousands of clients in every round.
+    sizes = np.array([len(rounds) for rounds in of_clients])
+    together = np.concatenate(of_clients)
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    is_out = (together < 0) | (together >= num_rounds)
+    if np.any(is_out):
+        rounds = of_clients[clients[np.argmax(is_out)]]
+        raise ValueError(
+            f"a client took part in rounds {rounds[0]} to {rounds[-1]}, counted from 0, and "
+            f"{num_rounds} rounds were released: the ledger is broken."
+        )
+    is_of_one = clients[1:] == clients[:-1]
+    separations = np.diff(together)[is_of_one]
+    if np.any(separations <= 0):
+        earlier = np.flatnonzero(is_of_one)[np.argmax(separations <= 0)]
+        raise ValueError(
+            f"a client took part in round {together[earlier]} and then in round "
+            f"{together[earlier + 1]}, counted from 0: the ledger is broken."
+        )
+    return ObservedParticipation(
+        num_rounds,
+        len(of_clients),
+        int(separations.min()) if len(separations) else None,
+        int(sizes.max()),
+        largest_separation=int(separations.max()) if len(separations) else None,
+    )
+
+
+def num_outside_schema(schema: Schema, participations: IntArray, separations: IntArray) -> int:
+    """Returns how many clients took part in rounds that a schema forbids.
+
+    Args:
+      schema: The schema.
+      participations: (r,): of each client that took part at least twice, how often it did.
+      separations: (sum of participations - r,): the rounds from each of its participations
+        to the next, of one client after the other.
+    """
+    if not len(participations):
+        return 0
+    # At once, as there may be millions.
+    starts = np.cumsum(participations - 1) - (participations - 1)
+    ends_of = (np.minimum.reduceat(separations, starts), np.maximum.reduceat(separations, starts))
+    patterns, clients = np.unique([participations, *ends_of], axis=1, return_counts=True)
+    return sum(
+        int(number)
+        for pattern, number in zip(patterns.T.tolist(), clients, strict=True)
+        if not schema.allows_separations(*pattern)
+    )
+
+
+def gap(
+    rounds_of_clients: Iterable[IntArray],
+    num_rounds: int,
+    counts: Sequence[int] | None,
+    clients_per_round: float | None = None,
+) -> str | None:
+    """Returns why a ledger is not shown to be complete, as the end of a sentence.
+
+    Args:
+      rounds_of_clients: As in :func:`observed_participation`.
+      num_rounds: The number of rounds that were released.
+      counts: How many clients each round summed, by the server's own count; None if that is not
+        known.
+      clients_per_round: The cohort size that is claimed of the run; None for none.
+
+    Returns:
+      The reason; None if every round has as many rows as were counted, and the cohorts are not
+      below half of the size that is claimed on average, nor above twice that size.
+    """
+    rounds = np.concatenate([np.empty(0, np.int64), *rounds_of_clients])
+    rows = np.bincount(rounds, minlength=num_rounds)
+    if counts is not None and len(counts) != len(rows):
+        return f"it has {len(rows)} rounds, and the server counted {len(counts)}"
+    if counts is not None and len(differing := np.flatnonzero(rows != counts)):
+        return (
+            f"{len(differing)} of its {len(rows)} rounds have other numbers of clients than the "
+            f"server counted, such as round {differing[0]}, counted from 0, with "
+            f"{rows[differing[0]]} rows for {counts[differing[0]]} clients"
+        )
+    if clients_per_round is not None and len(rows):
+        mean = float(rows.mean())
+        if not 0.5 * clients_per_round <= mean <= 2.0 * clients_per_round:
+            return (
+                f"its rounds have {mean:.6g} rows on average, and the run is said to have had "
+                f"{clients_per_round:g} clients a round"
+            )
+    return NO_COUNTS if counts is None else None
+
+
+def observed(plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
+    """Returns the guarantee that follows from the observed participations.
+
+    Rows of C after the last released round were never released, so the sensitivity is
+    that of the leading part of C. Unless a data sampler drew the participations, the guarantee
+    holds only if they did not depend on released models or on data.
+
+    Args:
+      plan: The planned guarantee of the run; it fixes the noise.
+      participation: The observed participations.
+
+    Returns:
+      The guarantee for the rounds that were released; epsilon 0 if there were none. With
+      min-separation sampling and balls in bins it is that of all rounds.
+
+    Raises:
+      NotProved: If more rounds were released than there are rows of noise: a ValueError.
+    """
+    rounds, draws = participation.num_rounds, plan.claim.taking_part
+    if plan.is_amplified and participation.keeps_sampling and rounds >= 1:
+        # Clients are drawn with the probability of the plan, however early the run ended; those
+        # that were never drawn are covered too.
+        first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
+        # Else fewer rounds are post-processing of all. Another certificate would take minutes.
+        if not isinstance(draws, (Schema, Pattern, Limit, MinSeparation, BallsInBins)):
+            fewer = dataclasses.replace(draws, num_rounds=max(rounds, draws.num_bands))
+            first = dataclasses.replace(first, taking_part=fewer)
+        return check(first)
+    nobody = participation.max_participations == 0
+    return check(observed_claim(plan, Pattern(()) if nobody else participation.schema, rounds))
+
+
+def worst_case(plan: Guarantee, participation: ObservedParticipation) -> Guarantee:
+    """Returns the guarantee of a run that broke its plan, however it went on.
+
+    It is for all rounds, the smaller of the planned and the observed separation and the larger
+    number of participations, without amplification. So it is never better than the planned one. It
+    holds only if participation did not depend on released models or on data.
+
+    Args:
+      plan: The planned guarantee of the run; it fixes the noise.
+      participation: The observed participations so far.
+    """
+    rounds, schema = plan.claim.rows.num_rounds, schema_of(plan)
+    planned_separation = rounds if schema == Schema(1, 1) else schema.separation
+    most = max(schema.most_in(rounds), participation.max_participations, 1)
+    widened = Schema(most, min(planned_separation, participation.separation or rounds))
+    return check(observed_claim(plan, widened, rounds))
+
+
+def of_first_rounds(plan: Guarantee, num_rounds: int) -> Guarantee:
+    """Returns the guarantee of the first rounds of a plan, without amplification.
+
+    Args:
+      plan: The plan.
+      num_rounds: The rounds that were released, at least 1.
+    """
+    return check(dataclasses.replace(without_draws(plan), num_rounds=num_rounds))
+
+
+def schema_of(plan: Guarantee) -> Schema:
+    """Returns the schema of a plan; of all draws that a scheme may make.
+
+    Args:
+      plan: The plan.
+
+    Raises:
+      ValueError: If the guarantee is for the rounds of one client, or by a stopping rule.
+    """
+    taking_part = plan.claim.taking_part
+    if isinstance(taking_part, (Pattern, Limit)):
+        raise ValueError(f"a plan is for a schema or for draws, found {taking_part}.")
+    return taking_part if isinstance(taking_part, Schema) else taking_part.schema
+
+
+def without_draws(plan: Guarantee) -> Claim:
+    """Returns the claim of a plan against an adversary who knows all draws.
+
+    Args:
+      plan: The plan.
+    """
+    return dataclasses.replace(
+        plan.claim,
+        taking_part=schema_of(plan),
+        epsilon=None,
+        basis=None,
+        columns=None,
+        certificate=None,
+    )
+
+
+def observed_claim(plan: Guarantee, taking_part: Schema | Pattern, num_rounds: int) -> Claim:
+    """Returns the claim that a ledger supports, of the noise of a plan.
+
+    Args:
+      plan: The plan.
+      taking_part: The participation that the ledger shows.
+      num_rounds: The rounds that were released.
+    """
+    return dataclasses.replace(
+        without_draws(plan), taking_part=taking_part, num_rounds=num_rounds, basis=Basis.LEDGER
+    )

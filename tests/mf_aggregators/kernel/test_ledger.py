@@ -1,0 +1,263 @@
+"""Ledgers against all patterns of a few rounds, and the claims that follow from them."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mf_aggregators.kernel import claim, ledger
+from mf_aggregators.kernel.claim import Assumption, Claim, Pattern
+from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.ledger import ObservedParticipation
+from mf_aggregators.kernel.rows import BandedNoise
+from mf_aggregators.kernel.schemas import Schema
+from tests.examples import examples
+from tests.refusals import refuses
+
+
+def test_participations_are_measured() -> None:
+    measured = ledger.observed_participation([[0, 5, 9], [], [2], [1, 8]], 10)
+    assert measured == ObservedParticipation(
+        num_rounds=10, num_clients=3, separation=4, max_participations=3, largest_separation=7
+    )
+    assert measured.schema == Schema(3, 4)
+
+
+def test_clients_that_took_part_once_make_a_single_participation() -> None:
+    measured = ledger.observed_participation([[3], [0]], 4)
+    assert measured.separation is None
+    assert measured.schema == Schema(1, 1)
+
+
+@pytest.mark.parametrize("rounds", [[3, 3], [5, 2], [-1, 2], [0, 10]])
+def test_impossible_records_are_refused(rounds: list[int]) -> None:
+    with refuses("ledger"):
+        ledger.observed_participation([rounds], 10)
+
+
+_SIX_ROUNDS = 6
+_SCHEMAS = [
+    Schema(1, 1),
+    *(Schema(k, b, is_even=True) for k in range(1, 5) for b in range(1, 7)),
+    *(Schema(k, b) for k in (None, 1, 2, 3, 4) for b in range(1, 7)),
+]
+
+
+def _patterns(schema: Schema, num_rounds: int) -> set[tuple[int, ...]]:
+    """All sets of rounds that a schema allows, by its definition."""
+    found = set()
+    for size in range(1, num_rounds + 1):
+        for pattern in itertools.combinations(range(num_rounds), size):
+            apart = [later - earlier for earlier, later in itertools.pairwise(pattern)]
+            is_apart = all(
+                each == schema.separation if schema.is_even else each >= schema.separation
+                for each in apart
+            )
+            if is_apart and (schema.most is None or size <= schema.most):
+                found.add(pattern)
+    return found
+
+
+@pytest.mark.parametrize("schema", _SCHEMAS, ids=str)
+def test_a_record_keeps_a_schema_exactly_if_every_client_does(schema: Schema) -> None:
+    """Every pattern of six rounds, alone and beside a client that keeps to the schema."""
+    allowed = _patterns(schema, _SIX_ROUNDS)
+    longest = max(allowed, key=len)
+    for size in range(1, _SIX_ROUNDS + 1):
+        for pattern in itertools.combinations(range(_SIX_ROUNDS), size):
+            for record in ([pattern], [longest, (), pattern], [pattern, (3,), longest]):
+                observed = ledger.observed_participation(record, _SIX_ROUNDS)
+                assert observed.keeps(schema) == (pattern in allowed)
+                # The observed schema allows it, and no distance or count beyond it.
+                own = _patterns(observed.schema, _SIX_ROUNDS)
+                assert own >= {each for each in record if each}
+                assert max(map(len, own)) == max(map(len, record))
+
+
+def test_equal_distances_make_fixed_epochs() -> None:
+    measured = ledger.observed_participation([[0, 4, 8], [3, 7], [2]], 12)
+    assert measured.schema == Schema(3, 4, is_even=True)
+    # One larger distance, and they are only a smallest one.
+    larger = ledger.observed_participation([[0, 4, 8], [3, 8]], 12)
+    assert larger.schema == Schema(3, 4)
+    # Without the largest distance nothing shows that all are equal.
+    by_hand = ObservedParticipation(12, 3, 4, 3)
+    assert by_hand.schema == Schema(3, 4)
+    assert not by_hand.keeps(Schema(3, 4, is_even=True))
+
+
+_records = st.lists(
+    st.lists(st.integers(0, 11), unique=True, max_size=6).map(sorted), min_size=1, max_size=6
+)
+
+
+@given(_records, st.sampled_from(_SCHEMAS))
+@settings(deadline=None, max_examples=examples(60))
+def test_clients_outside_a_schema_are_counted(record: list[list[int]], schema: Schema) -> None:
+    returned = [np.array(rounds) for rounds in record if len(rounds) > 1]
+    allowed = _patterns(schema, 12)
+    expected = sum(tuple(rounds.tolist()) not in allowed for rounds in returned)
+    apart = np.concatenate([np.empty(0, np.int64), *(np.diff(rounds) for rounds in returned)])
+    sizes = np.array([len(rounds) for rounds in returned], np.int64)
+    assert ledger.num_outside_schema(schema, sizes, apart) == expected
+
+
+@given(_records)
+@settings(deadline=None, max_examples=examples(60))
+def test_a_ledger_that_lacks_a_row_has_a_gap(record: list[list[int]]) -> None:
+    rounds = [np.array(each, np.int64) for each in record]
+    counts = [sum(i in each for each in record) for i in range(12)]
+    assert ledger.gap(rounds, 12, counts) is None
+    assert ledger.gap(rounds, 12, None) == ledger.NO_COUNTS
+    more = [*counts[:3], counts[3] + 1, *counts[4:]]
+    said = ledger.gap(rounds, 12, more)
+    assert said is not None
+    assert said.startswith("1 of its 12 rounds have other numbers")
+    assert f"round 3, counted from 0, with {counts[3]} rows for {counts[3] + 1} clients" in said
+    assert ledger.gap(rounds, 12, counts[:-1]) == "it has 12 rounds, and the server counted 11"
+    mean = sum(counts) / 12
+    for share, is_told in ((0.4, True), (0.51, False), (1.9, False), (2.1, True)):
+        if mean:
+            found = ledger.gap(rounds, 12, counts, mean / share)
+            assert (found is not None) == is_told
+            assert found is None or "rows on average" in found
+    assert ledger.gap([], 0, [], 5.0) is None
+
+
+def _plan(num_rounds: int = 6, taking_part: Any = None, **values: Any) -> claim.Guarantee:
+    bands = np.ones((num_rounds, 2))
+    bands[0, 1] = 0.0
+    schema = Schema(None, 2) if taking_part is None else taking_part
+    return claim.check(Claim(BandedNoise(bands), schema, 4.0, 1e-5, **values))
+
+
+def test_observed_rounds_are_claims_of_the_same_noise() -> None:
+    plan = _plan()
+    kept = ledger.observed(plan, ledger.observed_participation([[0, 2, 4]], 6))
+    assert kept.claim.taking_part == Schema(3, 2, is_even=True)
+    assert kept.assumptions[:2] == (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE)
+    assert (kept.sigma, kept.epsilon) == (plan.sigma, pytest.approx(plan.epsilon))
+    # Two columns whose rows overlap in one: |1, 2, 1|.
+    close = ledger.observed(plan, ledger.observed_participation([[0, 1], [4]], 5))
+    assert close.sensitivity == pytest.approx(math.sqrt(6.0))
+    assert close.num_rounds == 5
+    nobody = ledger.observed(plan, ObservedParticipation(2, 0, None, 0))
+    assert (nobody.epsilon, nobody.claim.taking_part) == (0.0, Pattern(()))
+    with pytest.raises(NotProved):
+        ledger.observed(plan, ObservedParticipation(7, 1, None, 1))
+
+
+def test_the_worst_case_is_for_all_rounds_and_both_schemas() -> None:
+    plan = _plan(taking_part=Schema(2, 3))
+    for observed, expected in (
+        (ObservedParticipation(3, 1, 1, 3), Schema(3, 1)),
+        (ObservedParticipation(5, 1, 4, 2), Schema(2, 3)),
+        (ObservedParticipation(1, 0, None, 0), Schema(2, 3)),
+    ):
+        found = ledger.worst_case(plan, observed)
+        assert found.claim.taking_part == expected
+        assert found.num_rounds == 6
+        assert found.is_observed
+    single = ledger.worst_case(_plan(taking_part=Schema(1, 1)), ObservedParticipation(4, 1, 2, 2))
+    assert single.claim.taking_part == Schema(2, 2)
+    alone = ledger.worst_case(_plan(taking_part=Schema(1, 1)), ObservedParticipation(4, 1, None, 1))
+    assert alone.claim.taking_part == Schema(1, 6)
+    with pytest.raises(ValueError, match="a plan is for a schema"):
+        ledger.worst_case(_plan(taking_part=Pattern((0,))), ObservedParticipation(1, 1, None, 1))
+
+
+def test_draws_that_were_kept_stay_amplified() -> None:
+    plan = _plan(taking_part=Poisson(6, 2, 100, 5))
+    kept = ObservedParticipation(3, 2, 2, 2, keeps_sampling=True)
+    found = ledger.observed(plan, kept)
+    assert (found.claim.taking_part, found.num_rounds) == (Poisson(3, 2, 100, 5), 3)
+    assert found.is_amplified
+    assert found.epsilon < plan.epsilon
+    one = ledger.observed(plan, ObservedParticipation(1, 2, None, 1, keeps_sampling=True))
+    assert (one.claim.taking_part, one.num_rounds) == (Poisson(2, 2, 100, 5), 1)
+    for keeps in (False, None):
+        broken = ledger.observed(plan, dataclasses.replace(kept, keeps_sampling=keeps))
+        assert broken.claim.taking_part == Schema(2, 2)
+        assert not broken.is_amplified
+    assert ledger.worst_case(plan, kept).claim.taking_part == Schema(3, 2)
+    alone = ledger.of_first_rounds(plan, 4)
+    assert (alone.claim.taking_part, alone.num_rounds) == (Schema(3, 2, is_even=True), 4)
+    assert alone.assumptions[0] == Assumption.PARTICIPATION
+
+
+def test_fewer_rounds_of_clients_who_draw_for_themselves_are_a_part_of_all() -> None:
+    entries = np.ones((6, 2))
+    entries[-1, 1] = 0.0
+    draws = BallsInBins(6, 2, 30, 5, 2)
+    plan = _plan(taking_part=draws, columns=StrategyColumns(entries))
+    found = ledger.observed(plan, ObservedParticipation(3, 2, 2, 2, keeps_sampling=True))
+    assert (found.claim.taking_part, found.num_rounds) == (draws, 3)
+    assert found.epsilon == plan.epsilon
+    alone = ledger.of_first_rounds(plan, 6)
+    assert (alone.claim.columns, alone.claim.taking_part) == (None, Schema(3, 2, is_even=True))
+
+
+@pytest.mark.parametrize("value", [math.nan, 2.5, True, "2", -1, np.array([1, 2])])
+@pytest.mark.parametrize(
+    "name", ["num_rounds", "num_clients", "separation", "max_participations", "largest_separation"]
+)
+def test_observed_numbers_are_integers(name: str, value: object) -> None:
+    seen = ObservedParticipation(np.int64(8), 5, 2, 3, largest_separation=4)  # type: ignore[arg-type]
+    assert type(seen.num_rounds) is int
+    with refuses(name):
+        dataclasses.replace(seen, **{name: value})  # type: ignore[arg-type]
+
+
+def test_clients_that_return_have_a_separation() -> None:
+    """Without one, the schema would be of a single participation."""
+    with refuses("3 times", "separation"):
+        ObservedParticipation(8, 5, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        # One of two would have been counted, and two of three.
+        ((10, 5, 20, 2), "21 rounds"),
+        ((10, 5, 5, 3), "11 rounds"),
+        ((10, 5, 1, 11), "11 rounds"),
+        ((10, 5, 3, 2, None, 2), "largest_separation"),
+    ],
+)
+def test_participations_that_do_not_fit_into_the_rounds_are_refused(
+    given: tuple[Any, ...], said: str
+) -> None:
+    with refuses(said):
+        ObservedParticipation(*given)
+    assert ObservedParticipation(11, 5, 5, 3, largest_separation=5).max_participations == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keeps_sampling", 1), ("conditions", b"x"), ("gap", 2.0)]
+)
+def test_other_attributes_have_one_type(name: str, value: object) -> None:
+    with refuses(name):
+        ObservedParticipation(8, 5, 2, 3, **{name: value})  # type: ignore[arg-type]
+
+
+def test_who_was_drawn_is_not_described() -> None:
+    seen = ObservedParticipation(8, 5, 2, 3, largest_separation=4)
+    assert seen.to_dict() == {
+        "num_rounds": 8,
+        "num_clients": 5,
+        "separation": 2,
+        "largest_separation": 4,
+        "max_participations": 3,
+        "keeps_sampling": None,
+    }
+    more = dataclasses.replace(seen, conditions="if", gap="lost").to_dict()
+    assert more == {**seen.to_dict(), "conditions": "if", "ledger_gap": "lost"}
+    drawn = dataclasses.replace(seen, keeps_sampling=True)
+    assert drawn.to_dict() == {"num_rounds": 8, "keeps_sampling": True}
