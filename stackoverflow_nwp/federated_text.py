@@ -286,14 +286,7 @@ def write_serialized(
             connection.executescript(_INDEXES)
         finally:
             connection.close()
-    splits = sorted({split for _, split in numbers})
-    return {
-        split: SplitCounts(
-            clients=sum(1 for _, other in numbers if other == split),
-            examples=sum(number for (_, other), number in numbers.items() if other == split),
-        )
-        for split in splits
-    }
+    return count_splits(path)
 
 
 def tokens_of_proto(serialized: bytes) -> str:

@@ -7,12 +7,13 @@ tokenized when it is asked for (`LazyClientTokens`). Both give the same rows.
 
 import array
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import pathlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,8 +31,7 @@ MAX_EAGER_EXAMPLES = 5_000_000
 _CACHE_FORMAT = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class SpecialTokens:
+class SpecialTokens(NamedTuple):
     """Ids of what is not a word of the vocabulary, as TFF numbers them.
 
     Attributes:
@@ -121,8 +121,8 @@ class SentenceTokenizer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TokenArrays:
-    """All sentences of a split, client after client.
+class EagerClientTokens:
+    """All sentences of a split in memory, client after client.
 
     Attributes:
         client_ids: The clients' names, sorted.
@@ -134,25 +134,14 @@ class TokenArrays:
     offsets: np.ndarray
     tokens: np.ndarray
 
-
-class EagerClientTokens:
-    """Clients' tokens out of arrays in memory."""
-
-    def __init__(self, arrays: TokenArrays) -> None:
-        """Indexes the clients of a split."""
-        self.arrays = arrays
-        self._positions = {client: i for i, client in enumerate(arrays.client_ids)}
-
-    @property
-    def client_ids(self) -> tuple[str, ...]:
-        """The clients' names, sorted."""
-        return self.arrays.client_ids
+    @functools.cached_property
+    def _positions(self) -> dict[str, int]:
+        return {client: i for i, client in enumerate(self.client_ids)}
 
     def tokens_of(self, client_id: str) -> np.ndarray:
         """Returns a view of a client's rows; see `ClientTokens`."""
         position = self._positions[client_id]
-        start, stop = (int(offset) for offset in self.arrays.offsets[position : position + 2])
-        view = self.arrays.tokens[start:stop]
+        view = self.tokens[self.offsets[position] : self.offsets[position + 1]]
         view.flags.writeable = False
         return view
 
@@ -192,7 +181,7 @@ class LazyClientTokens:
 
 def tokenize_split(
     path: pathlib.Path, split: str, tokenizer: SentenceTokenizer, show_progress: bool = True
-) -> TokenArrays:
+) -> EagerClientTokens:
     """Tokenizes all sentences of a split, each client's in the order of the file."""
     # Of millions of sentences, lists of lists would take gigabytes.
     tokens, owners = array.array("i"), array.array("i")
@@ -211,7 +200,7 @@ def tokenize_split(
     rows = np.frombuffer(tokens, np.intc).reshape(-1, tokenizer.sequence_length + 1)
     of_rows = np.frombuffer(owners, np.intc)
     lengths = np.bincount(of_rows, minlength=len(client_ids))
-    return TokenArrays(
+    return EagerClientTokens(
         client_ids=client_ids,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         tokens=rows[np.argsort(of_rows, kind="stable")].astype(np.int32, copy=False),
@@ -224,7 +213,7 @@ def load_token_arrays(
     vocabulary: Sequence[str],
     sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
     show_progress: bool = True,
-) -> TokenArrays:
+) -> EagerClientTokens:
     """Tokenizes a split, or reads the arrays that an earlier call left beside the file.
 
     A cached copy is used only if it is whole and was made from these contents, split, vocabulary
@@ -285,9 +274,7 @@ def open_client_tokens(
         raise ValueError(f"{path} has no split {split!r}, only {', '.join(sorted(counts))}.")
     if counts[split].examples > max_eager_examples:
         return LazyClientTokens(contents, split, SentenceTokenizer(vocabulary, sequence_length))
-    return EagerClientTokens(
-        load_token_arrays(contents, split, vocabulary, sequence_length, show_progress)
-    )
+    return load_token_arrays(contents, split, vocabulary, sequence_length, show_progress)
 
 
 def _cache_key(
@@ -297,7 +284,7 @@ def _cache_key(
     return json.dumps([_CACHE_FORMAT, split, sequence_length, [*vocabulary], contents.sha256])
 
 
-def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArrays | None:
+def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> EagerClientTokens | None:
     """Reads cached arrays, None if they are missing, broken or made for another key."""
     try:
         contents = inputs.archived_arrays(cache)
@@ -312,4 +299,4 @@ def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> TokenArr
         and tokens.shape == (int(offsets[-1]), sequence_length + 1)
         and tokens.dtype == np.int32
     )
-    return TokenArrays(client_ids, offsets, tokens) if whole else None
+    return EagerClientTokens(client_ids, offsets, tokens) if whole else None

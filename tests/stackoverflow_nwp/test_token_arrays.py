@@ -124,7 +124,7 @@ def test_rows_cannot_be_changed(small_file: pathlib.Path) -> None:
 
 
 def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(length: int = 20) -> token_arrays.TokenArrays:
+    def load(length: int = 20) -> token_arrays.EagerClientTokens:
         return token_arrays.load_token_arrays(
             Contents.of(small_file), "train", _VOCABULARY, length, show_progress=False
         )
@@ -134,7 +134,7 @@ def test_arrays_are_cached(small_file: pathlib.Path, monkeypatch: pytest.MonkeyP
     calls = []
     tokenize = token_arrays.tokenize_split
 
-    def counted(*arguments: object) -> token_arrays.TokenArrays:
+    def counted(*arguments: object) -> token_arrays.EagerClientTokens:
         calls.append(arguments)
         return tokenize(*arguments)  # type: ignore[arg-type]
 
