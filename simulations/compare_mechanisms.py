@@ -15,7 +15,6 @@ Examples:
 """
 
 import dataclasses
-import math
 import pathlib
 import re
 import shlex
@@ -176,19 +175,18 @@ def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | No
         "clip_norm" not in given,
         "--flags cannot have --clip_norm: --clip_norms names them.",
     )
-    norms: list[str | None] = []
-    for word in (each.strip() for each in words):
-        try:
-            is_norm = word == run_config.ADAPTIVE or math.isfinite(float(word))
-        except ValueError:
-            is_norm = False
-        check_choice(
-            is_norm and (word == run_config.ADAPTIVE or float(word) > 0.0),
-            f"--clip_norms takes numbers above zero and {run_config.ADAPTIVE}, found {word!r}.",
-        )
-        check_choice(word not in norms, f"--clip_norms has {word} twice: leave one out.")
-        norms.append(word)
-    return norms
+    norms = [word.strip() for word in words]
+    for word in norms:
+        if word != run_config.ADAPTIVE:
+            try:
+                validation.positive_number(float(word), "a clip norm")
+            except ValueError:
+                raise CommandError(
+                    f"--clip_norms takes numbers above zero and {run_config.ADAPTIVE}, found "
+                    f"{word!r}."
+                ) from None
+        check_choice(norms.count(word) == 1, f"--clip_norms has {word} twice: leave one out.")
+    return [*norms]
 
 
 def _flags_of(given: Mapping[str, str], mechanism: str, norm: str | None) -> tuple[str, ...]:
