@@ -14,7 +14,7 @@ this order, each once. A file that holds anything else is refused.
 import math
 import os
 import pathlib
-from typing import Any
+import re
 
 import numpy as np
 import scipy.linalg
@@ -46,11 +46,12 @@ _DIGITS_OF_MOMENTUM = 6
 _ROUNDING_OF_MOMENTUM = 1e-7
 # tensorflow.DataType of a float64 tensor.
 _DT_DOUBLE = 2
-# Keys of fields: of a tensor its data type, shape, bytes and list of values; of a shape a
-# dimension, and of that its size.
-_DATA_TYPE, _CONTENT, _LIST = 0x08, 0x22, 0x32
-_HEAD = (_DATA_TYPE, 0x12)
-_DIMENSION, _DIMENSION_SIZE = 0x12, 0x08
+# The fields that a tensor begins with: its data type, and the dimensions of its shape, unnamed.
+_VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+_DIMENSION = re.compile(rb"\x12[\x00-\x0b](?:\x08(" + _VARINT + rb"))?")
+_HEAD = re.compile(rb"\x08\x02\x12" + _VARINT + rb"((?:" + _DIMENSION.pattern + rb")*)")
+# The key of a field with its values as bytes, and that of their list.
+_CONTENT, _LIST = 0x22, 0x32
 # Protocol buffers hold at most 2 GiB less a byte; a constant of more entries than fit into
 # that is refused as well, since a few bytes could ask for any amount of memory.
 _MOST_BYTES = (1 << 31) - 1
@@ -58,8 +59,7 @@ _MOST_ENTRIES = _MOST_BYTES // 8
 # Of NumPy before 2.0.
 _MOST_DIMENSIONS = 32
 _EXPECTED = "expected a serialized TensorProto of float64, as tf.io.serialize_tensor writes it"
-_TRUNCATED = "it is truncated or no TensorProto"
-_OTHER_BYTES = "it holds other bytes than those of a float64 tensor"
+_OTHER_BYTES = "it is truncated, or holds other bytes than those of a float64 tensor"
 
 
 def is_published(directory: str | os.PathLike[str]) -> bool:
@@ -302,79 +302,57 @@ def parse_tensor(contents: bytes, name: str) -> FloatArray:
       ValueError: If the bytes are truncated, of another type or shape than they hold values
         for, or anything but such a message.
     """
-    if not contents:
-        raise _refusal(name, "it is empty")
     try:
-        return _tensor(memoryview(contents))
+        return _tensor(contents)
     except _FormatError as error:
-        raise _refusal(name, str(error)) from None
+        raise ValueError(f"{name} is no tensor that can be read: {error}; {_EXPECTED}.") from None
 
 
 class _FormatError(Exception):
     """Why bytes are no tensor that is read here."""
 
 
-def _tensor(contents: memoryview) -> FloatArray:
-    fields = _fields(contents)
-    keys = [key for key, _ in fields]
-    data_type = fields[0][1] if keys[0] == _DATA_TYPE else 0
-    if data_type != _DT_DOUBLE:
-        raise _FormatError(f"its data type has the number {data_type}, not {_DT_DOUBLE}")
-    if keys not in ([*_HEAD], [*_HEAD, _CONTENT], [*_HEAD, _LIST]):
-        raise _FormatError(_OTHER_BYTES)
-    shape = tuple(_size(key, value) for key, value in _fields(fields[1][1]))
+def _tensor(contents: bytes) -> FloatArray:
+    if len(contents) > 1 and contents[0] == 0x08 and contents[1] != _DT_DOUBLE:
+        raise _FormatError(f"its data type has the number {contents[1]}, not {_DT_DOUBLE}")
+    found = _HEAD.match(contents)
+    shape = tuple(map(_number, _DIMENSION.findall(found[1]))) if found else ()
     # Sizes of zero aside: beside one, the others could be of any size.
     if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) > _MOST_ENTRIES:
         raise _FormatError(f"its shape {shape} is of more than 2 GiB or too many dimensions")
     size = math.prod(shape)
-    content = fields[2][1] if len(fields) > 2 else b""
+    dimensions = (b"\x08" + _varint(each) if each else b"" for each in shape)
+    dimensions_with_keys = b"".join(b"\x12" + _varint(len(each)) + each for each in dimensions)
+    head = b"\x08\x02\x12" + _varint(len(dimensions_with_keys)) + dimensions_with_keys
+    if not contents.startswith(head):
+        raise _FormatError(_OTHER_BYTES)
+    key, length = 0, 0
+    if len(contents) > len(head):
+        key, start = contents[len(head)], len(head) + 1
+        for digits in range(1, 6):
+            if contents[start : start + digits] == _varint(max(0, len(contents) - start - digits)):
+                length = len(contents) - start - digits
+        if key not in (_CONTENT, _LIST) or length <= 0:
+            raise _FormatError(_OTHER_BYTES)
     # The last entry of a list stands for all that follow. A file cut short has none.
-    is_cut = keys[-1] == _LIST and 0 < len(content) < 8 * size and len(content) % 8 == 0
-    if (not is_cut and len(content) != 8 * size) or (len(fields) > 2 and not content):
+    is_cut = key == _LIST and length < 8 * size and length % 8 == 0
+    if not is_cut and length != 8 * size:
         raise _FormatError(
-            f"it holds {len(content)} bytes of values, and its shape {shape} needs {8 * size}"
+            f"it holds {length} bytes of values, and its shape {shape} needs {8 * size}"
         )
-    values = np.frombuffer(content, "<f8")
+    values = np.frombuffer(contents, "<f8", length // 8, len(contents) - length)
     rest = np.full(size - len(values), values[-1] if is_cut else 0.0)
     return np.asarray(np.concatenate([values, rest]).reshape(shape))
 
 
-def _size(key: int, dimension: Any) -> int:
-    """The size of a dimension, which may have no name."""
-    fields = _fields(dimension) if key == _DIMENSION else [(0, 0)]
-    if [each for each, _ in fields] not in ([], [_DIMENSION_SIZE]):
-        raise _FormatError(_OTHER_BYTES)
-    return int(fields[0][1]) if fields else 0
+def _number(varint: bytes) -> int:
+    """The number of a varint: seven bits a byte, the lowest first; 0 of none."""
+    return sum((byte & 127) << (7 * index) for index, byte in enumerate(varint))
 
 
-def _fields(contents: memoryview) -> list[tuple[int, Any]]:
-    """Returns the key (number and kind) and the value of each field of a message."""
-    found: list[tuple[int, Any]] = []
-    position = 0
-    while position < len(contents):
-        key, position = _varint(contents, position)
-        value, position = _varint(contents, position)
-        if key & 7 not in (0, 2):
-            raise _FormatError(_OTHER_BYTES)
-        if key & 7 == 0:
-            found.append((key, value))
-            continue
-        if position + value > len(contents):
-            raise _FormatError(_TRUNCATED)
-        found.append((key, contents[position : position + value]))
-        position += value
-    return found
-
-
-def _varint(contents: memoryview, position: int) -> tuple[int, int]:
-    """The number of seven bits a byte that begins at a position, and where it ends."""
-    value = 0
-    for index, byte in enumerate(contents[position : position + 10]):
-        value |= (byte & 127) << (7 * index)
-        if byte < 128:
-            return value, position + index + 1
-    raise _FormatError(_TRUNCATED)
-
-
-def _refusal(name: str, reason: str) -> ValueError:
-    return ValueError(f"{name} is no tensor that can be read: {reason}; {_EXPECTED}.")
+def _varint(number: int) -> bytes:
+    head = bytearray()
+    while number > 127:
+        head.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*head, number])

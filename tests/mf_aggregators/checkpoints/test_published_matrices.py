@@ -245,7 +245,7 @@ _LR = published_matrices.LEARNING_RATES_FILE
     [
         (lambda path: (path / _B).unlink(), [_B, "missing"]),
         (lambda path: (path / _C).unlink(), [_C, "missing"]),
-        (lambda path: (path / _B).write_bytes(b""), [_B, "empty"]),
+        (lambda path: (path / _B).write_bytes(b""), [_B, "truncated"]),
         (_truncate, [_C, "truncated"]),
         (_single_precision, [_C, "data type"]),
         (_with(_C, np.transpose), [_C, "row 1, column 2"]),
