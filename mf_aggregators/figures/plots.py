@@ -4,11 +4,10 @@ Room is matplotlib's constrained layout, and sizes are those of ``figures.mplsty
 """
 
 import dataclasses
-import math
 import pathlib
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, TypeAlias
 
 import matplotlib
@@ -32,15 +31,15 @@ _INCHES_PER_PANEL = (5.2, 3.6)
 _CHARACTERS_OF_NAME = 32
 # Characters of a title on an inch, and the inches that labels of an axis take.
 _CHARACTERS_OF_AN_INCH, _INCHES_BESIDE_A_PANEL = 11.5, 0.7
-# Points of a character of a tick's label, and the inches of labels that are above.
-_POINTS_OF_A_CHARACTER, _INCHES_OF_SHORT_LABELS = 5.9, 0.1
-# Inches of a character, and the share of a panel's height below titles and legends.
-_INCHES_OF_A_CHARACTER, _HEIGHT_OF_A_PANEL = 0.075, 0.55
+# Inches of a character of a name.
+_INCHES_OF_A_CHARACTER = 0.075
 # Inches of legends that panels have room for.
 _LEGENDS_WITH_ROOM = 0.45
 # Curves nearer than this share of a panel's height hide each other.
 _HIDING = 0.012
-_MOST_TICKS = 9
+# The most intervals between ticks, by axis, and the range of a logarithmic one with 2 and 5.
+_MOST_TICKS = {"x": 6, "y": 7}
+_FEW_DECADES = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +118,7 @@ def describe(axes: matplotlib.axes.Axes, *, title: str = "", x: str = "", y: str
         axes.set_ylabel(y)
     for axis in (axes.xaxis, axes.yaxis):
         if not _has_fixed_ticks(axis):
-            _set_ticks(axis, _Ticks(), _number)
+            _set_ticks(axis)
 
 
 def heading(figure: matplotlib.figure.Figure, text: str) -> None:
@@ -218,7 +217,7 @@ def lines(
         axes.axhline(value, color=shade, linestyle="--", linewidth=1.2, label=name)
     describe(axes, title=title, x=x, y=y)
     if places is not None:
-        _set_ticks(axes.xaxis, _Ticks(places), _rounded_number)
+        _set_ticks(axes.xaxis, places)
     if with_legend:
         legend(axes)
 
@@ -429,15 +428,10 @@ def _in_lines(text: str, most_characters: int) -> str:
 
 
 def _characters(axes: matplotlib.axes.Axes) -> int:
-    """How many characters of a title are as wide as a panel, about."""
-    return int(_CHARACTERS_OF_AN_INCH * _inches(axes)[0])
-
-
-def _inches(axes: matplotlib.axes.Axes) -> tuple[float, float]:
-    """About the width and height of a panel, whatever it shows: no layout depends on itself."""
+    """How many characters of a title are as wide as a panel, about, whatever it shows."""
     figure, place = axes.figure, axes.get_subplotspec()
     if place is None:
-        return 0.8 * figure.get_figwidth(), 0.8 * figure.get_figheight()
+        return int(_CHARACTERS_OF_AN_INCH * 0.8 * figure.get_figwidth())
     grid = place.get_gridspec()
     ratios = grid.get_width_ratios() or [1.0] * grid.ncols
     share = sum(ratios[place.colspan.start : place.colspan.stop]) / sum(ratios)
@@ -451,7 +445,7 @@ def _inches(axes: matplotlib.axes.Axes) -> tuple[float, float]:
             column = spec.colspan.start
             names[column] = max(names.get(column, 0.0), _INCHES_OF_A_CHARACTER * most)
     width = (figure.get_figwidth() - sum(names.values())) * share - _INCHES_BESIDE_A_PANEL
-    return width, _HEIGHT_OF_A_PANEL * figure.get_figheight() / grid.nrows
+    return int(_CHARACTERS_OF_AN_INCH * width)
 
 
 def _has_fixed_ticks(axis: matplotlib.axis.Axis) -> bool:
@@ -513,88 +507,38 @@ def _hidden(curves: Sequence[tuple[np.ndarray, np.ndarray]], is_log: bool) -> li
         ]
 
 
-def _set_ticks(
-    axis: matplotlib.axis.Axis, locator: matplotlib.ticker.Locator, label: Callable[..., str]
-) -> None:
+def _set_ticks(axis: matplotlib.axis.Axis, places: Numbers | None = None) -> None:
+    """Puts ticks at given places, or at round numbers; so many that their labels have room."""
+    locator: matplotlib.ticker.Locator
+    most = _MOST_TICKS[axis.axis_name]
+    if places is not None:
+        locator = matplotlib.ticker.FixedLocator(np.unique(np.asarray(places, float)), most)
+    elif axis.get_scale() == "log":
+        locator = _LogTicks(numticks=most)
+    else:
+        locator = matplotlib.ticker.MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
     axis.set_major_locator(locator)
     axis.set_minor_locator(matplotlib.ticker.NullLocator())
-    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(label))
+    axis.set_major_formatter(matplotlib.ticker.FuncFormatter(_number))
 
 
-class _Ticks(matplotlib.ticker.Locator):
-    """Ticks at round numbers, or at given places: as many as have room."""
+class _LogTicks(matplotlib.ticker.LogLocator):
+    """Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them if these are few."""
 
-    def __init__(self, places: Numbers | None = None) -> None:
-        self._places = None if places is None else np.unique(np.asarray(places, float))
-
-    def __call__(self) -> Sequence[float]:
-        """Returns the places of the ticks."""
-        return self.tick_values(*self.axis.get_view_interval())
-
-    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+    def tick_values(self, vmin: float, vmax: float) -> Any:
         """Returns the places of the ticks between two numbers."""
-        low, high = sorted((vmin, vmax))
-        found: list[float] = []
-        for candidate in self._candidates(low, high):
-            found = [float(place) for place in candidate if low <= place <= high]
-            if len(found) >= 2 and self._have_room(found):
-                return found
-        return found[:1]
-
-    def _candidates(self, low: float, high: float) -> Iterator[Sequence[float]]:
-        """Places of ticks, the most ones first."""
-        if self._places is not None:
-            inside = [place for place in self._places if low <= place <= high]
-            yield from (inside[::every] for every in range(1, len(inside) + 1))
-            return
-        if self.axis.get_scale() == "log" and 0.0 < low < high < math.inf:
-            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            for factors in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 5, 7), (1, 2, 5), (1, 3)):
-                yield [factor * 10.0**decade for decade in decades for factor in factors]
-            for every in range(1, len(decades) // 2 + 1):
-                yield [10.0**decade for decade in decades if decade % every == 0]
-        # Less than a factor of two, too: as on a linear axis.
-        for number in range(_MOST_TICKS, 0, -1):
-            locator = matplotlib.ticker.MaxNLocator(number, steps=[1, 2, 2.5, 5, 10])
-            yield locator.tick_values(low, high)
-
-    def _have_room(self, places: Sequence[float]) -> bool:
-        """Whether there are few, and their labels are apart."""
-        where = self.axis.get_transform().transform([*self.axis.get_view_interval(), *places])
-        share = float(np.min(np.diff(np.sort(where[2:]))) / abs(where[1] - where[0]))
-        width, height = _inches(self.axis.axes)
-        if self.axis is self.axis.axes.yaxis:
-            length, size = height, 13.5
-        else:
-            length, size = width, _POINTS_OF_A_CHARACTER * (_longest_label(self.axis, places) + 1)
-            beside = self.axis.axes.yaxis
-            if not _has_fixed_ticks(beside):
-                # Its ticks follow from the height alone.
-                longest = _longest_label(beside, beside.get_majorticklocs())
-                length -= max(
-                    0.0, _POINTS_OF_A_CHARACTER * longest / 72.0 - _INCHES_OF_SHORT_LABELS
-                )
-        return len(places) <= _MOST_TICKS and 72.0 * share * length >= size
-
-
-def _longest_label(axis: matplotlib.axis.Axis, places: Iterable[float]) -> int:
-    """The characters of the longest label of ticks at some places."""
-    labels = map(axis.get_major_formatter(), places)
-    # Labels of powers have TeX commands, which take no room.
-    return max((len(re.sub(r"\\cdot|[${}^]", "", label)) for label in labels), default=0)
+        self.set_params(subs=(1.0, 2.0, 5.0) if vmax < _FEW_DECADES * vmin else (1.0,))
+        return super().tick_values(vmin, vmax)
 
 
 def _number(value: float, position: int | None = None) -> str:
     """The label of a tick: a plain number, or one with a power of ten."""
     del position
+    if value != round(value):
+        value = float(f"{value:.3g}")
     if value == 0.0 or 1e-4 <= abs(value) < 1e6:
         return f"{value:,.10g}".replace("-", "−")
     mantissa, _, exponent = f"{value:.9e}".partition("e")
     factor = mantissa.rstrip("0").rstrip(".")
     factor = {"1": "", "-1": "-"}.get(factor, f"{factor}\\cdot ")
     return f"${factor}10^{{{int(exponent)}}}$"
-
-
-def _rounded_number(value: float, position: int | None = None) -> str:
-    """The label of a given tick, in three digits."""
-    return _number(value if value == round(value) else float(f"{value:.3g}"), position)
