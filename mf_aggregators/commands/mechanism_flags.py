@@ -35,11 +35,6 @@ _WORKLOADS_OF_FLAGS: Mapping[str, str] = {
     ),
     "first_column": "toeplitz",
 }
-# Begins the help of --target_rho.
-TARGET_RHO = (
-    "The rho of approximate zero-concentrated differential privacy that the least sufficient "
-    "noise is"
-)
 # What a gap is of, by what was minimised, where it is not of the mean.
 _CERTIFIED_ERRORS: Mapping[str, str] = {"max": "max_error", "weights": "weighted_error"}
 
@@ -394,7 +389,11 @@ def define_privacy(values: flags.FlagValues) -> None:
     """Defines --noise_multiplier, --target_epsilon, --target_rho and --delta."""
     group = FlagGroup(values, "Privacy")
     group.number("target_epsilon", "The epsilon that the least sufficient noise is found for.")
-    group.number("target_rho", f"{TARGET_RHO} found for, in place of --target_epsilon.")
+    group.number(
+        "target_rho",
+        "The rho of approximate zero-concentrated differential privacy that the least sufficient "
+        "noise is found for, in place of --target_epsilon.",
+    )
     group.number("delta", "The delta of the guarantee.", 1e-6)
     group.number(
         "noise_multiplier",
@@ -403,103 +402,42 @@ def define_privacy(values: flags.FlagValues) -> None:
     )
 
 
-def check_one_noise(**given: float | None) -> None:
-    """Checks that at most one of the flags that set the noise is given.
-
-    Args:
-      **given: The flags' values by name; None for one that is not given.
-
-    Raises:
-      CommandError: If two are given; the message names them.
-    """
-    names = [f"--{name}" for name, value in given.items() if value is not None]
-    check_choice(len(names) < 2, f"{' and '.join(names)} exclude each other: give one.")
-
-
 def noise_multiplier(values: flags.FlagValues | _Noise) -> float | None:
     """Returns the noise multiplier that the flags ask for, or None if they ask for none.
 
     Raises:
-      CommandError: If more than one of a noise multiplier, an epsilon and a rho is given.
+      CommandError: If more than one of a noise multiplier, an epsilon and a rho is given, or no
+        noise multiplier gives the target, or no epsilon can be stated of so little noise.
       ValueError: If a value is out of its range.
     """
-    check_one_noise(
-        noise_multiplier=values.noise_multiplier,
-        target_epsilon=values.target_epsilon,
-        target_rho=values.target_rho,
-    )
-    if values.target_epsilon is not None:
-        return noise_multiplier_of_epsilon(values.target_epsilon, values.delta)
-    if values.target_rho is not None:
-        return noise_multiplier_of_rho(values.target_rho, values.delta)
-    if values.noise_multiplier is not None:
-        check_noise_multiplier(values.noise_multiplier, values.delta)
-    return values.noise_multiplier
-
-
-def check_noise_multiplier(multiplier: float, delta: float) -> None:
-    """Checks the value of --noise_multiplier: at least zero, and none that nothing is known of.
-
-    Args:
-      multiplier: The value.
-      delta: That of --delta.
-
-    Raises:
-      CommandError: If there is some noise, and too little of it to be accounted for.
-      ValueError: If one of both is out of its range.
-    """
-    validation.non_negative_number(multiplier, "--noise_multiplier")
-    delta = validation.delta(delta)
-    with naming("noise_multiplier"):
+    names = ("noise_multiplier", "target_epsilon", "target_rho")
+    given = [name for name in names if getattr(values, name) is not None]
+    listed = " and ".join(f"--{name}" for name in given)
+    check_choice(len(given) < 2, f"{listed} exclude each other: give one.")
+    if not given:
+        return None
+    (name,) = given
+    value = getattr(values, name)
+    if name == "noise_multiplier":
+        multiplier = validation.non_negative_number(value, listed)
+    elif name == "target_epsilon":
+        target, delta = validation.positive_number(value, listed), validation.delta(values.delta)
+        with naming(name):
+            return accounting.noise_multiplier(target, delta)
+    else:
+        multiplier = accounting.noise_multiplier_of_zcdp(validation.positive_number(value, listed))
+        check_choice(
+            math.isfinite(multiplier),
+            f"{listed}={value:g} is too small: there is no such large noise multiplier.",
+        )
+    delta = validation.delta(values.delta)
+    with naming(name):
         epsilon = accounting.epsilon(multiplier, delta)
+    has_stated = name == "noise_multiplier"
     check_choice(
-        multiplier == 0.0 or math.isfinite(epsilon),
-        f"--noise_multiplier={multiplier:g} is too small: of so little noise no epsilon can be "
-        "stated. Use more, or 0 for none.",
-    )
-
-
-def noise_multiplier_of_epsilon(target_epsilon: float, delta: float) -> float:
-    """Returns the least noise multiplier for an epsilon.
-
-    Args:
-      target_epsilon: The value of --target_epsilon.
-      delta: That of --delta.
-
-    Raises:
-      CommandError: If no noise multiplier gives it.
-      ValueError: If one of both is out of its range.
-    """
-    target = validation.positive_number(target_epsilon, "--target_epsilon")
-    delta = validation.delta(delta)
-    with naming("target_epsilon"):
-        return accounting.noise_multiplier(target, delta)
-
-
-def noise_multiplier_of_rho(target_rho: float, delta: float) -> float:
-    """Returns the least noise multiplier of which no rho above a target is stated.
-
-    Args:
-      target_rho: The value of --target_rho.
-      delta: That of --delta, for which an epsilon has to be stated beside rho.
-
-    Raises:
-      CommandError: If rho is too small for any noise, or so large that no epsilon can be stated.
-      ValueError: If it is not above zero and finite, or delta is out of its range.
-    """
-    multiplier = accounting.noise_multiplier_of_zcdp(
-        validation.positive_number(target_rho, "--target_rho")
-    )
-    check_choice(
-        math.isfinite(multiplier),
-        f"--target_rho={target_rho:g} is too small: there is no such large noise multiplier.",
-    )
-    delta = validation.delta(delta)
-    with naming("target_rho"):
-        epsilon = accounting.epsilon(multiplier, delta)
-    check_choice(
-        math.isfinite(epsilon),
-        f"--target_rho={target_rho:g} is too large: of so little noise no epsilon can be stated.",
+        math.isfinite(epsilon) or (has_stated and multiplier == 0.0),
+        f"{listed}={value:g} is too {'small' if has_stated else 'large'}: of so little noise no "
+        f"epsilon can be stated.{' Use more, or 0 for none.' if has_stated else ''}",
     )
     return multiplier
 

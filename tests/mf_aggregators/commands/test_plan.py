@@ -272,7 +272,7 @@ def test_what_a_plan_needs_is_asked_for(capsys: pytest.CaptureFixture[str], name
     assert err.count("\n") == 1
     one_of_three = "--target_epsilon or --target_rho or --noise_multiplier"
     asked = one_of_three if name == "--target_epsilon" else name
-    assert err.startswith(f"mf-plan: {asked} is required. Usage: mf-plan --num_rounds=INTEGER ")
+    assert err.startswith(f"mf-plan: {asked} is required. Usage: mf-plan --num_rounds=... ")
 
 
 def test_a_target_of_rho(
