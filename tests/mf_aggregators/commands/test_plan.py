@@ -324,12 +324,14 @@ def test_the_epsilon_of_a_noise_multiplier(
     assert {each["mechanism"] for each in fields["candidates"]} == {"banded", "identity"}
     # What dp-accounting has for the rows of noise that a run adds, and for the most that a device
     # of participations 4 rounds apart can change.
-    c = np.linalg.inv(noising_matrices.dense(mfa.load("mine").factorization.noise_recursion()))
+    mechanism = mfa.load("mine")
+    c = np.linalg.inv(noising_matrices.dense(mechanism.factorization.noise_recursion()))
     patterns = [each for k in (1, 2, 3) for each in itertools.combinations(range(12), k)]
     apart = [list(each) for each in patterns if min(np.diff(each), default=4) >= 4]
     sensitivity = max(np.linalg.norm(c[:, each].sum(axis=1)) for each in apart)
     epsilon = fields["target_epsilon"]
-    delta = GaussianPrivacyLoss(0.7, sensitivity=sensitivity).get_delta_for_epsilon(epsilon)
+    loss = GaussianPrivacyLoss(mechanism.sigma, sensitivity=sensitivity)
+    delta = loss.get_delta_for_epsilon(epsilon)
     assert 0.999999 * 1.5e-6 < delta <= 1.5e-6
     status, out, _ = call_plan(capsys, *given)
     assert status == 0
