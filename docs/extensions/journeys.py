@@ -50,7 +50,7 @@ def _row_in_tff(directory: pathlib.Path) -> Callable[[], object]:
     def journey() -> object:
         mechanism = mfa.load(directory / "mechanism")
         aggregator = mfa.mf_dp_aggregator(mechanism, clip_norm=1.0, clients_per_round=1, seed=1)
-        query = aggregator.query([tf.TensorSpec([5], tf.float32)])
+        query: Any = aggregator.query([tf.TensorSpec([5], tf.float32)])
         state = query.initial_global_state()
         update = [tf.ones([5])]
         record = query.preprocess_record(query.derive_sample_params(state), update)
