@@ -2,12 +2,10 @@
 
 import copy
 import dataclasses
-import itertools
 import math
 import pickle
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,8 +18,9 @@ from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, ToeplitzNoise
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.participation.patterns import maximal_patterns
 from tests.examples import examples
+from tests.mf_aggregators.kernel import random_claims
+from tests.mf_aggregators.kernel.random_claims import gaussian_epsilon, largest_change
 
 _DELTA = 1e-5
 
@@ -33,65 +32,12 @@ def _matrix(rng: np.random.Generator, num_rounds: int) -> np.ndarray:
     return matrix
 
 
-def _largest_change(matrix: np.ndarray, schema: Schema) -> float:
-    """What one client moves C x by at most: all patterns, contributions of one direction."""
-    largest = 0.0
-    for pattern in maximal_patterns(schema, len(matrix)):
-        for signs in itertools.product((-1.0, 1.0), repeat=len(pattern)):
-            moved = matrix[:, list(pattern)] @ np.array(signs)
-            largest = max(largest, float(np.linalg.norm(moved)))
-    return largest
-
-
-def _epsilon(shift: float, delta: float) -> float:
-    """The epsilon of a Gaussian mechanism of noise 1 and a shift (Balle and Wang, 2018, Thm 8)."""
-    with mpmath.workdps(30):
-        mu = mpmath.mpf(shift)
-
-        def excess(epsilon: Any) -> Any:
-            return (
-                mpmath.ncdf(mu / 2 - epsilon / mu)
-                - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
-                - delta
-            )
-
-        if excess(mpmath.mpf(0)) <= 0:
-            return 0.0
-        low, high = mpmath.mpf(0), mpmath.mpf(1)
-        while excess(high) > 0:
-            high *= 2
-        for _ in range(80):
-            middle = (low + high) / 2
-            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-        return float(high)
-
-
 def _claim(matrix: np.ndarray, schema: Schema, sigma: float, **values: Any) -> Claim:
     return Claim(DenseNoise(np.linalg.inv(matrix)), schema, sigma, _DELTA, **values)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    num_rounds=st.integers(1, 6),
-    schema=st.builds(Schema, st.one_of(st.none(), st.integers(1, 4)), st.integers(1, 3)),
-    noise=st.floats(0.5, 4.0),
-)
-def test_an_epsilon_is_never_below_the_truth_and_hardly_above(
-    seed: int, num_rounds: int, schema: Schema, noise: float
-) -> None:
-    """For matrices without negative products, whose bounds are reached by one direction."""
-    matrix = np.abs(_matrix(np.random.default_rng(seed), num_rounds))
-    sigma = noise * float(np.linalg.norm(matrix))
-    truth = _epsilon(_largest_change(matrix, schema) / sigma, _DELTA)
-    guarantee = claim.check(_claim(matrix, schema, sigma))
-    assert guarantee.epsilon >= truth * (1.0 - 1e-12)
-    if guarantee.sensitivity.is_exact:
-        assert guarantee.epsilon <= truth * (1.0 + 1e-8) + 1e-9
-    with pytest.raises(NotProved):
-        claim.check(_claim(matrix, schema, sigma, epsilon=truth * (1.0 - 1e-6) - 1e-9))
-    worse = guarantee.epsilon * 1.001
-    assert claim.check(_claim(matrix, schema, sigma, epsilon=worse)) == guarantee
+def test_random_claims_are_proved_as_far_as_they_are_true() -> None:
+    random_claims.check_many(examples(3000, one_in=60))
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -99,7 +45,7 @@ def test_an_epsilon_is_never_below_the_truth_and_hardly_above(
 def test_signs_are_bounded_too(seed: int, num_rounds: int) -> None:
     matrix = _matrix(np.random.default_rng(seed), num_rounds)
     schema, sigma = Schema(None, 1), 3.0 * float(np.linalg.norm(matrix))
-    truth = _epsilon(_largest_change(matrix, schema) / sigma, _DELTA)
+    truth = gaussian_epsilon(largest_change(matrix, schema) / sigma, _DELTA)
     assert claim.check(_claim(matrix, schema, sigma)).epsilon >= truth * (1.0 - 1e-12)
 
 
@@ -137,7 +83,7 @@ def test_one_client_has_the_epsilon_of_its_own_rounds(rounds: tuple[int, ...]) -
     found = claim.check(Claim(rows, Pattern(rounds), 9.0, _DELTA))
     moved = float(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)))
     assert found.sensitivity.value == pytest.approx(moved)
-    assert found.epsilon == pytest.approx(_epsilon(moved / 9.0, _DELTA), rel=1e-8)
+    assert found.epsilon == pytest.approx(gaussian_epsilon(moved / 9.0, _DELTA), rel=1e-8)
 
 
 def test_of_nobody_nothing_is_released() -> None:
@@ -149,7 +95,7 @@ def test_of_nobody_nothing_is_released() -> None:
 def test_a_limit_is_the_sensitivity() -> None:
     found = claim.check(Claim(BandedNoise(np.ones((3, 1))), Limit(2.0), 6.0, _DELTA))
     assert found.noise_multiplier == 3.0
-    assert found.epsilon == pytest.approx(_epsilon(1.0 / 3.0, _DELTA), rel=1e-8)
+    assert found.epsilon == pytest.approx(gaussian_epsilon(1.0 / 3.0, _DELTA), rel=1e-8)
 
 
 def test_without_noise_there_is_no_epsilon() -> None:
@@ -296,7 +242,7 @@ def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
 def test_another_delta_has_another_epsilon() -> None:
     found = _guarantee().at(1e-3)
     assert found.delta == 1e-3
-    assert found.epsilon == pytest.approx(_epsilon(1.0, 1e-3), rel=1e-8)
+    assert found.epsilon == pytest.approx(gaussian_epsilon(1.0, 1e-3), rel=1e-8)
     assert found.at(_DELTA) == _guarantee()
 
 
