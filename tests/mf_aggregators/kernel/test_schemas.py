@@ -148,3 +148,14 @@ def test_separations_far_beyond_the_rounds_take_no_memory() -> None:
     for schema in (Schema(None, 10**15), Schema(4, 10**15), Schema(4, 10**15, is_even=True)):
         assert schema.largest_sum(np.array([1.0, 3.0, 2.0])) == 3.0
         assert list(maximal_patterns(schema, 3)) == [(0,), (1,), (2,)]
+
+
+def test_a_schema_says_what_it_allows() -> None:
+    assert str(Schema(1, 1)) == "at most one participation"
+    assert str(Schema(None, 1)) == "participations at least 1 round apart"
+    assert str(Schema(2, 3)) == "at most 2 participations at least 3 rounds apart"
+    assert str(Schema(1, 3)) == "at most 1 participations at least 3 rounds apart"
+    assert str(Schema(2, 1)) == "at most 2 participations at least 1 round apart"
+    assert (
+        str(Schema(2, 3, True)) == "at most 2 participations, adjacent ones exactly 3 rounds apart"
+    )
