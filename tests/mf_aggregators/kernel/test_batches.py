@@ -291,3 +291,13 @@ def test_the_probabilities_of_a_cut_are_those_of_all_coins() -> None:
     expected = (1.0 - cut) * batches.divergence_without(sigma, q, _EPSILONS)
     expected += cut * batches.divergence_with(sigma, r, _EPSILONS)
     np.testing.assert_allclose(found[0], expected, rtol=1e-8)
+
+
+def test_a_batch_that_is_never_cut_is_a_poisson_sample() -> None:
+    known = batches.poisson_divergences(1.1, 0.4, _EPSILONS)
+    for size in (2, 3):
+        found = batches.truncated_divergences(1.1, 0.4, size, 3, _EPSILONS)
+        np.testing.assert_array_equal(found, known)
+    # So seldom that the probability is no float.
+    found = batches.truncated_divergences(1.1, 1e-40, 10, 9, _EPSILONS)
+    np.testing.assert_array_equal(found, batches.poisson_divergences(1.1, 1e-40, _EPSILONS))

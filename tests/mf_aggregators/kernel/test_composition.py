@@ -21,7 +21,10 @@ from mf_aggregators import accounting
 from mf_aggregators.accounting import losses_below
 from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
 from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles, sampled_runs
+from mf_aggregators.kernel.claim import Assumption
+from mf_aggregators.kernel.composition import Composed, Part
 from mf_aggregators.kernel.draws_of_clients import Poisson
+from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.sampled_runs import SampledRun
 from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
@@ -411,3 +414,59 @@ def test_the_seed_is_that_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> Non
     found = [accounting.composed_epsilon([event], 1e-3, seed=seed) for seed in (3, 4)]
     assert seeds == [3, 4]
     assert found[0] != found[1]
+
+
+def _composed(**changes: Any) -> Composed:
+    parts = (Part(accounting.event(2.0), 2, 2), Part(SampledRun(Poisson(1, 1, 4, 1), 2.0)))
+    return dataclasses.replace(Composed(parts, 1e-5), **changes)
+
+
+def test_a_claim_of_a_composition_is_proved_or_refused() -> None:
+    proved = composition.check_composed(_composed())
+    events = [dp_accounting.SelfComposedDpEvent(accounting.event(2.0), 2)]
+    sampled = SampledRunDpEvent(2.0, SampledRun(Poisson(1, 1, 4, 1), 2.0))
+    assert proved.epsilon == accounting.composed_epsilon([*events, sampled], 1e-5)
+    assert (proved.delta, proved.claim) == (1e-5, _composed(epsilon=proved.epsilon))
+    assert composition.check_composed(proved.claim).epsilon == proved.epsilon
+    with pytest.raises(NotProved, match="is proved"):
+        composition.check_composed(_composed(epsilon=proved.epsilon * (1.0 - 1e-6)))
+    assert composition.check_composed(_composed(epsilon=9.0)).epsilon == proved.epsilon
+
+
+def test_a_composition_says_what_it_rests_on() -> None:
+    always = {Assumption.RUNS, Assumption.SERVER, Assumption.RANDOMNESS}
+    assert {*composition.check_composed(_composed()).assumptions} == always | {
+        Assumption.SECRET_DRAWS
+    }
+    once = dp_accounting.GaussianDpEvent(2.0)
+    for event, drawn in ((once, False), (dp_accounting.PoissonSampledDpEvent(0.1, once), True)):
+        found = composition.check_composed(_composed(parts=(Part(event),))).assumptions
+        assert {*found} - always == ({Assumption.SECRET_DRAWS} if drawn else set())
+
+
+def test_compositions_are_of_data_alone() -> None:
+    class Quiet(dp_accounting.GaussianDpEvent):  # type: ignore[misc]
+        noise_multiplier = 1e9
+
+    class More(Composed):  # type: ignore[misc]
+        pass
+
+    with refuses("no event that is composed"):
+        Part(Quiet(1.0))
+    with refuses("no event that is composed"):
+        Part(dp_accounting.PoissonSampledDpEvent(0.1, Quiet(1.0)))
+    with refuses("count", "0"):
+        Part(accounting.event(1.0), 0)
+    with pytest.raises(TypeError, match="parts must be of Part"):
+        _composed(parts=(accounting.event(2.0),))
+    for other in (More(_composed().parts, 1e-5), None):
+        with pytest.raises(TypeError, match="takes a Composed"):
+            composition.check_composed(other)  # type: ignore[arg-type]
+    for changes in ({"delta": 1.0}, {"epsilon": -1.0}, {"num_coordinates": 0}, {"seed": -1}):
+        with refuses(next(iter(changes))):
+            _composed(**changes)
+    # Without noise there is no epsilon, and without a release none is needed.
+    none = [dp_accounting.NonPrivateDpEvent(), accounting.event(0.0), dp_accounting.NoOpDpEvent()]
+    for event, epsilon in zip(none, (math.inf, math.inf, 0.0), strict=True):
+        assert composition.check_composed(_composed(parts=(Part(event),))).epsilon == epsilon
+    assert composition.check_composed(_composed(parts=())).epsilon == 0.0
