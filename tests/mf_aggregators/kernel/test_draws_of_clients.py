@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,9 +81,10 @@ def test_bad_sizes_are_refused(kind: type, sizes: tuple[object, ...], message: s
 def test_integers_of_numpy_become_ints() -> None:
     draws = TruncatedPoisson(*np.array([4, 2, 20, 5, 7]))
     assert all(type(value) is int for value in dataclasses.astuple(draws))
-    for each in (draws, draws.together, BallsInBins(4, 2, 20, 4, 3)):
+    others: tuple[Any, ...] = (draws, draws.together, BallsInBins(4, 2, 20, 4, 3))
+    for each in others:
         with pytest.raises(dataclasses.FrozenInstanceError):
-            each.norm = 3.0  # type: ignore[misc, union-attr]
+            each.norm = 3.0
 
 
 def test_draws_are_of_a_closed_list() -> None:
@@ -91,9 +93,10 @@ def test_draws_are_of_a_closed_list() -> None:
         def sampling_probability(self) -> float:
             return 1e-9
 
-    for draws in (More(4, 1, 10, 5), (4, 1, 10, 5), None):
+    others: tuple[Any, ...] = (More(4, 1, 10, 5), (4, 1, 10, 5), None)
+    for draws in others:
         with pytest.raises(TypeError, match="draws must be one of Poisson, TruncatedPoisson"):
-            draws_of_clients.check(draws)  # type: ignore[arg-type]
+            draws_of_clients.check(draws)
 
 
 @pytest.mark.parametrize("kind", [Poisson, FixedSize, Shuffling, RandomAllocation])
@@ -105,7 +108,7 @@ def test_draws_whose_integers_were_altered_are_checked_again(kind: type[Groups])
         draws_of_clients.check(draws)
 
 
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "num_rounds": 4,
     "num_bands": 2,
     "population": 12,
@@ -122,7 +125,7 @@ def test_sizes_of_secret_rounds_are_integers_of_at_least_1(
     kind(**_SIZES)
     for value in (0, -1, 2.5, True, "2", None):
         with pytest.raises(ValueError, match=name):
-            kind(**{**_SIZES, name: value})  # type: ignore[dict-item]
+            kind(**{**_SIZES, name: value})
     with pytest.raises(ValueError, match=r"Use a smaller separation \(at most 2\)"):
         kind(4, 2, 11, 4, 3)
 

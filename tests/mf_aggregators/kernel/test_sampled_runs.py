@@ -93,7 +93,7 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
 def test_what_is_no_data_of_the_kernel_is_refused() -> None:
     draws = MinSeparation(6, 1, 40, 5, 4)
 
-    class Other(MinSeparation):
+    class Other(MinSeparation):  # type: ignore[misc]
         pass
 
     with pytest.raises(TypeError, match="draws must be one of"):
