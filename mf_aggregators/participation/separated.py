@@ -27,7 +27,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     StrategyColumns,
     possible_orders,
 )
-from mf_aggregators.kernel.draws_of_clients import AllParticipations, Draws
+from mf_aggregators.kernel.draws_of_clients import AllParticipations, SecretRounds
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.sampled_runs import SampledRun, is_accounted
@@ -93,7 +93,7 @@ class SeparatedScheme(SamplingScheme):
     # Accounting.
 
     @abc.abstractmethod
-    def as_draws(self) -> Draws:
+    def as_draws(self) -> SecretRounds:
         """Returns the scheme as the integers that the kernel accounts for."""
 
     def dominating_pair(

@@ -214,14 +214,15 @@ def test_it_is_printed_with_its_assumptions(
 
 def test_what_a_guarantee_says_of_itself_follows_from_its_claim() -> None:
     rows = BandedNoise(np.ones((4, 1)))
+    claims: list[tuple[Any, Basis | None]] = [
+        (Schema(None, 1), None),
+        (Schema(None, 1), Basis.LEDGER),
+        (Limit(2.0), None),
+        (Poisson(4, 1, 100, 2), None),
+    ]
     plan, ledger, rule, drawn = (
         claim.check(Claim(rows, taking_part, 2.0, _DELTA, basis=basis))
-        for taking_part, basis in (
-            (Schema(None, 1), None),
-            (Schema(None, 1), Basis.LEDGER),
-            (Limit(2.0), None),
-            (Poisson(4, 1, 100, 2), None),
-        )
+        for taking_part, basis in claims
     )
     for name, kind in (("is_observed", ledger), ("is_by_rule", rule), ("is_amplified", drawn)):
         for each in (plan, ledger, rule, drawn):
