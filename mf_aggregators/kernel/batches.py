@@ -77,7 +77,7 @@ import scipy.special
 
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 
-# More than what floats err by in a binomial probability, relative to it.
+# Upper bound on the relative error of floats in a binomial probability.
 _ROUNDING = 1e-9
 
 
@@ -92,7 +92,7 @@ def divergence_with(sigma: float, sampling_probability: float, epsilons: FloatAr
     q, variance = sampling_probability, sigma**2
     factor = np.exp(epsilons)
     weight = (1.0 - q) * np.expm1(epsilons) / q
-    # Where P is larger is y > y*: with s = exp(y / s^2) and h = exp(-1 / 2 s^2), it is
+    # P is larger for y > y*: with s = exp(y / s^2) and h = exp(-1 / 2 s^2), it is
     # h s - e^eps - k h / s > 0.
     log_half = -0.5 / variance
     root = np.sqrt(factor**2 + 4.0 * weight * math.exp(2.0 * log_half))
@@ -140,7 +140,7 @@ def poisson_divergences(
     found = rest * below(cutoff / sigma)
     found -= q * np.exp(epsilons) * below((cutoff - 1.0) / sigma)
     without = np.clip(np.where(rest > 0.0, found, 0.0), 0.0, 1.0)
-    # With the client, it is what a batch of a fixed size is without it.
+    # The divergence with the client is that of a fixed size without it.
     return divergence_without(sigma, q, epsilons), without
 
 

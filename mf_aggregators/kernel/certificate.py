@@ -183,7 +183,7 @@ class _Progress:
     advance: Callable[[int], object] | None = dataclasses.field(compare=False)
 
 
-# A search tests what it proposes, and the claim that it proposes it for is tested again.
+# A search tests its proposal, and the claim of the proposal is tested again.
 @functools.lru_cache(maxsize=64)
 def _proves(
     certificate: Certificate,

@@ -182,7 +182,7 @@ def _epsilon(claim: Composed) -> float:
         approximation = Approximation(INTERVAL, failure, _LEVEL_SHARE * delta, claim.seed)
         losses = {run: sampled_runs.losses(run, approximation) for run in {run for run, _ in runs}}
         found = _composed(parts, losses, delta)
-        # What is unamplified has at least the epsilon of these runs alone.
+        # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
         if squares > 0.0 and found <= gaussian.exact_epsilon(squares**-0.5, delta):
             return found

@@ -50,11 +50,11 @@ from mf_aggregators.kernel.arrays import FloatArray
 # The step of the grid, relative to the standard deviation of log L, and its bounds.
 RELATIVE_STEP = 0.03
 _SMALLEST_STEP, _LARGEST_STEP = 2e-5, 5e-3
-# Log-normal numbers farther out than so many standard deviations are capped.
+# Log-normal numbers are capped at this number of standard deviations.
 _DEVIATIONS = 8.8
 # The part of a sum that is capped, or moved to zero.
 _NEGLIGIBLE = 1e-18
-# More than what floats err by in all masses of one cycle, for each of its rounds.
+# Upper bound on the error of floats in all masses of one cycle, for each of its rounds.
 _ROUNDING = 1e-14
 
 
@@ -202,7 +202,7 @@ def _number(value: float, step: float) -> _Grid:
 
 
 def _sum_of(one: _Grid, count: int) -> _Grid:
-    """The sum of so many independent numbers of one distribution, by doubling."""
+    """The sum of independent numbers of one distribution, by doubling."""
     if count == 1:
         return one
     half = _sum_of(one, count // 2)
@@ -211,7 +211,7 @@ def _sum_of(one: _Grid, count: int) -> _Grid:
 
 
 def _sum(one: _Grid, other: _Grid) -> _Grid:
-    """The sum of two independent numbers, or what dominates it."""
+    """A distribution that dominates the sum of two independent numbers."""
     step = one.step
     most = math.ceil(math.log(2.0) / step) + 2
     first = min(one.first, other.first)

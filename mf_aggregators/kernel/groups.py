@@ -41,7 +41,7 @@ from mf_aggregators.kernel.losses import composition_rounding, epsilon_of
 # With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
 # privacy losses grows without bound.
 LEAST_NOISE_MULTIPLIER = 0.1
-# With more noise an attacker guesses, whatever the sampling.
+# With more noise an attacker guesses, with or without sampling.
 LARGEST_NOISE_MULTIPLIER = 1e8
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
@@ -86,7 +86,7 @@ def epsilon(
         except TailError:
             # Too little of delta is left.
             pass
-    # A client that is seldom drawn seldom shows: the amplified epsilon may exist all the same.
+    # A client that is seldom drawn seldom shows: the amplified epsilon may still exist.
     if refused is not None and math.isinf(found):
         raise refused
     return found
@@ -245,7 +245,7 @@ def losses(draws: Groups, sigma: float, interval: float) -> PrivacyLossDistribut
 def shuffled_pairs(
     draws: Shuffling, sigma: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    """Returns pairs (epsilon, delta) that hold of a shuffled run, noise as it is drawn included.
+    """Returns pairs (epsilon, delta) that hold of a shuffled run with the noise of integers.
 
     Args:
       draws: How clients are drawn.

@@ -51,7 +51,7 @@ _ROUNDING_OF_SUMS = 2e-14
 # taken off delta, and a delta that is not well above it is refused.
 _ROUNDING_PER_COMPOSITION = 2e-15
 _SMALLEST_DELTA = 1e-12
-# Losses beyond so many standard deviations, or with less than this in all, count as infinite.
+# Losses count as infinite beyond this number of standard deviations, or if all have less mass.
 DEVIATIONS = 9.0
 _NEGLIGIBLE = 1e-20
 # Gaps between the points of a grid grow with this power, less one.
@@ -311,7 +311,7 @@ def with_infinite_losses(
 
 
 def safe_delta(delta: float, compositions: int) -> float:
-    """Returns delta less what composition by Fourier transforms may lose to rounding.
+    """Returns delta less the rounding of composition by Fourier transforms.
 
     Args:
       delta: The delta of the guarantee.
@@ -336,7 +336,7 @@ def safe_delta(delta: float, compositions: int) -> float:
 
 
 def composition_rounding(compositions: int) -> float:
-    """Returns what of a delta composition by Fourier transforms may lose to rounding.
+    """Returns the part of delta that composition by Fourier transforms may lose to rounding.
 
     Args:
       compositions: How many mechanisms are composed.

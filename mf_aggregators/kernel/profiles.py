@@ -196,7 +196,7 @@ class Profile:
         for share in _LOW_SHARES:
             low = float(tuning[int(share * len(tuning))])
             if low < high:
-                # Losses near a threshold count as what makes the bound larger.
+                # Losses near a threshold are counted on the side of a larger bound.
                 counts = (
                     int(np.searchsorted(losses, low + ROUNDING, side="right")),
                     int(np.searchsorted(losses, high - ROUNDING, side="right")),
@@ -236,7 +236,7 @@ def _largest_terms(sampler: ImportanceSampler, epsilons: FloatArray) -> FloatArr
 
 def _bet(tuning: FloatArray, num_tuning: int, largest: float, count: int, failure: float) -> float:
     """A bet for ``count`` samples like the tuning samples, of which only some are not zero."""
-    # As if one of them had been the largest.
+    # One more sample counts as the largest term.
     mean = float(np.sum(tuning)) / num_tuning
     variance = (float(np.sum(tuning**2)) + largest**2) / num_tuning - mean**2
     best = math.sqrt(-2.0 * math.log(failure) / (count * max(variance, 1e-12 * largest**2)))
@@ -253,7 +253,7 @@ def upper_mean(terms: FloatArray, count: int, largest: float, bet: float, failur
       bet: w, above 0 and below 1 / M.
       failure: The probability that the bound does not hold.
     """
-    # A bound that is too large by more than what rounding takes.
+    # The goal is raised by more than the rounding of the wealth.
     goal = -math.log(failure) + 1e-9 * count * bet * largest
     found = root(terms, count, bet, goal, largest)
     return min(found * (1.0 + 2.0 * ERROR_OF_ROOT), largest)

@@ -1,4 +1,4 @@
-"""A run whose clients are drawn at random, as data, and its privacy losses.
+"""Runs with randomly drawn clients, as data, and their privacy losses.
 
 Neighbouring data sets differ in one client: all of its updates are zeroed, and it is drawn for the
 same rounds as otherwise. This composes with mechanisms of others that add or remove a client: in
@@ -49,7 +49,7 @@ _SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
 
 @dataclasses.dataclass(frozen=True)
 class SampledRun:
-    """A run whose clients are drawn.
+    """A run with randomly drawn clients.
 
     Attributes:
       draws: How clients are drawn.
