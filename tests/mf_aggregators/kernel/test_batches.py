@@ -291,6 +291,9 @@ def test_the_probabilities_of_a_cut_are_those_of_all_coins() -> None:
     expected = (1.0 - cut) * batches.divergence_without(sigma, q, _EPSILONS)
     expected += cut * batches.divergence_with(sigma, r, _EPSILONS)
     np.testing.assert_allclose(found[0], expected, rtol=1e-8)
+    expected = (1.0 - cut) * batches.poisson_divergences(sigma, q, _EPSILONS)[1]
+    expected += cut * batches.divergence_without(sigma, r, _EPSILONS)
+    np.testing.assert_allclose(found[1], expected, rtol=1e-8)
 
 
 def test_a_batch_that_is_never_cut_is_a_poisson_sample() -> None:
@@ -301,3 +304,12 @@ def test_a_batch_that_is_never_cut_is_a_poisson_sample() -> None:
     # So seldom that the probability is no float.
     found = batches.truncated_divergences(1.1, 1e-40, 10, 9, _EPSILONS)
     np.testing.assert_array_equal(found, batches.poisson_divergences(1.1, 1e-40, _EPSILONS))
+
+
+def test_tails_are_those_of_binomial_distributions() -> None:
+    trials, counts = np.meshgrid(np.arange(1, 12), np.arange(12))
+    possible = counts <= trials
+    for q in (1e-3, 0.3, 0.9, 1.0):
+        found = batches.binomial_tail(counts, trials, q)[possible]
+        known = scipy.stats.binom.sf(counts - 1, trials, q)[possible]
+        np.testing.assert_allclose(found, known, rtol=1e-12)

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import claim, gaussian, numbers
+from mf_aggregators.kernel import claim, composition, gaussian, numbers
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
@@ -142,10 +143,6 @@ def _guarantee() -> claim.Guarantee:
         claim.Guarantee,
         lambda: claim.Guarantee(epsilon=1.0),
         lambda: dataclasses.replace(_guarantee(), epsilon=1.0),  # type: ignore[type-var]
-        lambda: setattr(_guarantee(), "epsilon", 1.0),
-        lambda: delattr(_guarantee(), "epsilon"),
-        lambda: pickle.dumps(_guarantee()),
-        lambda: type("Better", (claim.Guarantee,), {}),
         lambda: type("Better", (Claim,), {})(None, None, None, None),
         lambda: claim.check(None),  # type: ignore[arg-type]
     ],
@@ -155,9 +152,39 @@ def test_nothing_else_makes_a_guarantee(attempt: Any) -> None:
         attempt()
 
 
-def test_copies_are_the_guarantee_itself() -> None:
-    guarantee = _guarantee()
+@pytest.mark.parametrize(
+    "guarantee", [_guarantee(), composition.check_composed(composition.Composed((), _DELTA))]
+)
+def test_a_guarantee_is_made_by_its_check_alone(guarantee: claim.Proved) -> None:
+    kind = type(guarantee)
+    attempts: list[Callable[[], object]] = [
+        lambda: kind(),
+        lambda: kind.__new__(kind),
+        lambda: type("Other", (kind,), {}),
+        lambda: pickle.dumps(guarantee),
+    ]
+    for attempt in attempts:
+        with pytest.raises(TypeError, match=f"{kind.__name__}|a guarantee is not pickled"):
+            attempt()
+    with pytest.raises(AttributeError, match="epsilon of a guarantee cannot be set"):
+        setattr(guarantee, "epsilon", 0.1)  # noqa: B010
+    with pytest.raises(AttributeError, match="epsilon of a guarantee cannot be deleted"):
+        delattr(guarantee, "epsilon")
     assert copy.copy(guarantee) is copy.deepcopy(guarantee) is guarantee
+
+
+def test_values_are_those_that_were_proved() -> None:
+    class Small(claim.Proved):
+        __slots__ = ("number",)
+        number: int
+
+    assert claim.made(Small, {"number": 3}).number == 3
+    with pytest.raises(TypeError, match="Small has no subclasses"):
+        type("Smaller", (Small,), {})
+
+
+def test_guarantees_of_equal_numbers_are_equal() -> None:
+    guarantee = _guarantee()
     assert guarantee == _guarantee()
     assert hash(guarantee) == hash(_guarantee())
     assert guarantee != claim.check(dataclasses.replace(guarantee.claim, sigma=2.0))
