@@ -462,9 +462,9 @@ def test_compositions_are_of_data_alone() -> None:
     for other in (More(_composed().parts, 1e-5), None):
         with pytest.raises(TypeError, match="takes a Composed"):
             composition.check_composed(other)  # type: ignore[arg-type]
-    for changes in ({"delta": 1.0}, {"epsilon": -1.0}, {"num_coordinates": 0}, {"seed": -1}):
-        with refuses(next(iter(changes))):
-            _composed(**changes)
+    for name, value in (("delta", 1.0), ("epsilon", -1.0), ("num_coordinates", 0), ("seed", -1)):
+        with refuses(name):
+            _composed(**{name: value})
     # Without noise there is no epsilon, and without a release none is needed.
     none = [dp_accounting.NonPrivateDpEvent(), accounting.event(0.0), dp_accounting.NoOpDpEvent()]
     for event, epsilon in zip(none, (math.inf, math.inf, 0.0), strict=True):
