@@ -445,7 +445,7 @@ def test_a_composition_says_what_it_rests_on() -> None:
 
 
 def test_compositions_are_of_data_alone() -> None:
-    class Quiet(dp_accounting.GaussianDpEvent):  # type: ignore[misc]
+    class Quiet(dp_accounting.GaussianDpEvent):
         noise_multiplier = 1e9
 
     class More(Composed):  # type: ignore[misc]
