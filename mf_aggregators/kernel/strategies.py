@@ -210,7 +210,7 @@ def _column(found: Strategy, j: int) -> FloatArray:
         return found.matrix[j:, j]
     if isinstance(found, Bands):
         lags = np.arange(min(found.bands.shape[1], len(found.bands) - j))
-        return found.bands[j + lags, lags]
+        return np.asarray(found.bands[j + lags, lags])
     scale = 1.0 if found.column_scales is None else found.column_scales[j]
     return np.asarray(scale * found.coefficients[: found.num_rounds - j])
 
