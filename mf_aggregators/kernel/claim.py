@@ -56,6 +56,9 @@ _NEGLIGIBLE = 1e-12
 # The entries of columns that a certificate is for may differ from C by rounding. A participation
 # then moves a number by less than one step of Z, which the roundings of rows are charged with.
 _ROUNDING_OF_COLUMNS = 1e-11
+# Errors of C that a certificate does not see: drawn noise is larger than sigma by 3e-8
+# (``integer_rows``), which covers them.
+_LARGEST_ERROR_OF_COLUMNS = 1e-8
 
 
 class Assumption(enum.Enum):
@@ -477,6 +480,8 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         or not np.all(np.linalg.norm(entries - known, axis=1) <= _ROUNDING_OF_COLUMNS * bound.value)
     ):
         raise NotProved("the columns of the certificate are not those of the rows' C.")
+    if not bound.error <= _LARGEST_ERROR_OF_COLUMNS * bound.value:
+        raise NotProved("C is not known well enough for a certificate: its rows are near singular.")
     if not integer_rows.largest_rounding(rows) <= claim.columns.rounding:
         raise NotProved("the roundings of the rows are larger than those of the certificate.")
     norm = bound.value if claim.columns.norm is None else claim.columns.norm

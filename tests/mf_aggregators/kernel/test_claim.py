@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import claim, composition, gaussian, numbers
+from mf_aggregators.kernel import claim, composition, gaussian, numbers, sensitivity, strategies
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
@@ -338,6 +338,23 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
     inverse = np.linalg.inv(np.eye(6) + np.eye(6, k=-1))
     with pytest.raises(NotProved):
         claim.check(Claim(DenseNoise(inverse), Poisson(6, 2, 100, 2), 2.0, _DELTA))
+
+
+def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> None:
+    # C[i, j] = (-3)^(i - j), exactly.
+    rounds = 16
+    rows = DenseNoise(np.eye(rounds) + 3.0 * np.eye(rounds, k=-1))
+    bound = sensitivity.of_rows(rows, rounds, Schema(1, 1))
+    assert 1e-8 < bound.error / bound.value < 1e-6
+    exact = math.sqrt(sum(9**i for i in range(rounds)))
+    assert bound.value - bound.error <= exact <= bound.value + bound.error
+    found = claim.check(Claim(rows, Schema(1, 1), 2.0 * exact, _DELTA))
+    charged = gaussian.epsilon(2.0 * exact / (bound.value + bound.error), _DELTA)
+    assert found.epsilon == charged > gaussian.epsilon(2.0 * exact / bound.value, _DELTA)
+    entries = strategies.compact_columns(strategies.strategy(rows, rounds), rounds)
+    draws = BallsInBins(rounds, rounds, 160, 10, rounds)
+    with pytest.raises(NotProved, match="near singular"):
+        claim.check(Claim(rows, draws, 2.0 * exact, _DELTA, columns=StrategyColumns(entries)))
 
 
 def test_columns_of_another_matrix_are_refused() -> None:
