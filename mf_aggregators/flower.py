@@ -427,7 +427,7 @@ class MatrixFactorization(Strategy):
     def _digest(self, num_rounds: int) -> str:
         """Tells the run, and the ledger's first rounds, from others."""
         pairs = [(name, i) for name, found in self._rounds.items() for i in found if i < num_rounds]
-        shown = self._running().stream.tolist(), sorted(pairs)
+        shown = self._running().noise.stream.tolist(), sorted(pairs)
         return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
     def _save(self) -> None:

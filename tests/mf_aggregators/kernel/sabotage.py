@@ -81,6 +81,10 @@ _SCHEMAS: tuple[tuple[str, Callable[..., tuple[float, float, bool]]], ...] = (
         lambda most, separation: (most, separation, False),
     ),
     (
+        r"participations, adjacent ones exactly (\S+) rounds? apart",
+        lambda separation: (ROUNDS, separation, True),
+    ),
+    (
         r"participations at least (\S+) rounds? apart",
         lambda separation: (ROUNDS, separation, False),
     ),

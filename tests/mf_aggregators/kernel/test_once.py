@@ -28,6 +28,9 @@ def test_a_row_has_one_sum(has_directory: bool, tmp_path: pathlib.Path) -> None:
     for found in (_ONE, _OTHER):
         with pytest.raises(ReleaseError, match="spent"):
             other.check(stream, 0, found)
+    # One that knows the sum asks the directory again.
+    with pytest.raises(ReleaseError, match="spent"):
+        one.check(stream, 0, _ONE)
     other.spend(stream, 2)
     with pytest.raises(ReleaseError, match="Round 2 was spent"):
         one.check(stream, 2, _ONE)
@@ -59,14 +62,12 @@ def test_what_is_written_reaches_the_disk(
     """The file first, and then the directory that names it."""
     synchronised: list[str] = []
     fsync = os.fsync
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda descriptor: (
-            synchronised.append(os.readlink(f"/proc/self/fd/{descriptor}")),
-            fsync(descriptor),
-        ),
-    )
+
+    def recorded(descriptor: int) -> None:
+        synchronised.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
     ReleaseRecord(tmp_path).check("stream", 0, _ONE)
     assert [pathlib.Path(path).parent.name for path in synchronised] == ["stream", "released"]
 

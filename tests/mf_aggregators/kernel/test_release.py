@@ -381,6 +381,12 @@ def test_extended_rows_begin_with_those_before() -> None:
         whole[place] += change
         with pytest.raises(NotProved, match="continued"):
             _extended(1.0, BandedNoise(first), BandedNoise(whole))
+    with pytest.raises(NotProved, match="continued"):
+        _extended(1.0, DenseNoise(np.diag([1.0, 2.0])), DenseNoise(np.diag([1.0, 3.0, 1.0])))
+    with pytest.raises(NotProved, match="continued"):
+        _extended(1.0, BandedNoise(np.ones((4, 1))), BandedNoise(np.ones((3, 1))))
+    # As little noise as there is, is noise.
+    assert _extended(0.1, BandedNoise(first), BandedNoise(other), layout=None).has_noise
     for shorter in (BandedNoise(_bands(3)), ToeplitzNoise(9, np.array([2.0, -1.0, 0.4]))):
         with pytest.raises(NotProved, match="continued"):
             _extended(1.0, BandedNoise(first), shorter)

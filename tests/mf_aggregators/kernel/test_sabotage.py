@@ -18,7 +18,10 @@ from tests.mf_aggregators.kernel import sabotage
 from tests.mf_aggregators.kernel.sabotage import Run
 
 # Files and folders of which no function makes a statement false. The goal is all but the kernel.
-COVERED = ("adaptive_clip.py", "catalogue/", "linear_algebra/", "noise/nests.py")
+COVERED = (
+    *("adaptive_clip.py", "aggregator.py", "catalogue/", "linear_algebra/", "mechanism.py"),
+    "noise/nests.py",
+)
 _SHORT_CASES = 12
 _PRINTED = "(4, 1e-05)-DP for each client over 8 rounds: participations at least 3 rounds apart"
 # Sensitivity of the identity under it: three participations.
@@ -78,6 +81,7 @@ def test_patterns_of_schemas() -> None:
         ("at most one participation", (1, 1, False)),
         ("at most 2 participations at least 3 rounds apart", (2, 3, False)),
         ("participations at least 3 rounds apart", (8, 3, False)),
+        ("participations, adjacent ones exactly 3 rounds apart", (8, 3, True)),
         ("at most 2 participations, adjacent ones exactly 4 rounds apart", (2, 4, True)),
     ],
 )
