@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, atomic_files, checkpoints, memory
+from mf_aggregators import atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -490,7 +490,7 @@ def _privacy_fields(
     fields: dict[str, Any] = {
         "noise_multiplier": multiplier,
         "delta": delta,
-        "planned_epsilon": accounting.epsilon(multiplier, delta),
+        "planned_epsilon": guarantees.of_noise(multiplier, delta).epsilon,
     }
     if factorization is None:
         return fields

@@ -24,6 +24,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
+from mf_aggregators.privacy import guarantees
 from mf_aggregators.workloads import Workload
 
 _NUM_BANDS = "num_bands"
@@ -431,8 +432,7 @@ def noise_multiplier(values: flags.FlagValues | _Noise) -> float | None:
             f"{listed}={value:g} is too small: there is no such large noise multiplier.",
         )
     delta = validation.delta(values.delta)
-    with naming(name):
-        epsilon = accounting.epsilon(multiplier, delta)
+    epsilon = guarantees.of_noise(multiplier, delta).epsilon
     has_stated = name == "noise_multiplier"
     check_choice(
         math.isfinite(epsilon) or (has_stated and multiplier == 0.0),

@@ -8,11 +8,10 @@ commands import it once they draw.
 import base64
 import dataclasses
 import io
-import math
 import pathlib
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,12 +19,13 @@ from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mf_aggregators import accounting, atomic_files, figures, version
+from mf_aggregators import atomic_files, figures, version
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.numbers import rounded_up
-from mf_aggregators.privacy import attackers
+from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.privacy import attackers, guarantees
 
 Curves: TypeAlias = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -226,24 +226,21 @@ def false_positive_rates() -> np.ndarray:
 
 
 def epsilons_of(
-    epsilon: Callable[[float], float], multipliers: np.ndarray
+    multipliers: np.ndarray, delta: float, scheme: SamplingScheme | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns a curve of epsilons, without those of so little noise that none is stated.
 
     Args:
-      epsilon: From noise multipliers to epsilons; may raise a TailError.
       multipliers: The noise multipliers.
+      delta: The delta of all epsilons.
+      scheme: How clients are drawn, in groups; None for clients who keep to a schema.
 
     Returns:
       The noise multipliers that have a finite epsilon above 0, and the epsilons.
     """
-    found = []
-    for multiplier in multipliers:
-        try:
-            found.append(epsilon(float(multiplier)))
-        except accounting.TailError:
-            found.append(math.inf)
-    values = np.array(found)
+    values = np.array(
+        [guarantees.of_noise(float(each), delta, scheme).epsilon for each in multipliers]
+    )
     is_stated = np.isfinite(values) & (values > 0.0)
     return multipliers[is_stated], values[is_stated]
 

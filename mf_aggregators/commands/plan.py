@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators import accounting, caches, catalogue, checkpoints, memory, planning
+from mf_aggregators import caches, catalogue, checkpoints, memory, planning
 from mf_aggregators.catalogue.built_in import MEANING_OF_ERROR
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
@@ -51,7 +51,7 @@ from mf_aggregators.planning import (
     proposals,
     robustness,
 )
-from mf_aggregators.privacy import attackers
+from mf_aggregators.privacy import attackers, guarantees
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
@@ -402,7 +402,7 @@ def _epsilon(values: flags.FlagValues) -> float:
     if values.target_epsilon is not None:
         return float(values.target_epsilon)
     assert multiplier is not None
-    epsilon = accounting.epsilon(multiplier, values.delta)
+    epsilon = guarantees.of_noise(multiplier, values.delta).epsilon
     flag = "target_rho" if values.noise_multiplier is None else "noise_multiplier"
     command_line.check_choice(
         0.0 < epsilon < math.inf,

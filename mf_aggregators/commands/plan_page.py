@@ -1,7 +1,6 @@
 """A plan as a page: the comparison as pictures and as a table, and the commands to copy."""
 
 import contextlib
-import functools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -179,20 +178,11 @@ def _epsilons(
     """
     setting, factors = plan.setting, np.geomspace(_LEAST_FACTOR, _MOST_FACTOR, _NUM_FACTORS)
 
-    @functools.cache
-    def unamplified(multiplier: float) -> float:
-        return accounting.epsilon(multiplier, setting.delta)
-
     curves = {}
     for name, each in drawn.items():
         scheme, multiplier = each.mechanism.sampling, each.mechanism.noise_multiplier
-        if scheme is None:
-            multipliers, found = pages.epsilons_of(unamplified, multiplier * factors)
-        elif _has_groups(each):
-            multipliers, found = pages.epsilons_of(
-                functools.partial(scheme.epsilon, delta=setting.delta),
-                multiplier * factors,
-            )
+        if scheme is None or _has_groups(each):
+            multipliers, found = pages.epsilons_of(multiplier * factors, setting.delta, scheme)
         else:
             estimated = _estimated(plan, cache) if each is plan.recommended else {}
             estimated[setting.epsilon] = multiplier

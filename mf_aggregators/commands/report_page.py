@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from mf_aggregators import accounting, checkpoints, factorizations, figures
+from mf_aggregators import checkpoints, factorizations, figures
 from mf_aggregators.commands import command_line, pages, plan_text, report_contents
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
@@ -134,8 +134,7 @@ def _epsilons(stated: Mapping[str, Guarantee], delta: float) -> pages.Curves:
     own = [float(multipliers[0]) for multipliers, _ in points.values()] or [1.0]
     least = max(0.25 * min(own), _LEAST_MULTIPLIER)
     multipliers, found = pages.epsilons_of(
-        lambda multiplier: accounting.epsilon(multiplier, delta),
-        np.geomspace(least, max(4.0 * max(own), 2.0 * least), _NUM_MULTIPLIERS),
+        np.geomspace(least, max(4.0 * max(own), 2.0 * least), _NUM_MULTIPLIERS), delta
     )
     return {"without amplification": (multipliers, found), **points}
 

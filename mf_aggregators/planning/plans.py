@@ -23,6 +23,7 @@ from mf_aggregators.noise.costs import NoiseCost
 from mf_aggregators.participation import Participation
 from mf_aggregators.planning import proposals
 from mf_aggregators.planning.proposals import PlannedError
+from mf_aggregators.privacy import guarantees
 
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
@@ -114,7 +115,7 @@ class Setting:
                     "sampling does not amplify rho: plan for timers, or for a target of epsilon."
                 )
             least = accounting.noise_multiplier_of_zcdp(self.rho)
-            if self.epsilon != gaussian.epsilon(least, self.delta):
+            if self.epsilon != guarantees.of_noise(least, self.delta).epsilon:
                 raise ValueError(f"epsilon {self.epsilon:g} is not that of rho {self.rho:g}.")
         if self.noise_multiplier is not None:
             if self.participation is None or self.rho is not None:
@@ -122,7 +123,8 @@ class Setting:
                     "a plan takes a noise multiplier for timers alone, in the place of a target: "
                     "each way of sampling has another epsilon of it."
                 )
-            if self.epsilon != gaussian.epsilon(self.noise_multiplier, self.delta):
+            proved = guarantees.of_noise(self.noise_multiplier, self.delta)
+            if self.epsilon != proved.epsilon:
                 raise ValueError(
                     f"epsilon {self.epsilon:g} is not that of noise multiplier "
                     f"{self.noise_multiplier:g}."

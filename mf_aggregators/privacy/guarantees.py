@@ -31,6 +31,7 @@ from mf_aggregators.kernel.ledger import (
     without_draws,
     worst_case,
 )
+from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     Participation,
@@ -60,6 +61,7 @@ __all__ = [
     "observed_claim",
     "observed_participation",
     "of_first_rounds",
+    "of_noise",
     "only_if",
     "part_of_client",
     "participation_of",
@@ -257,6 +259,29 @@ def planned(
             delta,
         )
     )
+
+
+def of_noise(
+    noise_multiplier: float, delta: float, scheme: SamplingScheme | None = None
+) -> Guarantee:
+    """Returns a guarantee with the epsilon and rho that a noise multiplier has for any matrix.
+
+    They are those of the identity, and depend on the noise multiplier alone: the guarantee is for a
+    single participation, or for the draws of a scheme with groups.
+
+    Args:
+      noise_multiplier: Relative to the sensitivity of C; zero for none.
+      delta: Above 0 and below 1.
+      scheme: How clients are drawn, in groups; None for clients who keep to a schema.
+
+    Raises:
+      ValueError: If an argument is out of its range.
+    """
+    multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    if scheme is None:
+        return claim.check(Claim(IndependentNoise(1), Schema(1, 1), multiplier, delta))
+    rows = IndependentNoise(scheme.num_rounds)
+    return claim.check(Claim(rows, scheme.as_draws(), multiplier, delta))
 
 
 def sampled(

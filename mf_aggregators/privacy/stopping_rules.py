@@ -83,8 +83,15 @@ class StoppingRule:
         """
         if self.plan.is_amplified:
             return guarantees.observed(self.plan, _sampled_rounds(self._most_rounds))
+        # Less noise by what errors of a computed C may take, if that is within the limit as well.
+        enough = accounting.noise_multiplier(self.epsilon, self.plan.delta)
+        less = self._with(enough * (1.0 - 2.0 * _ERRORS_OF_C))
+        return less if less.epsilon <= self.epsilon else self._with(enough)
+
+    def _with(self, noise_multiplier: float) -> Guarantee:
+        """The guarantee of a rule that allows so small a noise multiplier, and no smaller one."""
         plan = self.plan.claim
-        limit = Limit(plan.sigma / self._noise_multiplier)
+        limit = Limit(plan.sigma / noise_multiplier)
         ruled = dataclasses.replace(plan, taking_part=limit, epsilon=None, basis=Basis.RULE)
         return claim.check(ruled)
 
@@ -109,14 +116,8 @@ class StoppingRule:
         # Noise multipliers and not epsilons are compared, so that the rounds are a part of the
         # Gaussian mechanism of the guarantee, whose event may be composed with others.
         guarantee = guarantees.observed(self.plan, participation)
-        return guarantee.noise_multiplier >= self._noise_multiplier * (1.0 + _ERRORS_OF_C)
-
-    @functools.cached_property
-    def _noise_multiplier(self) -> float:
-        # Less by what errors of a computed C may take, if its epsilon is within the limit as well.
-        found = accounting.noise_multiplier(self.epsilon, self.plan.delta)
-        less = found * (1.0 - 2.0 * _ERRORS_OF_C)
-        return less if accounting.epsilon(less, self.plan.delta) <= self.epsilon else found
+        least = self.guarantee.noise_multiplier
+        return guarantee.noise_multiplier >= least * (1.0 + _ERRORS_OF_C)
 
     @functools.cached_property
     def _most_rounds(self) -> int:

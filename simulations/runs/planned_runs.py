@@ -17,7 +17,6 @@ import numpy as np
 
 from mf_aggregators import (
     Mechanism,
-    accounting,
     calibrate,
     catalogue,
     checkpoints,
@@ -464,9 +463,9 @@ def _extended(
             )
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
-    planned = mechanism.noise_multiplier / config.simulated_share
+    planned = guarantees.of_noise(mechanism.noise_multiplier / config.simulated_share, config.delta)
     if config.target_rho is not None:
-        rho = accounting.zcdp_rho(planned)
+        rho = planned.rho
         check_choice(
             rho <= config.target_rho,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds rho "
@@ -475,7 +474,7 @@ def _extended(
             "the run, or fewer --num_rounds.",
         )
     if config.target_epsilon is not None:
-        epsilon = accounting.epsilon(planned, config.delta)
+        epsilon = planned.epsilon
         check_choice(
             epsilon <= config.target_epsilon,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "

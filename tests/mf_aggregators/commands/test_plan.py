@@ -351,7 +351,7 @@ def test_the_epsilon_of_a_noise_multiplier(
         ("--noise_multiplier=0", "has an epsilon of inf"),
         ("--noise_multiplier=-1", "--noise_multiplier must not be negative"),
         ("--noise_multiplier=nan", "--noise_multiplier must be finite"),
-        ("--noise_multiplier=0.01", "--noise_multiplier: so little noise"),
+        ("--noise_multiplier=0.01", "of so little noise no epsilon"),
         ("--noise_multiplier=1e9", "has an epsilon of 0 "),
         ("--target_rho=1e-30", "has an epsilon of 0 "),
         ("--sampling=poisson --noise_multiplier=1", "every mechanism has an epsilon of its own"),
