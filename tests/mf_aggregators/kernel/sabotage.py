@@ -89,6 +89,10 @@ _SCHEMAS: tuple[tuple[str, Callable[..., tuple[float, float, bool]]], ...] = (
         lambda separation: (ROUNDS, separation, False),
     ),
     (
+        r"participations, adjacent ones exactly (\S+) rounds? apart",
+        lambda separation: (ROUNDS, separation, True),
+    ),
+    (
         r"at most (\S+) participations, adjacent ones exactly (\S+) rounds? apart",
         lambda most, separation: (most, separation, True),
     ),
