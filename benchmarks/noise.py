@@ -49,6 +49,7 @@ from mf_aggregators.factorizations import (
     identity,
     tree_aggregation,
 )
+from mf_aggregators.kernel import release
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
@@ -323,7 +324,9 @@ def _measure_in_numpy(values: flags.FlagValues) -> _Fields:
         return between - begin, time.process_time() - between, state
 
     def at(index: int) -> Any:
-        return dataclasses.replace(state, round_index=index)
+        noise = state.noise
+        there = release._state(index, noise.seed, noise.stream, noise.histories, noise.digest)
+        return dataclasses.replace(state, noise=there)
 
     with _PeakMemory() as memory:
         measured = _timed(values, _recursion(values), advance, at, state)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
 
 # The squares of an update's integers, of at most this many steps, add up within int64, and each of
@@ -159,7 +159,7 @@ def units_of_squares(num_entries: int) -> float:
 
 
 def clip_to_grid(
-    update: Sequence[FloatArray], clip_norm: float, steps_per_clip_norm: int
+    update: Sequence[RealArray], clip_norm: float, steps_per_clip_norm: int
 ) -> list[IntArray]:
     """Scales arrays to a joint L2 norm of at most ``clip_norm``, in quantization steps.
 
@@ -207,7 +207,7 @@ def clip_with_indicator(
 
 
 def _clipped(
-    update: Sequence[FloatArray], clip_norm: float, unit_norm: float
+    update: Sequence[RealArray], clip_norm: float, unit_norm: float
 ) -> tuple[list[FloatArray], bool, bool]:
     """Float64 arrays with clip norms as ``unit_norm``; was it within the norm, and finite?"""
     wide = [np.asarray(array, np.float64) for array in update]

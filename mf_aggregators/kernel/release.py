@@ -288,7 +288,7 @@ class Release(_Final):
         Raises:
           ValueError: If roundings would take too much.
         """
-        sizes = {
+        sizes: dict[str, Any] = {
             **{"clip_norm": self.norm, "num_parameters": num_parameters},
             "largest_cohort": self.sums.largest_cohort,
         }
@@ -347,7 +347,7 @@ class Release(_Final):
           ReleaseError: As there.
           ValueError: If vectors have other shapes.
         """
-        total = [np.zeros(shape, np.int64) for shape in self._known.shapes]
+        total: list[IntArray] = [np.zeros(shape, np.int64) for shape in self._known.shapes]
         number = 0
         for number, vector in enumerate(vectors, 1):
             record = self.record(vector)

@@ -303,8 +303,9 @@ class Trace(Availability):
         """
         file = pathlib.Path(path)
         try:
-            read = _archived if file.suffix.lower() == ".npz" else _listed
-            devices, starts, ends = read(file)
+            is_archive = file.suffix.lower() == ".npz"
+            columns = _archived(file) if is_archive else [*_listed(file)]
+            devices, starts, ends = columns
             return cls(devices, starts, ends, period_seconds)
         except OSError as error:
             raise TraceError(f"{file} cannot be read: {error.strerror or error}.") from error

@@ -537,7 +537,7 @@ def _check_flipped(path: pathlib.Path, aggregator: mfa.Aggregator) -> None:
             refused += 1
             continue
         assert (found.tensors, found.clip) == (expected.tensors, expected.clip)
-        np.testing.assert_equal(*map(_arrays, (found, expected)))
+        np.testing.assert_equal(_arrays(found), _arrays(expected))
     assert refused > 500
 
 

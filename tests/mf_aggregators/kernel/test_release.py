@@ -257,7 +257,8 @@ def test_states_and_releases_are_made_and_altered_by_nobody_else() -> None:
     assert copy.deepcopy([state, release])[1] is release
     assert str(int(state.seed[0])) not in repr(state)
     assert state.stream_name in repr(state)
-    for make in (ReleaseState, lambda: pickle.dumps(state)):
+    attempts: tuple[Any, ...] = (ReleaseState, lambda: pickle.dumps(state))
+    for make in attempts:
         with pytest.raises(TypeError):
             make()
     for kind in (Release, ReleaseState):
