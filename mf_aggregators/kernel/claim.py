@@ -42,7 +42,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     MinSeparation,
 )
 from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, fingerprint
 from mf_aggregators.kernel.sampled_runs import SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
@@ -213,6 +213,15 @@ class Claim:
             rounds = validation.integer_at_least(self.num_rounds, least, "num_rounds")
             object.__setattr__(self, "num_rounds", rounds)
 
+    @property
+    def noise_digest(self) -> bytes:
+        """32 bytes that bind the noise: rows and sigma, bit for bit, and nothing else.
+
+        Claims of the first rounds of a run, of one client, or of an observed schema are about the
+        noise of the whole run, and have its digest.
+        """
+        return fingerprint([self.sigma], self.rows)
+
 
 _Kind = TypeVar("_Kind", bound="Proved")
 
@@ -333,6 +342,11 @@ class Guarantee(Proved):
     def sigma(self) -> float:
         """The standard deviation of Z, in units of the clip norm."""
         return self.claim.sigma
+
+    @property
+    def noise_digest(self) -> bytes:
+        """32 bytes that bind the noise: those of the releases that the guarantee is about."""
+        return self.claim.noise_digest
 
     @property
     def num_rounds(self) -> int:

@@ -29,7 +29,7 @@ from mf_aggregators.kernel.errors import NotProved, ReleaseError
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.once import ReleaseRecord
-from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, NoiseState, fingerprint
+from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, NoiseState
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 
 # Relative tolerance for the sigma that the noise of an extended run covers.
@@ -127,7 +127,8 @@ class Release(_Final):
       rounding: The bounds on roundings.
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
       source: The source of random bits.
-      digest: 16 bytes that bind rows, sigma, norm, grid, layout, storage, source and the label.
+      digest: 32 bytes that bind rows, sigma and norm, bit for bit, and grid, layout, storage,
+        source and the label. A state of other bits is refused.
     """
 
     __slots__ = (
@@ -213,11 +214,13 @@ class Release(_Final):
         ends = [each.rows.num_rounds for each in earlier] if rows.first is not None else []
         blocks = Blocks.of(drawn, ends) if is_on_disk else None
         norm = validation.positive_number(norm, "norm")
-        options = [
+        options = (
             *(NOISE_FORMAT, source.value, bool(is_on_disk), label, norm),
             *(sums.steps_per_clip_norm, sums.largest_cohort),
+        )
+        claimed = [
+            (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons
         ]
-        claimed = [[each.num_rounds or each.rows.num_rounds, each.sigma] for each in horizons]
         self._set(
             claim=claim,
             norm=norm,
@@ -232,8 +235,7 @@ class Release(_Final):
             _directory=directory,
             _label=label,
             _unbound=tuple(
-                fingerprint([options, claimed[: number + 1]], each.rows)
-                for number, each in enumerate(horizons)
+                _digest(repr((options, claimed[:number]))) for number in range(1, len(claimed) + 1)
             ),
         )
         self._bind(layout)
@@ -252,6 +254,11 @@ class Release(_Final):
     def num_rounds(self) -> int:
         """The number of rounds that there is noise for."""
         return self.claim.num_rounds or self.claim.rows.num_rounds
+
+    @property
+    def noise_digest(self) -> bytes:
+        """32 bytes that bind rows and sigma: those of guarantees about this noise."""
+        return self.claim.noise_digest
 
     @property
     def has_noise(self) -> bool:
@@ -513,10 +520,7 @@ class Release(_Final):
                     "noise multiplier, or less. Mechanism.extended finds it if num_parameters= has "
                     "the numbers of an update."
                 )
-            described = repr(layout).encode()
-            digests = tuple(
-                hashlib.blake2b(each + described, digest_size=16).digest() for each in digests
-            )
+            digests = tuple(_digest(repr((each, layout))) for each in digests)
         self._set(layout=layout, stddev=stddev, digest=digests[-1], _digests=digests)
 
     def _check_state(self, state: ReleaseState) -> None:
@@ -589,6 +593,10 @@ class Release(_Final):
 
 def _made(arguments: tuple[Any, ...], options: dict[str, Any]) -> Release:
     return Release(*arguments, **options)
+
+
+def _digest(described: str) -> bytes:
+    return hashlib.blake2b(described.encode(), digest_size=32).digest()
 
 
 def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import pathlib
+import pickle
 import random
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.checkpoints import CheckpointError
 from mf_aggregators.kernel import gaussian
+from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,
@@ -352,6 +354,22 @@ def test_a_ledger_of_names_lacks_who_was_never_drawn() -> None:
     assert mechanism.observed(never).keeps_participation is False
 
 
+def _digests(mechanism: mfa.Mechanism) -> tuple[bytes, bytes]:
+    release = mechanism.release(1.0, IntegerSums())
+    assert release.noise_digest == mechanism.claim(0.1).noise_digest
+    return release.digest, release.noise_digest
+
+
+def test_the_same_search_gives_the_same_digests() -> None:
+    def searched() -> mfa.Mechanism:
+        made = mfa.factorizations.banded(12, num_bands=3)
+        return mfa.calibrate(made, MinSeparation(3), epsilon=8.0, delta=1e-6)
+
+    first = searched()
+    assert _digests(first) == _digests(searched())
+    assert first.guarantee(1e-5).noise_digest == _digests(first)[1]
+
+
 @given(st.sampled_from(factorizations(_ROUNDS)), _schemas(), st.floats(0.0, 1e6))
 @settings(max_examples=examples(40), deadline=None)
 def test_saved_and_loaded_it_is_equal(
@@ -366,6 +384,8 @@ def test_saved_and_loaded_it_is_equal(
     loaded = mfa.load(directory)
     assert loaded == mechanism
     assert hash(loaded) == hash(mechanism)
+    for copied in (loaded, pickle.loads(pickle.dumps(mechanism))):
+        assert _digests(copied) == _digests(mechanism)
     assert loaded != dataclasses.replace(mechanism, noise_multiplier=noise_multiplier + 1.0)
     assert mfa.checkpoints.load(directory).has_same_matrix(factorization)
     as_json = json.loads(json.dumps(mechanism.to_dict()))
@@ -377,6 +397,7 @@ def test_horizons_and_schemes_are_saved_as_well(tmp_path: pathlib.Path) -> None:
     whole.save(tmp_path / "whole")
     loaded = mfa.load(tmp_path / "whole")
     assert loaded == whole
+    assert _digests(loaded) == _digests(whole)
     assert [each.num_rounds for each in loaded.horizons] == [6, 9, 11]
     _mechanism(_POISSON).save(tmp_path / "sampled")
     assert mfa.load(tmp_path / "sampled") == _mechanism(_POISSON)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import discrete_gaussian, draws, integers
-from mf_aggregators.kernel.claim import Claim
+from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern, check
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.errors import NotProved, ReleaseError
 from mf_aggregators.kernel.integer_rows import RowLayout
@@ -177,10 +177,10 @@ def test_without_noise_sums_are_released_as_they_are() -> None:
 
 
 _OTHERS: list[dict[str, Any]] = [
-    {"claim": _claim(3.001)},
-    {"claim": _claim(rows=BandedNoise(1.001 * _bands()))},
+    {"claim": _claim(math.nextafter(3.0, 4.0))},
+    {"claim": _claim(rows=BandedNoise(np.nextafter(_bands(), 4.0)))},
     {"claim": _claim(num_rounds=5)},
-    {"norm": 2.001},
+    {"norm": math.nextafter(2.0, 3.0)},
     {"sums": IntegerSums(2**35)},
     {"layout": RowLayout(((11,),), ("float32",))},
     {"is_on_disk": True},
@@ -204,6 +204,32 @@ def test_digests_bind_what_bits_follow_from(changes: dict[str, Any]) -> None:
             use(following)
     # What a release does not depend on.
     assert _release(dataclasses.replace(_claim(), delta=0.1)).digest == release.digest
+
+
+def test_guarantees_and_releases_name_their_noise_alike() -> None:
+    """Whatever participation, rounds, delta and norm: the same rows and sigma."""
+    release = _release()
+    expected = release.noise_digest
+    rows = BandedNoise(_bands())
+    one, two = Pattern((1,)), Limit(2.0)
+    for claim in (
+        _claim(),
+        _claim(num_rounds=2),
+        Claim(rows, Schema(2, 3), _SIGMA, 1e-5),
+        Claim(rows, one, _SIGMA, 1e-5, num_rounds=3),
+        Claim(rows, two, _SIGMA, 1e-5, basis=Basis.RULE),
+    ):
+        assert check(claim).noise_digest == claim.noise_digest == expected
+    assert _release(norm=1.0, label="b", source=NoiseSource.PHILOX).noise_digest == expected
+    others = (
+        _claim(math.nextafter(_SIGMA, 4.0)),
+        _claim(rows=BandedNoise(np.nextafter(_bands(), 4.0))),
+        _claim(rows=BandedNoise(_bands(5))),
+    )
+    assert len({expected, *(check(other).noise_digest for other in others)}) == 4
+    assert len(expected) == 32
+    whole = _extended(0.9 * _SIGMA, BandedNoise(_bands(4)), rows)
+    assert whole.noise_digest == _claim(0.9 * _SIGMA).noise_digest
 
 
 def test_the_layout_may_come_later() -> None:
