@@ -673,7 +673,9 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     """Reads what :meth:`Mechanism.save` wrote, or the mechanism of a training run.
 
     Nothing signs the files of a run. What its ``privacy.json`` plans is believed unless the matrix
-    beside it contradicts it, or the ``config.json``, where that is there.
+    beside it contradicts it, or the ``config.json``, where that is there. The epsilon that it
+    states is proved again, except one that is proved by Monte Carlo: :meth:`Mechanism.guarantee`
+    does that.
 
     Args:
       directory: The directory, or that of the run, whose ``privacy.json`` says what was planned.
@@ -684,12 +686,16 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     Raises:
       CheckpointError: If the directory is a checkpoint of a factorization alone; or a file is
         missing, altered or of a newer format, or says what the factorization is not; or files of a
-        run contradict one another; or its noise came from a fixed seed, so that it guarantees
-        nothing.
+        run contradict one another; or its epsilon is not proved; or its noise came from a fixed
+        seed, so that it guarantees nothing.
     """
     factorization, described, path = checkpoints.load_with_mechanism(directory)
     try:
-        return Mechanism.from_dict(described, factorization)
+        found = Mechanism.from_dict(described, factorization)
+        for each, horizon in zip(found.horizons, described["horizons"], strict=True):
+            if "epsilon" in horizon and not (each.sampling and each.sampling.depends_on_matrix):
+                each.guarantee(horizon["delta"]).prove(horizon["epsilon"])
+        return found
     except ValueError as error:
         raise CheckpointError(f"{path} is broken: {str(error).rstrip('.')}.") from error
 

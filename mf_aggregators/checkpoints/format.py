@@ -292,6 +292,8 @@ def load_with_mechanism(
 def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the mechanism that a run's statement says was planned, for ``Mechanism.from_dict``.
 
+    Each horizon has the epsilon and the delta that are stated of it besides.
+
     Args:
       contents: Those of its ``privacy.json``.
 
@@ -305,6 +307,8 @@ def described_by_statement(contents: Mapping[str, Any]) -> dict[str, Any]:
                 "num_rounds": plan["num_rounds"],
                 "participation": plan["sampling"] or plan["participation"],
                 "noise_multiplier": plan["noise_multiplier"],
+                "epsilon": plan["epsilon"],
+                "delta": plan["delta"],
             }
             for plan in (*contents.get("earlier_plans", ()), contents["planned"])
         ]

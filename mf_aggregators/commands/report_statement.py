@@ -313,6 +313,9 @@ def _differing_statements(
         for name, earlier, now in stated_runs.differences(dict(before), again)
         if name != "library_version"
     ]
+    # The kernel compares the epsilons once more.
+    for name, guarantee in () if differing else statement.named_guarantees.items():
+        guarantee.prove(before[name]["epsilon"])
     # Data have texts without their line ends.
     if not differing and (statement.to_markdown() + more).split() != _text(path).split():
         differing.append(f"{path} is not the text that its numbers give.")

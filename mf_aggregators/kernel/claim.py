@@ -49,6 +49,8 @@ from mf_aggregators.kernel.sensitivity import Sensitivity
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
+# The share by which an epsilon that is stated of a run may be above the one that is proved.
+_SLACK_OF_STATEMENTS = 1e-5
 # Errors of C, relative to the sensitivity, that cost no noise: the noise that is drawn is larger
 # than sigma by 3e-8 (``kernel.integer_rows``). A Gaussian epsilon is rounded up by 1e-11 of itself
 # besides; rho is not.
@@ -393,6 +395,24 @@ class Guarantee(Proved):
           ValueError: If delta is out of its range.
         """
         return check(dataclasses.replace(self.claim, delta=delta, epsilon=None, certificate=None))
+
+    def prove(self, epsilon: float | None) -> None:
+        """Proves an epsilon that is stated of this run, at this delta.
+
+        Args:
+          epsilon: The stated one; None for none, where there is too little noise.
+
+        Raises:
+          NotProved: If it is below the proved one, or more than 1e-5 of that above it: a statement
+            of another run.
+        """
+        stated = math.inf if epsilon is None else validation.epsilon(epsilon)
+        least, most = self.epsilon * (1.0 - _ROUNDING), self.epsilon * (1.0 + _SLACK_OF_STATEMENTS)
+        if not least <= stated <= most:
+            raise NotProved(
+                f"epsilon {epsilon!r} is stated at delta {self.delta!r}, and {self.epsilon!r} is "
+                "proved: the statement is of another run."
+            )
 
 
 def check(claim: Claim) -> Guarantee:

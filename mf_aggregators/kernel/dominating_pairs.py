@@ -91,6 +91,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
+from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
 from mf_aggregators.kernel.draws_of_clients import MinSeparation, SecretRounds
@@ -124,6 +125,9 @@ class StrategyColumns:
         (``integer_rows.largest_rounding``).
       norm: The norm that noise multipliers are relative to, at least the norm of every column; None
         for the largest norm of a column.
+
+    Raises:
+      ValueError: If an attribute is of another shape, or a number is out of its range.
     """
 
     entries: FloatArray = dataclasses.field(compare=False)
@@ -133,10 +137,16 @@ class StrategyColumns:
 
     def __post_init__(self) -> None:
         entries = np.array(self.entries, np.float64, order="C")
+        if entries.ndim != 2:
+            raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
         entries.flags.writeable = False
         digest = hashlib.sha256(entries.tobytes()).digest()
         object.__setattr__(self, "entries", entries)
         object.__setattr__(self, "_digest", (digest, entries.shape))
+        rounding = validation.non_negative_number(self.rounding, "rounding")
+        object.__setattr__(self, "rounding", rounding)
+        if self.norm is not None:
+            object.__setattr__(self, "norm", validation.positive_number(self.norm, "norm"))
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.

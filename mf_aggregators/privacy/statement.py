@@ -314,6 +314,17 @@ class PrivacyStatement:
         )
 
     @property
+    def named_guarantees(self) -> dict[str, Guarantee]:
+        """The guarantees of this run, by their names in ``privacy.json``."""
+        named = {
+            "planned": self.plan,
+            "earned": self.stated,
+            "widened": self.worst_case,
+            "realised": self.observed_guarantee,
+        }
+        return {name: each for name, each in named.items() if each is not None}
+
+    @property
     def kept_guarantee(self) -> Guarantee | None:
         """What clients that kept the planned schema have, where no other client has any guarantee.
 

@@ -274,6 +274,30 @@ def test_another_delta_has_another_epsilon() -> None:
     assert found.at(_DELTA) == _guarantee()
 
 
+@pytest.mark.parametrize(
+    ("factor", "is_proved"),
+    [(1.0 - 2e-9, False), (1.0 - 5e-10, True), (1.0, True), (1.000009, True), (1.000011, False)],
+)
+def test_a_stated_epsilon_is_proved_or_of_another_run(factor: float, is_proved: bool) -> None:
+    guarantee = _guarantee()
+    if is_proved:
+        guarantee.prove(guarantee.epsilon * factor)
+    else:
+        with pytest.raises(NotProved, match="is stated at delta"):
+            guarantee.prove(guarantee.epsilon * factor)
+
+
+def test_no_epsilon_is_proved_where_there_is_none() -> None:
+    without_noise = claim.check(dataclasses.replace(_guarantee().claim, sigma=0.0, epsilon=None))
+    without_noise.prove(None)
+    for guarantee, stated in ((without_noise, 8.0), (_guarantee(), None)):
+        with pytest.raises(NotProved, match="is stated"):
+            guarantee.prove(stated)
+    for broken in (math.nan, -1.0, "8"):
+        with pytest.raises(ValueError, match="epsilon"):
+            _guarantee().prove(broken)  # type: ignore[arg-type]
+
+
 def test_a_claim_keeps_copies_of_its_numbers() -> None:
     bands = np.ones((3, 1))
     found = Claim(BandedNoise(bands), Schema(1, 1), 1.0, _DELTA)

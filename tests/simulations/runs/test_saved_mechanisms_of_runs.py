@@ -93,6 +93,13 @@ def test_the_mechanism_of_a_run_is_loaded_and_reported_from_its_directory(
     stated = json.loads((path / "privacy.json").read_text())["planned"]
     name = "epsilon" if mechanism.sampling is None else "amplified_epsilon"
     assert fields[name] == stated["epsilon"]
+    # A stated epsilon is proved.
+    file = path / "privacy.json"
+    contents = json.loads(file.read_text())
+    contents["planned"]["epsilon"] *= 0.999
+    file.write_text(json.dumps(contents))
+    with refuses("is stated", error=CheckpointError):
+        mfa.load(path)
 
 
 def test_a_statement_of_the_directory_of_a_run_is_verified(
