@@ -200,6 +200,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     processes.prepare_environment()
     import tensorflow as tf
 
+    from mf_aggregators.kernel.claim import Claim, Pattern
     from mf_aggregators.kernel.integer_rows import IntegerRows
     from mf_aggregators.kernel.rows import IndependentNoise
     from mf_aggregators.tff import tensor_streams
@@ -209,7 +210,8 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     specs = (tf.TensorSpec((values.num_parameters,), tf.float32),)
     seed = tf.constant(np.frombuffer(os.urandom(16), np.int64))
     begin = time.perf_counter()
-    noise = tensor_streams.make(recursion, specs, _options(values)).noise
+    claim = Claim(recursion, Pattern((0,)), 1.0, 0.5)
+    noise = tensor_streams.make([claim], 1.0, specs, _options(values)).noise
     state = noise.initial_state(seed, seed)
     step = tf.function(lambda state: noise.next_row(state), autograph=False)
     step.get_concrete_function(state)

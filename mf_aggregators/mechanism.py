@@ -194,8 +194,13 @@ class Mechanism:
           sums: The grid of vectors.
           **options: Further ones of ``kernel.release.Release``.
         """
-        earlier = [each.claim(_ANY_DELTA) for each in self.horizons[:-1]]
-        return Release(self.claim(_ANY_DELTA), norm, sums, earlier=earlier, **options)
+        *earlier, claim = self.claims
+        return Release(claim, norm, sums, earlier=earlier, **options)
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """The claim of every horizon that noise is released by, the first one first."""
+        return tuple(each.claim(_ANY_DELTA) for each in self.horizons)
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
         """Returns the most clients that a round may have, where nobody said it.

@@ -129,11 +129,12 @@ class Release(_Final):
       source: The source of random bits.
       digest: 32 bytes that bind rows, sigma and norm, bit for bit, and grid, layout, storage,
         source and the label. A state of other bits is refused.
+      digests: Those of all horizons of the run, the first one first, ``digest`` last.
     """
 
     __slots__ = (
-        *("blocks", "claim", "digest", "layout", "norm", "rounding", "rows", "source", "stddev"),
-        *("sums", "_digests", "_directory", "_earlier", "_is_on_disk", "_label", "_record"),
+        *("blocks", "claim", "digest", "digests", "layout", "norm", "rounding", "rows", "source"),
+        *("stddev", "sums", "_directory", "_earlier", "_is_on_disk", "_label", "_record"),
         "_unbound",
     )
 
@@ -147,8 +148,8 @@ class Release(_Final):
     stddev: float
     source: NoiseSource
     digest: bytes
+    digests: tuple[bytes, ...]
     _earlier: tuple[Claim, ...]
-    _digests: tuple[bytes, ...]
     _directory: pathlib.Path | None
     _is_on_disk: bool
     _label: str
@@ -398,27 +399,50 @@ class Release(_Final):
                 f"More than {self.sums.largest_cohort} clients reported, and the integers that "
                 "their updates are summed in could overflow: nothing is released of this round."
             )
-        unit = self.norm / self.sums.steps_per_clip_norm
         if not self.has_noise:
-            following = self._following(state, ())
-            return following, [
-                np.asarray(steps.astype(np.float64) * (unit * scale))
-                for steps, scale in zip(sums, scales, strict=True)
-            ]
-        step = float(self.rows.steps[i] * self.stddev)
+            return self._following(state, ()), self.added(i, sums, sums, scales)
         # The same sums beside the same row, but in other steps, would reveal the sums.
-        how = repr((self.digest, self._known, step, unit, [float(scale) for scale in scales]))
+        steps = float(self.rows.steps[i] * self.stddev), self._unit
+        how = repr((self.digest, self._known, *steps, [float(scale) for scale in scales]))
         digest = hashlib.blake2b(how.encode(), digest_size=32, key=state.seed.tobytes())
         for array in sums:
             digest.update(np.ascontiguousarray(array).tobytes())
         self._record.check(state.stream_name, i, digest.digest())
         flats, histories = self._next_row(state)
-        released = []
-        for steps, row, scale in zip(sums, self._known.tensors(flats), scales, strict=True):
-            # All that follows is a function of these integers, whatever it rounds.
-            whole = np.rint(steps.astype(np.float64) * unit / step).astype(np.int64) + row
-            released.append(np.asarray(whole.astype(np.float64) * (step * scale)))
-        return self._following(state, histories), released
+        return self._following(state, histories), self.added(
+            i, sums, self._known.tensors(flats), scales
+        )
+
+    def added(
+        self,
+        i: int,
+        sums: Sequence[IntArray],
+        row: Sequence[IntArray],
+        scales: Sequence[float],
+    ) -> list[FloatArray]:
+        """Returns what a round releases of a sum and a row, without a record of it.
+
+        Args:
+          i: The round.
+          sums: The int64 sums of records.
+          row: The row of noise, an array of integers for each of ``sums``. Without noise, nothing
+            is added.
+          scales: As :meth:`next` takes them.
+
+        Returns:
+          A float64 array for each sum.
+        """
+        unit, released = self._unit, []
+        step = float(self.rows.steps[i] * self.stddev)
+        for each, noise, scale in zip(sums, row, scales, strict=True):
+            wide = each.astype(np.float64)
+            if self.has_noise:
+                # All that follows is a function of these integers, whatever it rounds.
+                whole = np.rint(wide * unit / step).astype(np.int64) + noise
+                released.append(np.asarray(whole.astype(np.float64) * (step * scale)))
+            else:
+                released.append(np.asarray(wide * (unit * scale)))
+        return released
 
     def spend(self, state: ReleaseState) -> ReleaseState:
         """Gives up a round: its row of noise is never released from now on.
@@ -484,6 +508,11 @@ class Release(_Final):
         return state
 
     @property
+    def _unit(self) -> float:
+        """A step of sums."""
+        return self.norm / self.sums.steps_per_clip_norm
+
+    @property
     def _known(self) -> RowLayout:
         if self.layout is None:
             raise ValueError("the tensors of vectors are not known: use Release.with_layout.")
@@ -521,14 +550,14 @@ class Release(_Final):
                     "the numbers of an update."
                 )
             digests = tuple(_digest(repr((each, layout))) for each in digests)
-        self._set(layout=layout, stddev=stddev, digest=digests[-1], _digests=digests)
+        self._set(layout=layout, stddev=stddev, digest=digests[-1], digests=digests)
 
     def _check_state(self, state: ReleaseState) -> None:
         """Raises ReleaseError if a state is of no horizon of this run."""
         if type(state) is not ReleaseState:
             raise TypeError(f"a release needs its own state, found {validation.shown(state)}.")
         is_new = state.round_index == 0 and state.digest in self._unbound
-        if not (is_new or state.digest in self._digests):
+        if not (is_new or state.digest in self.digests):
             raise ReleaseError(
                 "The state is that of another aggregator: of another mechanism, another extension "
                 "or other options. Its rows of noise were added in other steps, so that a release "

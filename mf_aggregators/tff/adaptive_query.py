@@ -24,7 +24,7 @@ import dp_accounting
 import tensorflow as tf
 
 from mf_aggregators import adaptive_clip
-from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState
+from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import NoiseRecursion
@@ -76,13 +76,12 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
 
     def __init__(
         self,
-        recursion: NoiseRecursion,
+        recursion: NoiseRecursion | None,
         specs: Any,
         *,
         clip: AdaptiveClip,
         noise_multiplier: float,
         clients_per_round: float,
-        sigma: float | None = None,
         seed: int | None = None,
         noise: NoiseParts | None = None,
         participation: Participation | None = None,
@@ -92,18 +91,19 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         """Creates the query.
 
         Args:
-          recursion: How the rows of C^-1 Z follow from one another.
+          recursion: How the rows of C^-1 Z follow from one another, for a C of sensitivity 1; None
+            where ``noise`` has them.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of known
             shapes.
           clip: How the clip norm adapts.
           noise_multiplier: z, of all that is released together; zero adds no noise.
           clients_per_round: What the sum of indicators is divided by: fixed in advance.
-          sigma: The standard deviation of Z over the norm of the vector that is summed:
-            ``noise_multiplier`` times the sensitivity of C. None for a sensitivity of 1.
           seed: As of MatrixFactorizationSumQuery.
-          noise: As there, for the tensors of :func:`vector_specs`.
+          noise: As there, for the tensors of :func:`vector_specs` and the norm of
+            :func:`split_of`.
           participation: As there.
-          sums: As there: the grid is that of vectors, multiples of their norm.
+          sums: As there: the grid is that of vectors, multiples of their norm. None where
+            ``noise`` has it.
           metrics: The metrics that are released as well; None for none. With metrics, records have
             the structure of :func:`record_of`.
 
@@ -115,16 +115,8 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         self._clip = clip
         self._clients = validation.positive_number(clients_per_round, "clients_per_round")
         self._metrics = metrics
-        if metrics is None:
-            self._split = adaptive_clip.split_noise(
-                multiplier, clip.clipped_count_stddev_for(multiplier, self._clients)
-            )
-        else:
-            self._split = metrics.split_noise(multiplier, clip, self._clients)
-        whole = IntegerSums() if sums is None else sums
-        whole.check_means(
-            self._split.vector_norm, self._split.indicator_weight, self._split.metric_weight
-        )
+        self._split = split_of(clip, multiplier, self._clients, metrics)
+        norm = self._split.vector_norm
         self._structure, self._specs = specs, dp_query.checked_specs(specs)
         dtypes = [spec.dtype.name for spec in self._specs]
         of_updates = self._split.update_noise_multiplier
@@ -132,13 +124,17 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         self.mechanism = MatrixFactorizationSumQuery(
             recursion,
             vector_specs(specs, metrics),
-            l2_norm_clip=self._split.vector_norm,
-            noise_stddev=(multiplier if sigma is None else sigma) * self._split.vector_norm,
+            l2_norm_clip=None if recursion is None else norm,
+            noise_stddev=None if recursion is None else multiplier * norm,
             seed=seed,
             noise=noise,
             participation=participation,
             sums=sums,
         )
+        release = self.mechanism.release
+        if release.norm != norm:
+            raise ValueError(f"noise must be made for vectors of norm {norm}.")
+        release.sums.check_means(norm, self._split.indicator_weight, self._split.metric_weight)
 
     def initial_global_state(self) -> AdaptiveState:
         """Returns the state before the first round."""
@@ -257,6 +253,29 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
                 for position, metric in enumerate(self._metrics.metrics)
             )
         return found
+
+
+def split_of(
+    clip: AdaptiveClip,
+    noise_multiplier: float,
+    clients_per_round: float,
+    metrics: PrivateMetrics | None = None,
+) -> NoiseSplit:
+    """Returns how noise is split, with the norm of a client's vector.
+
+    Args:
+      clip: How the clip norm adapts.
+      noise_multiplier: z, of all that is released together.
+      clients_per_round: The number of clients that is expected.
+      metrics: The metrics that are released as well; None for none.
+
+    Raises:
+      ValueError: If the noise is too little for them.
+    """
+    if metrics is not None:
+        return metrics.split_noise(noise_multiplier, clip, clients_per_round)
+    stddev = clip.clipped_count_stddev_for(noise_multiplier, clients_per_round)
+    return adaptive_clip.split_noise(noise_multiplier, stddev)
 
 
 def record_of(update: Any, metrics: Any) -> collections.OrderedDict[str, Any]:

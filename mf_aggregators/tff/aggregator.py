@@ -1,7 +1,6 @@
 """The aggregator that brings matrix-factorization noise into ``tff.learning``."""
 
 import collections
-import dataclasses
 import os
 from typing import Any
 
@@ -13,10 +12,9 @@ import tensorflow_federated as tff
 from mf_aggregators import adaptive_clip, checkpoints, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import gaussian, integers, validation
+from mf_aggregators.kernel import integers, validation
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.private_metrics import PrivateMetrics
@@ -32,8 +30,7 @@ from mf_aggregators.tff import (
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.grid import IntegerSumFactory, SecureIntegerSumFactory
-from mf_aggregators.tff.tensor_rows import RowsInState
-from mf_aggregators.tff.tensor_streams import Continued, NoiseOptions, NoiseParts
+from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
 
 
 class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -172,83 +169,43 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         # Our contexts raise the refusals of the query's checks where TFF runs it.
         processes.raise_refusals(compatibility.get_context_stack().current)
         clip, metrics = self._clip_norm, self._metrics
+        multiplier = self.mechanism.horizons[0].noise_multiplier
         if metrics is not None and not isinstance(clip, AdaptiveClip):
             clip = private_metrics.constant_clip(clip)
         if isinstance(clip, AdaptiveClip):
+            split = adaptive_query.split_of(clip, multiplier, self._clients_per_round, metrics)
             vectors = adaptive_query.vector_specs(specs, metrics)
-            recursion, sigma, noise = self._noise_of(vectors, is_recorded)
             return AdaptiveClipSumQuery(
-                recursion,
+                None,
                 specs,
                 clip=clip,
-                noise_multiplier=self.mechanism.horizons[0].noise_multiplier,
-                sigma=sigma,
+                noise_multiplier=multiplier,
                 clients_per_round=self._clients_per_round,
                 seed=self._seed,
-                noise=noise,
+                noise=self._noise_of(vectors, split.vector_norm, is_recorded),
                 participation=self.mechanism.schema,
-                sums=self._sums,
                 metrics=metrics,
             )
         dtypes = [spec.dtype.name for spec in dp_query.checked_specs(specs)]
-        multiplier = self.mechanism.horizons[0].noise_multiplier
         adaptive_clip.check_floats(clip, multiplier, self._clients_per_round, dtypes)
-        recursion, sigma, noise = self._noise_of(specs, is_recorded)
         return MatrixFactorizationSumQuery(
-            recursion,
+            None,
             specs,
-            l2_norm_clip=clip,
-            noise_stddev=sigma * clip,
             seed=self._seed,
-            noise=noise,
+            noise=self._noise_of(specs, clip, is_recorded),
             participation=self.mechanism.schema,
-            sums=self._sums,
         )
 
-    def _noise_of(self, noised: Any, is_recorded: bool) -> tuple[NoiseRecursion, float, NoiseParts]:
-        """The noising matrix, the standard deviation of Z over the norm, and the rows."""
-        specs = dp_query.checked_specs(noised)
-        mechanism, first = self.mechanism, self.mechanism.horizons[0]
-        factorization, sigma = mechanism.factorization, first.sigma
-        size = dp_query.size_of_row(specs)
-        if sigma > 0.0:
-            # Before any file is made.
-            gaussian.check_charged(size, mechanism.num_rounds)
-        recursion = factorization.noise_recursion()
-        drawn = dp_query.drawn_recursion(recursion, sigma)
-        continued = None
-        if sigma > 0.0 and mechanism.extends is not None:
-            continued = Continued(first.factorization.noise_recursion(), factorization.plans)
-        is_recorded = is_recorded and sigma > 0.0
-        parts = tensor_streams.make(drawn, specs, self._noise, continued, is_recorded=is_recorded)
-        if continued is not None:
-            # Refuses a mechanism that is stated for more noise than rounded rows have.
-            mechanism.release(
-                1.0,
-                self._sums,
-                layout=tensor_streams.layout_of(specs),
-                is_on_disk=not isinstance(parts.noise.store, RowsInState),
-            )
-        parts = dataclasses.replace(parts, fingerprints=self._fingerprints(parts, recursion))
-        return recursion, sigma, parts
-
-    def _fingerprints(self, parts: NoiseParts, recursion: NoiseRecursion) -> tuple[int, ...]:
-        """The fingerprints of states of all horizons, with the options that released bits need."""
-        options = [
-            repr(parts.noise.specs),
-            isinstance(parts.noise.store, RowsInState),
-            parts.noise.store.source.value,
-            self._clip_norm if isinstance(self._clip_norm, float) else repr(self._clip_norm),
-            self._clients_per_round,
-            repr(self._sums),
-            repr(self._metrics),
-        ]
-        *earlier, last = self.mechanism.horizons
-        matrices = [(each, each.factorization.noise_recursion()) for each in earlier]
-        matrices.append((last, recursion))
-        return tuple(
-            dp_query.fingerprint_of([horizon.to_dict(), options], matrix)
-            for horizon, matrix in matrices
+    def _noise_of(self, noised: Any, norm: float, is_recorded: bool) -> NoiseParts:
+        """The rows of noise of vectors of a norm, and their record."""
+        return tensor_streams.make(
+            self.mechanism.claims,
+            norm,
+            dp_query.checked_specs(noised),
+            self._noise,
+            sums=self._sums,
+            label=repr((self._clip_norm, self._clients_per_round, self._sums, self._metrics)),
+            is_recorded=is_recorded,
         )
 
 

@@ -1,8 +1,6 @@
 """A tensorflow-privacy DPQuery that adds the noise of a matrix factorization to sums."""
 
 import collections
-import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +8,13 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.kernel import draws, gaussian, validation
+from mf_aggregators.kernel import draws, validation
 from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, fingerprint
-from mf_aggregators.noise import NOISE_FORMAT, nests
+from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.noise import nests
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
@@ -27,6 +26,9 @@ from mf_aggregators.tff import (
 )
 from mf_aggregators.tff.declared_participation import DeclaredParticipation
 from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
+
+# What is released does not depend on the delta of a claim.
+_ANY_DELTA = 0.5
 
 
 class GlobalState(NamedTuple):
@@ -58,12 +60,6 @@ class SampleState(NamedTuple):
     least_steps: Any
 
 
-def fingerprint_of(described: Any, recursion: NoiseRecursion) -> int:
-    """Returns the fingerprint of a process, as the int64 that its states carry."""
-    found = fingerprint([NOISE_FORMAT, described], recursion)
-    return int.from_bytes(found[:8], "little", signed=True)
-
-
 class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     """Clips records, sums them and adds row i of ``noise_stddev * C^-1 Z`` in round i.
 
@@ -91,20 +87,21 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
     def __init__(
         self,
-        recursion: NoiseRecursion,
+        recursion: NoiseRecursion | None,
         specs: Any,
         *,
-        l2_norm_clip: float,
-        noise_stddev: float,
+        l2_norm_clip: float | None = None,
+        noise_stddev: float | None = None,
         seed: int | None = None,
         noise: NoiseParts | None = None,
         participation: Participation | None = None,
         sums: IntegerSums | None = None,
     ) -> None:
-        """Creates the query.
+        """Creates the query, by ``noise`` or by the numbers that it is made of.
 
         Args:
-          recursion: How the rows of C^-1 Z follow from one another.
+          recursion: How the rows of C^-1 Z follow from one another. None where ``noise`` has them,
+            and then the clip norm, the standard deviation and the grid as well.
           specs: A structure of tf.TensorSpec: the records' floating-point tensors, of
             known shapes.
           l2_norm_clip: The clip norm, above zero.
@@ -114,9 +111,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: The rows of noise and the record of what they were added to, as
-            ``tensor_streams.make`` returns them for this matrix and these tensors. None keeps rows
-            in the state and draws them by Philox. The query itself starts no thread and
-            writes no file.
+            ``tensor_streams.make`` returns them for these tensors. None keeps rows in the state.
+            The query itself starts no thread and writes no file.
           participation: The schema that the noise is scaled to, for the state to tell; None
             declares none.
           sums: The grid that records are rounded to, and the most records of a sum; None for
@@ -125,43 +121,30 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         Raises:
           TypeError: If a tensor is not floating point.
           ValueError: If a shape is not known, a number is out of its range, the noise state
-            would be too large to be passed between TFF's processes, ``noise`` is for another
-            noising matrix or other tensors, the grid is too coarse for records of this size, or
+            would be too large to be passed between TFF's processes, ``noise`` is for other
+            tensors or beside numbers, the grid is too coarse for records of this size, or
             roundings would take a tenth of the noise, or there are more than 2^40 numbers of
             noise in all rounds together, which is what guarantees are stated for.
         """
-        self._l2_norm_clip = validation.of_float32(l2_norm_clip, "l2_norm_clip")
-        self._noise_stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
-        if self._noise_stddev > 0.0:
-            validation.of_float32(self._noise_stddev, "noise_stddev")
-        recursion = drawn_recursion(recursion, self._noise_stddev)
         self._structure, self._specs = specs, checked_specs(specs)
-        num_parameters = size_of_row(self._specs)
-        if self._noise_stddev > 0.0:
-            gaussian.check_charged(num_parameters, recursion.num_rounds)
-        if noise is None:
-            noise = tensor_streams.make(recursion, self._specs, NoiseOptions(NoiseStorage.STATE))
-        elif noise.noise.recursion != recursion or noise.noise.specs != self._specs:
-            raise ValueError("noise must be made for the recursion and the tensors of the query.")
-        self._record = noise.record
         self._participation = declared_participation.declare(participation)
-        self._sums = IntegerSums() if sums is None else sums
-        described = [*self._participation, self._noise_stddev, l2_norm_clip, repr(self._sums)]
-        of_tensors = repr(checked_specs(specs))
-        own = fingerprint_of([*described, of_tensors, noise.noise.store.source.value], recursion)
-        self._noise = dataclasses.replace(noise.noise, fingerprints=noise.fingerprints or (own,))
-        self._unit = self._l2_norm_clip / self._sums.steps_per_clip_norm
-        self._sums.check_rounding(num_parameters)
-        if self._noise_stddev > 0.0:
-            self._noise_stddev = self._noise.store.rounding.enlarged(
-                self._noise_stddev,
-                clip_norm=self._l2_norm_clip,
-                num_parameters=num_parameters,
-                largest_cohort=self._sums.largest_cohort,
-            )
+        numbers = recursion, l2_norm_clip, noise_stddev, sums
+        if noise is None:
+            norm = validation.of_float32(l2_norm_clip, "l2_norm_clip")
+            stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
+            if stddev > 0.0:
+                validation.of_float32(stddev, "noise_stddev")
+            # What is released does not depend on who takes part.
+            claim = Claim(recursion, Pattern((0,)), stddev / norm, _ANY_DELTA)
+            label, options = repr(self._participation), NoiseOptions(NoiseStorage.STATE)
+            noise = tensor_streams.make([claim], norm, self._specs, options, sums=sums, label=label)
+        elif noise.noise.specs != self._specs or any(each is not None for each in numbers):
+            raise ValueError("noise must be made for the tensors of the query, with its numbers.")
+        self.release, self._noise, self._record = noise.release, noise.noise, noise.record
+        self._noise_stddev = self.release.stddev
+        self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
         self._fixed_seed = draws.seed_of(seed)
-        self._entropy = os.urandom(16) if self._fixed_seed is None else self._fixed_seed.tobytes()
-        self._name = os.urandom(16)
+        self._seed, self._stream = draws.fresh_seed()
 
     @property
     def num_rounds(self) -> int:
@@ -175,18 +158,16 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
     def initial_global_state(self) -> GlobalState:
         """Returns the state before the first round, with a fresh seed unless it is fixed."""
-        seed, stream = (
-            tf.constant(np.frombuffer(entropy, dtype="<i8", count=2).astype(np.int64))
-            for entropy in (self._entropy, self._name)
-        )
         if self._fixed_seed is None:
             # The secret comes from the operating system, when the query is made. A graph
             # may start several runs, and no two may share their noise: each start adds
             # what the graph can draw by itself.
-            seed = _different_each_time(seed)
-        stream = _different_each_time(stream)
+            seed = _different_each_time(tf.constant(self._seed))
+        else:
+            seed = tf.constant(self._fixed_seed)
+        stream = _different_each_time(tf.constant(self._stream))
         return GlobalState(
-            l2_norm_clip=tf.constant(self._l2_norm_clip, tf.float64),
+            l2_norm_clip=tf.constant(self.release.norm, tf.float64),
             noise=self._noise.initial_state(seed, stream),
             participation=self._declared(),
         )
@@ -224,8 +205,9 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             would broadcast a smaller one, beyond the clip norm.
         """
         tensors = tensors_of(record, self._structure)
-        steps = grid.clip_to_grid(tensors, params, self._sums.steps_per_clip_norm)
-        least = tf.constant(-self._sums.steps_per_clip_norm, tf.int64)
+        steps_per_clip_norm = self.release.sums.steps_per_clip_norm
+        steps = grid.clip_to_grid(tensors, params, steps_per_clip_norm)
+        least = tf.constant(-steps_per_clip_norm, tf.int64)
         return SampleState(steps, tf.ones([], tf.int64), least)
 
     def get_noised_result(
@@ -265,9 +247,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """
         noise_state = global_state.noise
         _check_not_frozen(noise_state)
-        stddev = self._noise_stddev or 1.0
-        noise, step, next_noise_state = self._noise.next_row(noise_state, stddev)
-        steps_of_rounds = self._noise.store.rows.steps * stddev
+        noise, step, next_noise_state = self._noise.next_row(noise_state, self._noise_stddev)
+        steps_of_rounds = self.release.rows.steps * self._noise_stddev
         units = np.full(self.num_rounds, self._unit)
 
         def of_this_round(numbers: FloatArray) -> tf.Tensor:
@@ -278,7 +259,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
 
         unit = of_this_round(units)
         sums = self._checked_sums(sample_state)
-        if self._noise_stddev == 0.0:
+        if not self.release.has_noise:
             # Depends on the round's check, as the noise would.
             with tf.control_dependencies([next_noise_state.round_index]):
                 noised = [
@@ -326,17 +307,18 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
                     "with a sum that keeps integers, such as tff.aggregators.SumFactory."
                 )
         _check_leaves(nests.named_leaves(sample_state.steps), self._structure)
+        largest_cohort = self.release.sums.largest_cohort
         are_few = tf.debugging.assert_less_equal(
             sample_state.num_records,
-            tf.constant(self._sums.largest_cohort, tf.int64),
+            tf.constant(largest_cohort, tf.int64),
             message=processes.refusal(
-                f"More than {self._sums.largest_cohort} clients reported, and the integers that "
+                f"More than {largest_cohort} clients reported, and the integers that "
                 "their updates are summed in could overflow: nothing is released of this round."
             ),
         )
         is_whole = tf.debugging.assert_equal(
             sample_state.least_steps,
-            -self._sums.steps_per_clip_norm * sample_state.num_records,
+            -self.release.sums.steps_per_clip_norm * sample_state.num_records,
             message=processes.refusal(
                 "The clients' integers were not added up as they are: a sum that is modular, "
                 "bounded or scaled may have wrapped around, and nothing is released of this round. "
@@ -350,16 +332,6 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
     def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict[str, tf.Tensor]:
         """Returns the number of rounds that have been released; never the seed or noise."""
         return collections.OrderedDict(rounds_released=global_state.noise.round_index)
-
-
-def drawn_recursion(recursion: NoiseRecursion, noise_stddev: float) -> NoiseRecursion:
-    """Returns the noising matrix whose rows are drawn: without noise, one that only counts rounds.
-
-    Args:
-      recursion: The mechanism's.
-      noise_stddev: The standard deviation of Z.
-    """
-    return recursion if noise_stddev > 0.0 else IndependentNoise(recursion.num_rounds)
 
 
 def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
@@ -387,11 +359,6 @@ def checked_specs(specs: Any) -> tuple[tf.TensorSpec, ...]:
         if not spec.shape.is_fully_defined():
             raise ValueError(f"tensors must have a known shape, found {spec.shape}.")
     return flat
-
-
-def size_of_row(specs: tuple[tf.TensorSpec, ...]) -> int:
-    """Returns how many numbers tensors of known shapes have together."""
-    return sum(spec.shape.num_elements() for spec in specs)
 
 
 def tensors_of(record: Any, specs: Any) -> Any:

@@ -13,7 +13,6 @@ uses it, which costs time and never changes a row.
 """
 
 import dataclasses
-import functools
 import hashlib
 import os
 import pathlib
@@ -26,7 +25,7 @@ import tensorflow as tf
 from mf_aggregators import atomic_files
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, Segment
+from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import noise_files, processes, tensor_rows
@@ -64,11 +63,6 @@ class RowsOnDisk:
     directory: str
     transitions: tuple[str, ...]
     checksums: tuple[int, ...]
-
-    @functools.cached_property
-    def rounding(self) -> Rounding:
-        """What bounds the roundings of the rows."""
-        return Rounding.of(self.rows, self.blocks)
 
     def initial_history(self, segment: Segment) -> None:
         """Returns None: the state holds nothing."""

@@ -26,7 +26,7 @@ from mf_aggregators.kernel.draws import (
     WORDS_PER_COORDINATE,
     NoiseSource,
 )
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, Segment
+from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
 from mf_aggregators.kernel.rows import (
     DenseNoise,
     IndependentNoise,
@@ -340,11 +340,6 @@ class RowsInState:
 
     rows: IntegerRows
     source: NoiseSource = DEFAULT_SOURCE
-
-    @functools.cached_property
-    def rounding(self) -> Rounding:
-        """What bounds the roundings of the rows."""
-        return Rounding.of(self.rows)
 
     def initial_history(self, segment: Segment) -> tf.Tensor | None:
         """Returns (tiles, floats_per_parameter, width) zeros; None if nothing is kept."""

@@ -10,18 +10,21 @@ that one.
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import integer_rows
+from mf_aggregators.kernel import gaussian, integer_rows
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.blocks import Blocks
+from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, Segment
+from mf_aggregators.kernel.integer_rows import IntegerRows, RowLayout, Segment
+from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import NOISE_FORMAT, costs, noise_directory
+from mf_aggregators.noise import costs, noise_directory
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord
@@ -75,10 +78,6 @@ class RowStore(Protocol):
         """The mechanism's rows."""
 
     @property
-    def rounding(self) -> Rounding:
-        """What bounds the roundings of the rows."""
-
-    @property
     def source(self) -> NoiseSource:
         """Where random bits come from."""
 
@@ -109,7 +108,7 @@ class TensorNoise:
 
     store: RowStore
     specs: tuple[tf.TensorSpec, ...]
-    fingerprints: tuple[int, ...] = (NOISE_FORMAT,)
+    fingerprints: tuple[int, ...] = (0,)
 
     @property
     def recursion(self) -> NoiseRecursion:
@@ -255,44 +254,35 @@ class NoiseParts:
     """What the graphs of a run need for its noise.
 
     Attributes:
+      release: The kernel's, whose numbers all graphs have.
       noise: The definition of its stream.
       record: The record of what noise was added to; None for none.
-      fingerprints: As of ``TensorNoise``; empty where the query is to find its own.
     """
 
+    release: Release
     noise: TensorNoise
     record: ReleaseRecord | None = None
-    fingerprints: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Continued:
-    """What the noise of an extended run continues.
-
-    Attributes:
-      first: The noising matrix that the run began with.
-      horizons: The rounds of all horizons that were extended, that of ``first`` first.
-    """
-
-    first: NoiseRecursion
-    horizons: tuple[int, ...]
 
 
 def make(
-    recursion: NoiseRecursion,
+    claims: Sequence[Claim],
+    norm: float,
     specs: tuple[tf.TensorSpec, ...],
     options: NoiseOptions,
-    continued: Continued | None = None,
     *,
+    sums: IntegerSums | None = None,
+    label: str = "",
     is_recorded: bool = False,
 ) -> NoiseParts:
     """Returns what a run's graphs need for its noise, with all files in place.
 
     Args:
-      recursion: The mechanism's noising matrix.
+      claims: The claim of each horizon of the run, the first one first.
+      norm: The largest norm of the vector that a client adds.
       specs: The tensors of a row: floating point, of known shapes.
       options: The choices.
-      continued: What the rows continue, bit for bit; None for those of a run that was not extended.
+      sums: The grid of vectors; None for multiples of the norm over 2^30, of at most 2^22 vectors.
+      label: Further options that states must not change.
       is_recorded: Whether to keep a record of released sums without a directory of the options as
         well, in a temporary one.
 
@@ -300,45 +290,51 @@ def make(
       The parts.
 
     Raises:
+      NotProved: If the kernel refuses to release by the claims: a ValueError.
       ValueError: If the state would be too large to be passed between TFF's processes, or
         the directory cannot be used or is too small.
     """
-    segments = segments_of(specs)
-    rows = (
-        IntegerRows.of(recursion)
-        if continued is None
-        else IntegerRows.continuing(continued.first, recursion)
+    layout, (*earlier, claim) = layout_of(specs), claims
+    size = integer_rows.total_size(layout.segments)
+    # Without entries or standard deviation, there is no noise.
+    has_noise = size > 0 and claims[0].sigma > 0.0
+    if has_noise:
+        # Before costs, which are of no use for more noise than that.
+        gaussian.check_charged(size, claim.rows.num_rounds)
+        cost = _cost([each.rows for each in claims], size, options.storage)
+    is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
+    release = Release(
+        claim,
+        norm,
+        IntegerSums() if sums is None else sums,
+        earlier=earlier,
+        layout=layout,
+        source=options.source,
+        is_on_disk=is_on_disk,
+        label=f"{label} {specs}",
     )
-    if not segments:
-        # Tensors without entries have no noise.
-        return NoiseParts(TensorNoise(RowsInState(rows), specs))
-    cost = _cost(recursion, segments, options.storage, continued)
-    is_on_disk = cost.storage is NoiseStorage.DISK
-    if options.directory is None and not is_on_disk and not is_recorded:
-        return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs))
-    directory = noise_directory.open_directory(options.directory)
-    record = ReleaseRecord.in_directory(directory)
-    if not is_on_disk:
-        return NoiseParts(TensorNoise(RowsInState(rows, options.source), specs), record)
-    noise_directory.check_room(directory, cost.disk_bytes)
-    blocks = Blocks.of(recursion, () if continued is None else continued.horizons)
-    files = rows_on_disk.prepare(rows, blocks, segments, options.source, directory)
-    return NoiseParts(TensorNoise(files, specs), record)
+    store: RowStore = RowsInState(release.rows, options.source)
+    record = None
+    if has_noise and (is_recorded or is_on_disk or options.directory is not None):
+        directory = noise_directory.open_directory(options.directory)
+        record = ReleaseRecord.in_directory(directory)
+        if release.blocks is not None:
+            noise_directory.check_room(directory, cost.disk_bytes)
+            store = rows_on_disk.prepare(
+                release.rows, release.blocks, layout.segments, options.source, directory
+            )
+    fingerprints = [int.from_bytes(each[:8], "little", signed=True) for each in release.digests]
+    return NoiseParts(release, TensorNoise(store, specs, tuple(fingerprints)), record)
 
 
-def _cost(
-    recursion: NoiseRecursion,
-    segments: tuple[Segment, ...],
-    storage: NoiseStorage,
-    continued: Continued | None,
-) -> NoiseCost:
+def _cost(horizons: Sequence[NoiseRecursion], size: int, storage: NoiseStorage) -> NoiseCost:
     """The cost of the storage that is used, if it can be."""
-    size = integer_rows.total_size(segments)
+    recursion = horizons[-1]
     if storage is NoiseStorage.AUTO:
-        if continued is None:
+        if len(horizons) == 1:
             return costs.choose(recursion, size)
         # An extended run keeps its noise where it was.
-        storage = costs.choose(continued.first, size).storage
+        storage = costs.choose(horizons[0], size).storage
     cost = costs.cost(recursion, size, storage)
     if cost.state_bytes > costs.LARGEST_STATE_IN_BYTES:
         raise ValueError(

@@ -24,15 +24,16 @@ from mf_aggregators.factorizations import (
     optimal,
 )
 from mf_aggregators.kernel import integers
+from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.draws import TILE, FixedSeedWarning
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.rows import IndependentNoise
+from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query, tensor_streams
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
-from mf_aggregators.tff.tensor_streams import NoiseOptions
+from mf_aggregators.tff.tensor_streams import NoiseOptions, NoiseParts
 from tests.examples import examples
 from tests.mf_aggregators.statistics_of_noise import check_standard_normal
 from tests.refusals import refuses
@@ -57,9 +58,15 @@ def _query(
             l2_norm_clip=other.pop("l2_norm_clip", 1.0),
             noise_stddev=noise_stddev,
             seed=seed,
-            noise=other.pop("noise", None),
             sums=other.pop("sums", None),
         )
+
+
+def _parts(
+    recursion: NoiseRecursion, specs: tuple[tf.TensorSpec, ...], options: NoiseOptions
+) -> NoiseParts:
+    claim = Claim(recursion, Pattern((0,)), 1.0, 1e-5)
+    return tensor_streams.make([claim], 1.0, specs, options)
 
 
 def _record(*values: float) -> Any:
@@ -310,7 +317,7 @@ def test_every_start_has_noise_of_its_own() -> None:
     query = _query(identity(3), 1.0)
     seeds = {tuple(query.initial_global_state().noise.seed.numpy()) for _ in range(20)}
     assert len(seeds) == 20
-    assert len({_query(identity(3), 1.0)._entropy for _ in range(20)}) == 20
+    assert len({tuple(_query(identity(3), 1.0)._seed) for _ in range(20)}) == 20
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["eager", "graph"])
@@ -387,14 +394,20 @@ def test_matrices_that_no_graph_should_hold_are_refused() -> None:
 def test_noise_of_another_query_is_refused() -> None:
     recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
     specs = tuple(tf.nest.flatten(_SPECS))
-    parts = tensor_streams.make(recursion, specs, NoiseOptions())
-    for other in (identity(4), banded(workloads.prefix_sum(4), 2)):
-        with refuses("noise", "recursion"):
-            _query(other, 1.0, noise=parts)
-    with refuses("noise", "recursion"):
-        MatrixFactorizationSumQuery(
-            recursion, specs[:1], l2_norm_clip=1.0, noise_stddev=1.0, noise=parts
-        )
+    parts = _parts(recursion, specs, NoiseOptions())
+    given: list[dict[str, Any]] = [
+        {"l2_norm_clip": 2.0},
+        {"noise_stddev": 0.5},
+        {"sums": IntegerSums()},
+    ]
+    for numbers in given:
+        with refuses("noise", "numbers"):
+            MatrixFactorizationSumQuery(None, specs, noise=parts, **numbers)
+    for other in (recursion, identity(4).noise_recursion()):
+        with refuses("noise", "numbers"):
+            MatrixFactorizationSumQuery(other, specs, noise=parts)
+    with refuses("noise", "tensors"):
+        MatrixFactorizationSumQuery(None, specs[:1], noise=parts)
 
 
 def test_a_query_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,14 +418,12 @@ def test_a_query_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recursion = banded(workloads.prefix_sum(4), 2).noise_recursion()
     specs = tuple(tf.nest.flatten(_SPECS))
-    parts = tensor_streams.make(recursion, specs, NoiseOptions(NoiseStorage.DISK))
+    parts = _parts(recursion, specs, NoiseOptions(NoiseStorage.DISK))
     monkeypatch.setattr("threading.Thread.start", fail)
     monkeypatch.setattr("atexit.register", fail)
     monkeypatch.setattr("tempfile.mkdtemp", fail)
-    for noise in (None, parts):
-        MatrixFactorizationSumQuery(
-            recursion, specs, l2_norm_clip=1.0, noise_stddev=1.0, noise=noise
-        )
+    MatrixFactorizationSumQuery(recursion, specs, l2_norm_clip=1.0, noise_stddev=1.0)
+    MatrixFactorizationSumQuery(None, specs, noise=parts)
 
 
 def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +434,7 @@ def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     factorization = banded(workloads.prefix_sum(64), 64, max_evaluations=1000)
     specs = (tf.TensorSpec((10_000_000,), tf.float32),)
     with refuses("noise_directory"):
-        tensor_streams.make(factorization.noise_recursion(), specs, NoiseOptions())
+        _parts(factorization.noise_recursion(), specs, NoiseOptions())
 
 
 def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.Path) -> None:

@@ -350,16 +350,12 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
     """Rows are then products of the same shapes, and the same to the last bit for any model."""
     whole = _MADE[name].extended(_WHOLE)
     began = _began(whole)
-    recursion = began.extended(_WHOLE, factorization=whole).factorization.noise_recursion()
-    first = began.factorization.noise_recursion()
+    extended = began.extended(_WHOLE, factorization=whole, num_parameters=_SIZE, storage="disk")
     made = [
         tensor_streams.make(
-            each, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise"), continued
+            each.claims, 1.0, (_SPECS,), NoiseOptions(NoiseStorage.DISK, tmp_path / "noise")
         ).noise.store
-        for each, continued in (
-            (first, None),
-            (recursion, tensor_streams.Continued(first, whole.plans)),
-        )
+        for each in (began, extended)
     ]
     before, after = (store.blocks for store in made)  # type: ignore[attr-defined]
     assert list(after.starts[: before.num_blocks + 1]) == list(before.starts)
