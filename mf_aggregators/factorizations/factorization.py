@@ -10,7 +10,8 @@ import scipy.linalg
 
 from mf_aggregators import inputs, workloads
 from mf_aggregators import sensitivity as sensitivities
-from mf_aggregators.kernel import noising_matrices, validation
+from mf_aggregators.factorizations import noise_rows
+from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
 from mf_aggregators.kernel.rows import NoiseRecursion
@@ -328,7 +329,7 @@ class Factorization(abc.ABC):
 
     def noising_matrix(self) -> FloatArray:
         """Returns C^-1 (C's left inverse for trees) as a dense float64 array, for inspection."""
-        return noising_matrices.dense(self.noise_recursion())
+        return noise_rows.dense(self.noise_recursion())
 
     def encode(self, x: Any) -> FloatArray:
         """Returns C x, the encoded stream.
@@ -365,7 +366,7 @@ class Factorization(abc.ABC):
         z = np.asarray(z)
         if z.shape[:1] != (self.num_rounds,):
             raise ValueError(f"z must have {self.num_rounds} rows, found shape {z.shape}.")
-        return noising_matrices.apply(self.noise_recursion(), z)
+        return noise_rows.apply(self.noise_recursion(), z)
 
     def decoder_matrix(self, workload: Any) -> FloatArray:
         """Returns B with A = BC.

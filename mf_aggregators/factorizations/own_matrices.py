@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import inputs, memory
+from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
-from mf_aggregators.kernel import noising_matrices, validation
+from mf_aggregators.kernel import validation
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.
@@ -48,9 +49,7 @@ def from_matrix(C: Any) -> BandedFactorization | DenseFactorization:
     if bands < rounds:
         made = BandedFactorization(bands_of_matrix(matrix, bands))
     with np.errstate(all="ignore"):
-        product = made.strategy_matrix() @ noising_matrices.apply(
-            made.noise_recursion(), np.eye(rounds)
-        )
+        product = made.strategy_matrix() @ noise_rows.apply(made.noise_recursion(), np.eye(rounds))
         difference = float(np.linalg.norm(product - np.eye(rounds)))
     # Written so that NaN does not pass.
     if not difference <= _TOLERANCE:

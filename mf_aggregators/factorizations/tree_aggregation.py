@@ -22,8 +22,9 @@ import numpy as np
 import scipy.linalg
 
 from mf_aggregators import memory, workloads
+from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
-from mf_aggregators.kernel import noising_matrices, validation
+from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
@@ -125,7 +126,7 @@ class TreeAggregationFactorization(Factorization):
 
     def encode_streamed(self, x: Any) -> FloatArray:
         """Returns C_s x, for an (n, m) array x; C_s is dense on the way."""
-        streamed = noising_matrices.dense(self.noise_recursion())
+        streamed = noise_rows.dense(self.noise_recursion())
         return np.asarray(scipy.linalg.solve_triangular(streamed, x, lower=True))
 
     def _decoder_matrix(self, workload: FloatArray) -> FloatArray:

@@ -78,13 +78,11 @@ be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats beside
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import scipy.linalg
-import scipy.signal
 
-from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
+from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices, strategies
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
@@ -272,14 +270,13 @@ class IntegerRows:
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
         """
-        for shift in range(1, _LARGEST_SHIFT + 1):
-            found = cls._of_shift(recursion, shift, _SPREAD)
-            if found is not None:
-                return found
-        raise ValueError(
-            "rows of this mechanism's noise may be more than a million times as large as a row of "
-            "Z, beyond what the integers of the noise hold: the matrix is nearly singular."
-        )
+        found = cls._of_shifts(recursion, range(1, _LARGEST_SHIFT + 1), _SPREAD)
+        if found is None:
+            raise ValueError(
+                "rows of this mechanism's noise may be more than a million times as large as a row "
+                "of Z, beyond what the integers of the noise hold: the matrix is nearly singular."
+            )
+        return found
 
     @classmethod
     def continuing(cls, first: NoiseRecursion, recursion: NoiseRecursion) -> "IntegerRows":
@@ -293,7 +290,7 @@ class IntegerRows:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
         """
         rows = cls.of(first)
-        found = cls._of_shift(recursion, rows.shift, _SPREAD_OF_EXTENSION)
+        found = cls._of_shifts(recursion, [rows.shift], _SPREAD_OF_EXTENSION)
         if found is None:
             raise ValueError(
                 f"rows of noise of {recursion.num_rounds} rounds may be larger than the integers "
@@ -303,18 +300,18 @@ class IntegerRows:
         return dataclasses.replace(found, first=rows)
 
     @classmethod
-    def _of_shift(
-        cls, recursion: NoiseRecursion, shift: int, spread: float
+    def _of_shifts(
+        cls, recursion: NoiseRecursion, shifts: Iterable[int], spread: float
     ) -> "IntegerRows | None":
-        """The rows in steps of 2^shift, if 32 bits hold so many standard deviations of them."""
-        normalised = recursion.normalised
-        row = noising_matrices.largest_row_norm(normalised)
-        vectors = noising_matrices.state_vector_norms(normalised)
-        # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
-        rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
-        driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
-        if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
-            return cls(recursion, shift, driven * row, driven * vectors)
+        """The rows in the first steps of which 32 bits hold so many standard deviations."""
+        row = float(np.max(noising_matrices.row_norms(recursion.normalised)))
+        for shift in shifts:
+            # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
+            rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
+            driven = _SLACK_OF_SIZES * (spread * discrete_gaussian.STANDARD_DEVIATION + rounding)
+            if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
+                vectors = noising_matrices.state_vector_norms(recursion.normalised)
+                return cls(recursion, shift, driven * row, driven * vectors)
         return None
 
     @property
@@ -409,7 +406,7 @@ class Rounding:
             found, errors = _errors(rows, matrix, start, errors)
             # Unlike ``max``, it keeps NaN.
             largest = float(np.maximum(largest, found))
-        norm = _strategy_norm(normalised) if normalised.draws_earlier_rows_of_z else 1.0
+        norm = math.sqrt(math.prod(_strategy_norms(normalised)))
         return cls(rows, norm, largest, first)
 
     def enlarged(
@@ -567,31 +564,27 @@ def largest_rounding(recursion: NoiseRecursion) -> float:
     Raises:
       ValueError: As :meth:`IntegerRows.of` raises it.
     """
-    rows, factor = IntegerRows.of(recursion), 1.0
-    if rows.normalised.draws_earlier_rows_of_z:
-        # Such rows have all earlier roundings, times entries of C1.
-        factor = float(np.linalg.norm(_normalised_strategy(rows.normalised), np.inf))
+    rows = IntegerRows.of(recursion)
     errors = [Rounding.of(rows, blocks).float_error for blocks in (None, Blocks.of(recursion))]
-    return factor * (1.0 + 2.0 * float(np.max(errors)))
+    # A number has all earlier roundings that the row depends on, times entries of C1.
+    return _strategy_norms(rows.normalised)[1] * (1.0 + 2.0 * float(np.max(errors)))
 
 
-def _strategy_norm(normalised: NoiseRecursion) -> float:
-    """A bound on the operator norm of C1, the inverse of a normalised noising matrix."""
-    if noising_matrices.is_toeplitz(normalised):
-        impulse = np.eye(normalised.num_rounds, 1)[:, 0]
-        column = scipy.signal.lfilter([1.0], noising_matrices.apply(normalised, impulse), impulse)
-        return float(np.sum(np.abs(column)))
-    matrix = _normalised_strategy(normalised)
-    return math.sqrt(float(np.linalg.norm(matrix, 1) * np.linalg.norm(matrix, np.inf)))
+def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
+    """The largest sums of magnitudes in columns and in rows of what roundings pass through.
 
-
-def _normalised_strategy(normalised: NoiseRecursion) -> FloatArray:
-    """C1 of a normalised noising matrix as a dense (n, n) array."""
-    return np.asarray(
-        scipy.linalg.solve_triangular(
-            noising_matrices.dense(normalised),
-            np.eye(normalised.num_rounds),
-            lower=True,
-            check_finite=False,
-        )
-    )
+    That is C1 if rows follow from rows of Z, and the identity otherwise. The product of the two
+    bounds the square of its operator norm.
+    """
+    if not normalised.draws_earlier_rows_of_z:
+        return 1.0, 1.0
+    found = strategies.strategy(normalised, normalised.num_rounds)
+    # Errors of columns, added up along a row or a column.
+    error = normalised.num_rounds * found.error
+    if isinstance(found, strategies.Coefficients):
+        largest = float(np.sum(np.abs(found.coefficients))) + error
+        return largest, largest
+    assert isinstance(found, strategies.Dense)
+    magnitudes = np.abs(found.matrix)
+    by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
+    return by_columns + error, by_rows + error

@@ -10,7 +10,6 @@ the same way. These weights, the *transition* of a block, are small and the same
 of the model.
 """
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -18,7 +17,6 @@ import scipy.linalg
 
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import (
-    BandedNoise,
     DenseNoise,
     IndependentNoise,
     NoiseRecursion,
@@ -28,92 +26,10 @@ from mf_aggregators.kernel.rows import (
     WindowNoise,
 )
 
-# The least and the largest sensitivity of C: their squares are far from where floats lose digits.
-_SENSITIVITIES = (1e-100, 1e100)
-# Columns of C^-1 that are computed at once.
-_COLUMNS = 512
-# Rows of a banded C^-1 whose covariance is computed at once, at least.
+# Rows of weights for rows of Z that are computed at once.
+_ROWS = 512
+# Rows whose covariance is computed at once, at least.
 _FEWEST_ROWS = 64
-
-
-def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
-    """Returns C^-1 Z for a whole Z of shape (n, ...), row by row, in real arithmetic.
-
-    It is computed in float64 and has the dtype of Z, or float32 for integers.
-
-    Args:
-      recursion: The noising matrix.
-      z: Z, of at most as many rows as there are rounds.
-
-    Raises:
-      ValueError: If there are more rows of Z than rounds.
-    """
-    z = np.asarray(z)
-    if len(z):
-        recursion.check_has_round(len(z) - 1)
-    rows = np.empty(z.shape, np.result_type(z.dtype, np.float32))
-    normalised, diagonal = recursion.normalised, recursion.diagonal
-    history = recursion.initial_state(z.shape[1:]).history
-    for i in range(len(z)):
-        row_of_z = np.array(z[i], np.float64)
-        row = row_of_z + normalised.earlier(i, history)
-        history = normalised.following(i, history, row_of_z, row)
-        rows[i] = diagonal[i] * row
-    return rows
-
-
-def scaled_to_sensitivity_one(recursion: NoiseRecursion, sensitivity: float) -> NoiseRecursion:
-    """Returns the noising matrix of C / sensitivity: every scaling of C gives the same run.
-
-    Args:
-      recursion: The noising matrix.
-      sensitivity: The sensitivity of C, from 1e-100 to 1e100.
-
-    Raises:
-      ValueError: If the sensitivity is another number: it was computed from squares, which
-        floats do not hold.
-    """
-    least, largest = _SENSITIVITIES
-    if not least <= sensitivity <= largest:
-        raise ValueError(
-            f"a strategy matrix of sensitivity {sensitivity:g} cannot be scaled to sensitivity "
-            f"1: use one between {least:g} and {largest:g}."
-        )
-    # Constructors refuse numbers that overflow.
-    with np.errstate(all="ignore"):
-        return _divided(recursion, sensitivity)
-
-
-def _divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
-    """The noising matrix of C / divisor."""
-    if isinstance(rows, BandedNoise):
-        return BandedNoise(rows.bands / divisor)
-    if isinstance(rows, ToeplitzNoise):
-        return dataclasses.replace(rows, coefficients=rows.coefficients / divisor)
-    if isinstance(rows, DenseNoise):
-        return DenseNoise(rows.inverse * divisor)
-    if isinstance(rows, WindowNoise):
-        return dataclasses.replace(rows, window=rows.window * divisor, left=rows.left * divisor)
-    if isinstance(rows, StateSpaceNoise):
-        return dataclasses.replace(rows, gains=rows.gains * divisor)
-    return ToeplitzNoise(rows.num_rounds, np.array([1.0 / divisor]))
-
-
-def dense(recursion: NoiseRecursion) -> FloatArray:
-    """Returns C^-1 as an (n, n) float64 array.
-
-    Args:
-      recursion: The noising matrix.
-    """
-    if isinstance(recursion, DenseNoise):
-        return recursion.inverse
-    identity = np.eye(recursion.num_rounds)
-    if isinstance(recursion, BandedNoise):
-        matrix = _rows_of_bands(recursion.bands, 0, recursion.num_rounds)
-        return np.asarray(
-            scipy.linalg.solve_triangular(matrix, identity, lower=True, check_finite=False)
-        )
-    return np.tril(apply(recursion, identity))
 
 
 @functools.singledispatch
@@ -238,54 +154,56 @@ def following_by_phase(rows: StateSpaceNoise) -> FloatArray:
     return np.concatenate([kept, rows.feedbacks.reshape(phases, vectors, 1)], axis=2)
 
 
-def row_norms(recursion: NoiseRecursion) -> FloatArray:
-    """Returns the (n,) L2 norms of the rows of C^-1; infinite where they are beyond floats.
+def row_norms(normalised: NoiseRecursion) -> FloatArray:
+    """Returns the (n,) L2 norms of the rows of a normalised noising matrix.
+
+    They are the standard deviations of the rows' numbers, if those of Z are one.
 
     Args:
-      recursion: The noising matrix.
+      normalised: A normalised noising matrix.
+
+    Returns:
+      float64; infinite or NaN where a norm is beyond floats.
     """
-    if isinstance(recursion, DenseNoise):
-        return np.asarray(np.linalg.norm(recursion.inverse, axis=1))
-    if isinstance(recursion, BandedNoise):
-        with np.errstate(all="ignore"):
-            return _row_norms_of_bands(recursion.bands)
-    return np.asarray(np.abs(recursion.diagonal) * _normalised_row_norms(recursion.normalised))
+    with np.errstate(all="ignore"):
+        if isinstance(normalised, StateSpaceNoise):
+            return _state_space_norms(normalised)[0]
+        if normalised.draws_earlier_rows_of_z:
+            return np.sqrt(_squares_of_redrawn(normalised))
+        return np.sqrt(_squares_of_substituted(normalised))
 
 
-def _row_norms_of_bands(bands: FloatArray) -> FloatArray:
-    """The (n,) norms of the rows of C^-1, from the covariances of blocks of rows: O(n b^2)."""
-    num_rounds, num_bands = bands.shape
-    size = max(num_bands, _FEWEST_ROWS)
+def _squares_of_redrawn(normalised: NoiseRecursion) -> FloatArray:
+    """The (n,) squares of row norms, where rows follow from rows of Z and their accumulators."""
+    num_rounds, vectors = normalised.num_rounds, normalised.num_state_vectors
+    right = normalised.right if isinstance(normalised, WindowNoise) else np.zeros((num_rounds, 0))
+    squares = np.empty(num_rounds)
+    for start in range(0, num_rounds, _ROWS):
+        end = min(start + _ROWS, num_rounds)
+        weights = transition(normalised, start, end)[: end - start]
+        of_vectors, of_z = np.split(weights, [vectors], axis=1)
+        # The accumulators have the rows of Z before those that are drawn.
+        added = right[: normalised.first_row_of_z(start)]
+        accumulated = np.sum(of_vectors @ (added.T @ added) * of_vectors, axis=1)
+        squares[start:end] = 1.0 + np.sum(of_z**2, axis=1) + accumulated
+    return squares
+
+
+def _squares_of_substituted(normalised: NoiseRecursion) -> FloatArray:
+    """The (n,) squares of row norms, from the covariances of blocks of rows: O(n b^2)."""
+    num_rounds, num_earlier = normalised.num_rounds, normalised.num_earlier_rows
+    size = max(num_earlier, _FEWEST_ROWS)
     squares, covariance = np.empty(num_rounds), np.zeros((0, 0))
     for start in range(0, num_rounds, size):
         end = min(start + size, num_rounds)
-        before, own = np.split(_rows_of_bands(bands, start, end), [len(covariance)], axis=1)
-        inverse = scipy.linalg.solve_triangular(
-            own, np.eye(end - start), lower=True, check_finite=False
-        )
+        before, own = np.split(transition(normalised, start, end), [len(covariance)], axis=1)
+        one = np.eye(end - start)
+        inverse = scipy.linalg.solve_triangular(one - own, one, lower=True, check_finite=False)
         moved = inverse @ before
-        covariance = inverse @ inverse.T + moved @ covariance @ moved.T
-        squares[start:end] = np.diagonal(covariance)
-    return np.where(squares < np.inf, np.sqrt(squares), np.inf)
-
-
-def _rows_of_bands(bands: FloatArray, start: int, end: int) -> FloatArray:
-    """Rows of a banded C: (end - start, columns), from the block of rows before on."""
-    first = max(0, start - max(bands.shape[1], _FEWEST_ROWS))
-    rows = np.zeros((end - start, end - first))
-    for t in range(bands.shape[1]):
-        i = np.arange(max(start, first + t), end)
-        rows[i - start, i - t - first] = bands[i, t]
-    return rows
-
-
-def largest_row_norm(recursion: NoiseRecursion) -> float:
-    """Returns the largest L2 norm of the rows of C^-1.
-
-    Args:
-      recursion: The noising matrix.
-    """
-    return float(np.max(row_norms(recursion)))
+        whole = inverse @ inverse.T + moved @ covariance @ moved.T
+        squares[start:end] = np.diagonal(whole)
+        covariance = whole[len(whole) - num_earlier :, len(whole) - num_earlier :]
+    return squares
 
 
 def state_vector_norms(normalised: NoiseRecursion) -> FloatArray:
@@ -300,22 +218,6 @@ def state_vector_norms(normalised: NoiseRecursion) -> FloatArray:
         # The accumulators only grow.
         return np.asarray(np.linalg.norm(normalised.right, axis=0))
     return np.zeros(normalised.num_state_vectors)
-
-
-def _normalised_row_norms(normalised: NoiseRecursion) -> FloatArray:
-    """The (n,) norms of the rows of a normalised noising matrix."""
-    num_rounds = normalised.num_rounds
-    if isinstance(normalised, StateSpaceNoise):
-        return _state_space_norms(normalised)[0]
-    if is_toeplitz(normalised):
-        # Each row has the entries of the row before it and one more.
-        impulse = np.eye(num_rounds, 1)[:, 0]
-        return np.asarray(np.sqrt(np.cumsum(np.square(apply(normalised, impulse)))))
-    squares = np.zeros(num_rounds)
-    for first in range(0, num_rounds, _COLUMNS):
-        columns = np.eye(num_rounds, min(_COLUMNS, num_rounds - first), -first)
-        squares += np.sum(np.square(apply(normalised, columns)), axis=1)
-    return np.sqrt(squares)
 
 
 def _state_space_norms(normalised: StateSpaceNoise) -> tuple[FloatArray, FloatArray]:

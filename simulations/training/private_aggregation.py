@@ -24,8 +24,8 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, Mechanism
-from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import noising_matrices, validation
+from mf_aggregators.factorizations import Factorization, noise_rows
+from mf_aggregators.kernel import validation
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import compatibility
@@ -290,5 +290,5 @@ def expected_noise_norm(
     stddev /= validation.positive_number(clients_per_round, "clients_per_round")
     dimension = validation.integer_at_least(num_parameters, 0, "num_parameters")
     sensitivity = factorization.sensitivity(participation).value
-    norms = noising_matrices.row_norms(factorization.noise_recursion())
+    norms = noise_rows.row_norms(factorization.noise_recursion())
     return stddev * math.sqrt(dimension) * sensitivity * norms

@@ -1,5 +1,7 @@
 """Recursions of random weights, as no mechanism has them all, for hypothesis."""
 
+import dataclasses
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -95,6 +97,21 @@ def next_row(
     row = row_of_z + recursion.normalised.earlier(i, history)
     history = recursion.normalised.following(i, history, row_of_z, row)
     return np.asarray(recursion.diagonal[i] * row), NoiseState(i + 1, history)
+
+
+def divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
+    """Returns the noising matrix of C / divisor."""
+    if isinstance(rows, BandedNoise):
+        return BandedNoise(rows.bands / divisor)
+    if isinstance(rows, ToeplitzNoise):
+        return dataclasses.replace(rows, coefficients=rows.coefficients / divisor)
+    if isinstance(rows, DenseNoise):
+        return DenseNoise(rows.inverse * divisor)
+    if isinstance(rows, WindowNoise):
+        return dataclasses.replace(rows, window=rows.window * divisor, left=rows.left * divisor)
+    if isinstance(rows, StateSpaceNoise):
+        return dataclasses.replace(rows, gains=rows.gains * divisor)
+    return ToeplitzNoise(rows.num_rounds, np.array([1.0 / divisor]))
 
 
 def _away_from_zero(generator: np.random.Generator, count: int) -> np.ndarray:

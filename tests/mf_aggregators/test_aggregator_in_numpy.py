@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 import mf_aggregators as mfa
 from mf_aggregators.aggregator import ReleaseError, StateError
-from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.factorizations import Factorization, noise_rows
+from mf_aggregators.kernel import draws
 from mf_aggregators.noise import DEFAULT_SOURCE, FixedSeedWarning
 from tests import flipped_bits
 from tests.examples import examples
@@ -776,7 +776,7 @@ def test_rows_of_an_extended_run_are_those_of_its_whole_matrix(
     z = [
         draws.integers(DEFAULT_SOURCE, start.noise.seed, i, 0, 70) for i in range(whole.num_rounds)
     ]
-    matrix = noising_matrices.dense(whole.factorization.noise_recursion())
+    matrix = noise_rows.dense(whole.factorization.noise_recursion())
     expected = horizons[0].sigma * (matrix @ np.array(z, np.float64)) * draws.STEP
     np.testing.assert_allclose(np.array(planned) * 2.0, expected, rtol=1e-5, atol=1e-5)
     state, released = _aggregator(horizons[0], **options).initialize(), []

@@ -8,8 +8,7 @@ import pytest
 
 import mf_aggregators as mfa
 from mf_aggregators import accounting
-from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.factorizations import Factorization, noise_rows
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -88,7 +87,7 @@ def test_factorizations(name: str, workload: Any) -> None:
     for schema in (SingleParticipation(), FixedEpochOrder(2, 4), MinSeparation(4)):
         assert made.rmse(workload, schema) <= made.max_error(workload, schema)
     np.testing.assert_array_equal(made.noising_matrix().shape[0], _ROUNDS)
-    noising_matrices.apply(made.noise_recursion(), np.ones((_ROUNDS, 1)))
+    noise_rows.apply(made.noise_recursion(), np.ones((_ROUNDS, 1)))
     if made.goes_on and made.mechanism != "identity":
         assert made.extended(_ROUNDS + 4).num_rounds == _ROUNDS + 4
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.participation import MinSeparation
@@ -27,7 +26,7 @@ from simulations.runs.planned_runs import Horizon
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
 from tests import console_commands
-from tests.mf_aggregators import brute_force
+from tests.mf_aggregators import brute_force, random_recursions
 from tests.simulations.command_processes import CommandServer
 
 # Of the two storages of whole runs, the one in the state.
@@ -174,7 +173,7 @@ def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.P
     schema = MinSeparation(2)
     sensitivity = whole.of_plan(_BEFORE).sensitivity(schema).value
     first, longer = (
-        noising_matrices.scaled_to_sensitivity_one(made.noise_recursion(), sensitivity)
+        random_recursions.divided(made.noise_recursion(), sensitivity)
         for made in (whole.of_plan(_BEFORE), whole)
     )
     is_on_disk = _config(path)["flags"]["noise_storage"] == "disk"

@@ -11,10 +11,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import mf_aggregators as mfa
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import Claim, ClippingResult, audit_clipping
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from tests.mf_aggregators import broken_adaptive_queries
+from tests.mf_aggregators import broken_adaptive_queries, random_recursions
 from tests.refusals import refuses
 
 FALSE_ALARM = 1e-6
@@ -31,9 +30,7 @@ def _audit(kind: type | None, trials: int) -> ClippingResult:
         mfa.workloads.prefix_sum(_NUM_ROUNDS), 2, participation=_SCHEMA
     )
     sensitivity = factorization.sensitivity(_SCHEMA).value
-    recursion = noising_matrices.scaled_to_sensitivity_one(
-        factorization.noise_recursion(), sensitivity
-    )
+    recursion = random_recursions.divided(factorization.noise_recursion(), sensitivity)
 
     def build(specs: Any) -> Any:
         assert kind is not None

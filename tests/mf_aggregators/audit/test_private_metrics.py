@@ -13,12 +13,11 @@ import tensorflow as tf
 from mf_aggregators import accounting, private_metrics, workloads
 from mf_aggregators.audit import statistics
 from mf_aggregators.factorizations import banded
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import adaptive_query
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
-from tests.mf_aggregators import broken_adaptive_queries
+from tests.mf_aggregators import broken_adaptive_queries, random_recursions
 
 FALSE_ALARM, _DELTA = 1e-6, 1e-5
 _NUM_ROUNDS, _SCHEMA, _MULTIPLIER = 3, MinSeparation(2), 1.0 / 3.0
@@ -35,7 +34,7 @@ def _runs(kind: type) -> Any:
     """Runs a query many times at once: from (m, 2) updates and metrics by round, (m, n, 3)."""
     sensitivity = _FACTORIZATION.sensitivity(_SCHEMA).value
     query = kind(
-        noising_matrices.scaled_to_sensitivity_one(_FACTORIZATION.noise_recursion(), sensitivity),
+        random_recursions.divided(_FACTORIZATION.noise_recursion(), sensitivity),
         tf.TensorSpec([], tf.float64),
         clip=private_metrics.constant_clip(1.0),
         noise_multiplier=_MULTIPLIER,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.statistics import ErrorRates, NoiseModel
-from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -297,7 +297,7 @@ def test_the_noise_is_learned_from_samples(mechanism: str) -> None:
         "tree": lambda: mfa.factorizations.tree_aggregation(8),
         "blt": lambda: mfa.factorizations.blt(8, 2),
     }[mechanism]()
-    streamed = noising_matrices.dense(factorization.noise_recursion())
+    streamed = noise_rows.dense(factorization.noise_recursion())
     samples = streamed @ np.random.default_rng(5).normal(size=(8, 40_000))
     model = statistics.fit_noise(samples, 1.0)
     exact = np.linalg.inv(streamed @ streamed.T)

@@ -16,7 +16,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 import mf_aggregators as mfa
 from mf_aggregators import planning
 from mf_aggregators.commands import plan, plan_separations
-from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.participation import MinSeparation
 from tests import page_checks
@@ -325,7 +325,7 @@ def test_the_epsilon_of_a_noise_multiplier(
     # What dp-accounting has for the rows of noise that a run adds, and for the most that a device
     # of participations 4 rounds apart can change.
     mechanism = mfa.load("mine")
-    c = np.linalg.inv(noising_matrices.dense(mechanism.factorization.noise_recursion()))
+    c = np.linalg.inv(noise_rows.dense(mechanism.factorization.noise_recursion()))
     patterns = [each for k in (1, 2, 3) for each in itertools.combinations(range(12), k)]
     apart = [list(each) for each in patterns if min(np.diff(each), default=4) >= 4]
     sensitivity = max(np.linalg.norm(c[:, each].sum(axis=1)) for each in apart)

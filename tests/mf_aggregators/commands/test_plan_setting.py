@@ -10,7 +10,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line, plan
-from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel.numbers import rounded_up
 
 _SETTING = (
@@ -43,7 +43,7 @@ def test_the_epsilon_of_a_noise_names_the_timers_and_what_is_left_without(
     fields = _fields(capsys, *noise, f"--output={path}")
     # Under timers, C changes by its largest sum of columns 0, 4 and 8, 1, 5 and 9 and so on;
     # without any, by the sum of all.
-    c = np.linalg.inv(noising_matrices.dense(mfa.load(path).factorization.noise_recursion()))
+    c = np.linalg.inv(noise_rows.dense(mfa.load(path).factorization.noise_recursion()))
     by_timers = max(np.linalg.norm(c[:, first::4].sum(axis=1)) for first in range(4))
     moved = np.linalg.norm(c.sum(axis=1)) / by_timers
     epsilon = fields["epsilon_in_every_round"]

@@ -22,12 +22,12 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     blt,
     identity,
+    noise_rows,
     optimal,
     structured,
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation import (
@@ -75,14 +75,14 @@ _EVERY = pytest.mark.parametrize(
 @pytest.mark.parametrize("ends", [(12,), (23,), (13, 40)])
 def test_rows_of_noise_stay_bit_for_bit(factorization: Factorization, ends: tuple[int]) -> None:
     z = np.random.default_rng(0).normal(size=(ends[-1], 40))
-    before = noising_matrices.apply(factorization.noise_recursion(), z[:_ROUNDS])
+    before = noise_rows.apply(factorization.noise_recursion(), z[:_ROUNDS])
     whole = factorization
     for end in ends:
         whole = whole.extended(end)
     assert whole.num_rounds == ends[-1]
     assert whole.plans == (_ROUNDS, *ends[:-1])
     recursion = whole.noise_recursion()
-    rows = noising_matrices.apply(recursion, z)
+    rows = noise_rows.apply(recursion, z)
     np.testing.assert_array_equal(rows[:_ROUNDS], before)
     # Those of the whole are rows of one matrix, which the encoder inverts.
     np.testing.assert_allclose(whole.noising_matrix()[:, : ends[-1]], _square(whole), atol=1e-12)
@@ -103,7 +103,7 @@ def test_the_leading_part_of_the_matrix_stays(factorization: Factorization) -> N
     whole = factorization.extended(20)
     if factorization.mechanism == "tree":
         before, after = (
-            noising_matrices.dense(each.noise_recursion()) for each in (factorization, whole)
+            noise_rows.dense(each.noise_recursion()) for each in (factorization, whole)
         )
     else:
         before, after = factorization.strategy_matrix(), whole.strategy_matrix()
@@ -125,12 +125,12 @@ def test_what_was_extended_is_found_again(
         np.testing.assert_array_equal(first.arrays()[name], array)
     z = np.random.default_rng(1).normal(size=(20, 7))
     np.testing.assert_array_equal(
-        noising_matrices.apply(first.noise_recursion(), z[:_ROUNDS]),
-        noising_matrices.apply(factorization.noise_recursion(), z[:_ROUNDS]),
+        noise_rows.apply(first.noise_recursion(), z[:_ROUNDS]),
+        noise_rows.apply(factorization.noise_recursion(), z[:_ROUNDS]),
     )
     np.testing.assert_array_equal(
-        noising_matrices.apply(second.noise_recursion(), z[:13]),
-        noising_matrices.apply(whole.noise_recursion(), z)[:13],
+        noise_rows.apply(second.noise_recursion(), z[:13]),
+        noise_rows.apply(whole.noise_recursion(), z)[:13],
     )
     with refuses("12"):
         whole.of_plan(12)

@@ -23,8 +23,8 @@ from mf_aggregators.factorizations import (
     from_bands,
     from_coefficients,
     from_matrix,
+    noise_rows,
 )
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -74,7 +74,7 @@ def _check(made: Factorization, own: Factorization, matrix: np.ndarray) -> None:
         np.testing.assert_array_equal(each.strategy_matrix(), matrix)
         rows = np.linalg.solve(matrix, z)
         np.testing.assert_allclose(
-            noising_matrices.apply(each.noise_recursion(), z), rows, rtol=1e-9, atol=1e-9
+            noise_rows.apply(each.noise_recursion(), z), rows, rtol=1e-9, atol=1e-9
         )
         decoder = workload @ np.linalg.inv(matrix)
         for schema in _schemas(rounds):

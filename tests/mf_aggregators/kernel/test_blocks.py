@@ -14,12 +14,12 @@ from mf_aggregators.factorizations import (
     TreeAggregationFactorization,
     banded_inverse,
     identity,
+    noise_rows,
     optimal,
     structured,
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.rows import (
     BandedNoise,
@@ -121,7 +121,7 @@ def _rows_in_blocks(blocks: Blocks, z: np.ndarray) -> np.ndarray:
 @settings(max_examples=examples(200), deadline=None)
 def test_blocks_of_random_weights_give_the_rows_of_the_recursion(blocks: Blocks) -> None:
     z = np.random.default_rng(0).normal(size=(blocks.recursion.num_rounds, 2))
-    expected = noising_matrices.apply(blocks.recursion, z)
+    expected = noise_rows.apply(blocks.recursion, z)
     size = max(1.0, float(np.max(np.abs(expected))))
     np.testing.assert_allclose(_rows_in_blocks(blocks, z), expected, rtol=0.0, atol=1e-10 * size)
 

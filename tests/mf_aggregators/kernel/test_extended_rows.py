@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mf_aggregators.factorizations import Factorization, toeplitz, tree_aggregation
+from mf_aggregators.factorizations import Factorization, noise_rows, toeplitz, tree_aggregation
 from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP, NoiseSource
@@ -46,7 +46,7 @@ def _recursions(factorization: Factorization) -> tuple[NoiseRecursion, NoiseRecu
     sensitivity = factorization.sensitivity(MinSeparation(4)).value
     whole = factorization.extended(_WHOLE)
     first, second = (
-        noising_matrices.scaled_to_sensitivity_one(each.noise_recursion(), sensitivity)
+        random_recursions.divided(each.noise_recursion(), sensitivity)
         for each in (factorization, whole)
     )
     return first, second
@@ -85,7 +85,7 @@ def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) 
     rows = IntegerRows.continuing(first, whole)
     made = _rows(rows, 50) * rows.steps[:, np.newaxis]
     z = np.array([draws.integers(NoiseSource.PHILOX, _SEED, i, 0, 50) for i in range(_WHOLE)])
-    np.testing.assert_allclose(made, noising_matrices.apply(whole, z * STEP), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(made, noise_rows.apply(whole, z * STEP), rtol=0, atol=1e-6)
 
 
 @_EVERY
@@ -185,9 +185,9 @@ def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
     # The norm of a row of a tree grows without end.
     first = tree_aggregation(2).noise_recursion()
     longer = tree_aggregation(2**14).noise_recursion()
-    assert noising_matrices.largest_row_norm(
-        longer.normalised
-    ) > 2.0 * noising_matrices.largest_row_norm(first.normalised)
+    assert np.max(noising_matrices.row_norms(longer.normalised)) > 2.0 * np.max(
+        noising_matrices.row_norms(first.normalised)
+    )
     with refuses("2 rounds"):
         IntegerRows.continuing(first, longer)
 
@@ -203,6 +203,6 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
     largest = (
         17.0
         * discrete_gaussian.STANDARD_DEVIATION
-        * noising_matrices.largest_row_norm(rows.normalised)
+        * np.max(noising_matrices.row_norms(rows.normalised))
     )
     assert largest < 2.0 ** (31 + rows.shift)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.factorizations import Factorization, tree_aggregation
-from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
+from mf_aggregators.factorizations import Factorization, noise_rows, tree_aggregation
+from mf_aggregators.kernel import discrete_gaussian, draws
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import (
@@ -137,7 +137,7 @@ def test_rows_are_those_of_real_arithmetic_but_for_their_rounding(
     recursion = factorization.noise_recursion()
     rows = IntegerRows.of(recursion)
     z = _z(64, 50)
-    exact = noising_matrices.apply(recursion, z * draws.STEP)
+    exact = noise_rows.apply(recursion, z * draws.STEP)
     found = _all_rows(rows, z) * rows.steps[:, np.newaxis]
     assert np.max(np.abs(found - exact)) < 4.0 * np.max(np.abs(rows.steps))
     assert np.max(np.abs(rows.steps)) < 1e-6
@@ -150,7 +150,7 @@ def test_no_row_exceeds_its_integers_where_z_is_at_most_twenty_standard_deviatio
 ) -> None:
     """With the Z of that norm that makes each row the largest."""
     rows = IntegerRows.of(recursion)
-    matrix = noising_matrices.dense(rows.normalised)
+    matrix = noise_rows.dense(rows.normalised)
     norms = np.linalg.norm(matrix, axis=1)
     # Column i is the worst for row i; Z is a normal number's worth along the row.
     worst = 20.0 * discrete_gaussian.STANDARD_DEVIATION * matrix.T / norms
@@ -167,7 +167,7 @@ def test_roundings_count_among_what_32_bits_hold() -> None:
     inverse = np.eye(400)
     inverse[-1, :-1] = 1e3
     rows = IntegerRows.of(DenseNoise(inverse))
-    last = np.abs(noising_matrices.dense(rows.normalised)[-1])
+    last = np.abs(noise_rows.dense(rows.normalised)[-1])
     of_z = 20.0 * discrete_gaussian.STANDARD_DEVIATION * float(np.linalg.norm(last))
     # Half a step of a row and half of Z, in each round and with the sign of its weight.
     of_roundings = (2.0 ** (rows.shift - 1) + 0.5) * float(np.sum(last))

@@ -1,6 +1,5 @@
-"""C^-1 as a matrix: norms of its rows against the dense one, and products in float32."""
+"""Norms of noise rows and of state vectors, against products with the identity."""
 
-from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -8,57 +7,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.factorizations import (
-    BandedFactorization,
-    Factorization,
-    banded_inverse,
-    blt,
-    toeplitz,
-    tree_aggregation,
-)
 from mf_aggregators.kernel import noising_matrices
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise, WindowNoise
+from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 
 
-@given(random_recursions.recursions(), st.integers(1, 4))
-@settings(deadline=None)
-def test_row_norms_are_those_of_the_matrix(recursion: NoiseRecursion, columns: int) -> None:
-    """Whatever they are computed from, and however many columns are treated at a time."""
-    with mock.patch.object(noising_matrices, "_COLUMNS", columns):
-        found = noising_matrices.row_norms(recursion)
-    matrix = noising_matrices.dense(recursion)
-    assert found == pytest.approx(np.linalg.norm(matrix, axis=1), rel=1e-9)
-    assert noising_matrices.largest_row_norm(recursion) == pytest.approx(np.max(found))
-
-
-@pytest.mark.long_cases(2)
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: tree_aggregation(10_000, "full"),
-        lambda: toeplitz(10_000, 16, coefficients="square_root", equal_column_norms=True),
-        lambda: blt(10_000, 3),
-        lambda: banded_inverse(10_000, 8, coefficients="square_root"),
-        # More of the same kinds.
-        *(
-            pytest.param(make, marks=pytest.mark.long)
-            for make in (
-                lambda: tree_aggregation(10_000),
-                lambda: toeplitz(10_000, 16, coefficients="square_root"),
-                lambda: BandedFactorization(np.tri(10_000, 16) / np.arange(1.0, 17.0)),
-            )
-        ),
-    ],
-)
-def test_rounding_in_single_precision_does_not_add_up(make: Callable[[], Factorization]) -> None:
-    """Neither in the rows nor in their prefix sums, which are what training uses."""
-    recursion = make().noise_recursion()
-    z = np.random.default_rng(2).normal(size=(10_000, 2))
-    exact = noising_matrices.apply(recursion, z)
-    rounded = noising_matrices.apply(recursion, z.astype(np.float32))
-    assert rounded.dtype == np.float32
-    assert np.max(np.abs(rounded - exact)) < 2e-6 * np.max(np.abs(exact))
-    difference = np.abs(np.cumsum(rounded - exact, axis=0))
-    assert np.max(difference) < 1e-4 * np.max(np.abs(np.cumsum(exact, axis=0)))
+@given(random_recursions.recursions(max_rounds=40), st.integers(1, 9), st.integers(1, 9))
+@settings(deadline=None, max_examples=examples(200))
+def test_norms_are_those_of_products_with_the_identity(
+    recursion: NoiseRecursion, rows: int, fewest: int
+) -> None:
+    """However many rows are treated at a time."""
+    normalised = recursion.normalised
+    with mock.patch.multiple(noising_matrices, _ROWS=rows, _FEWEST_ROWS=fewest):
+        found = noising_matrices.row_norms(normalised)
+    state = normalised.initial_state((recursion.num_rounds,))
+    norms, most = [], np.zeros(normalised.num_state_vectors)
+    for unit in np.eye(recursion.num_rounds):
+        row, state = random_recursions.next_row(normalised, state, unit)
+        norms.append(np.linalg.norm(row))
+        vectors = state.history[len(state.history) - len(most) :]
+        most = np.maximum(most, np.linalg.norm(vectors, axis=1))
+    assert found == pytest.approx(norms, rel=1e-9)
+    bounds = noising_matrices.state_vector_norms(normalised)
+    if isinstance(normalised, StateSpaceNoise):
+        assert bounds == pytest.approx(most, rel=1e-9)
+    elif isinstance(normalised, WindowNoise):
+        assert np.all(bounds >= most * (1.0 - 1e-9))
+    assert bounds.shape == most.shape

@@ -15,6 +15,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     blt,
     identity,
+    noise_rows,
     optimal,
     toeplitz,
     tree_aggregation,
@@ -69,7 +70,7 @@ def _single(recursion: NoiseRecursion) -> Blocks:
 
 def _encoded(rows: IntegerRows, dx: np.ndarray) -> np.ndarray:
     """2^c C1 dx."""
-    return 2.0**rows.shift * np.linalg.solve(noising_matrices.dense(rows.normalised), dx)
+    return 2.0**rows.shift * np.linalg.solve(noise_rows.dense(rows.normalised), dx)
 
 
 @st.composite
@@ -130,7 +131,7 @@ def test_noise_is_enlarged_by_what_roundings_take(factorization: Factorization) 
     """||dZ|| of the worst participation is within what the noise multiplier says."""
     rows = IntegerRows.of(factorization.noise_recursion())
     rounding = Rounding.of(rows, Blocks.of(rows.recursion))
-    norms = np.linalg.norm(np.linalg.inv(noising_matrices.dense(rows.recursion)), axis=0)
+    norms = np.linalg.norm(np.linalg.inv(noise_rows.dense(rows.recursion)), axis=0)
     clip_norm, num_parameters, asked = 0.3, 2_000_000, 0.2 * float(np.max(norms))
     stddev = rounding.enlarged(
         asked, clip_norm=clip_norm, num_parameters=num_parameters, largest_cohort=1000
@@ -230,7 +231,7 @@ def test_the_table_of_the_documents(name: str) -> None:
     factorization = _PRINTED[name](2052)
     sensitivity = factorization.sensitivity(_OF_DOCUMENTS).value
     rows_of_noise = IntegerRows.of(
-        noising_matrices.scaled_to_sensitivity_one(factorization.noise_recursion(), sensitivity)
+        random_recursions.divided(factorization.noise_recursion(), sensitivity)
     )
     rounding = Rounding.of(rows_of_noise, Blocks.of(rows_of_noise.recursion))
     for noise_multiplier, printed in zip((0.3, 1.0, 8.0), rows[name], strict=True):

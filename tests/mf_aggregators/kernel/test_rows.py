@@ -14,11 +14,11 @@ from mf_aggregators.factorizations import (
     IdentityFactorization,
     banded_inverse,
     blt,
+    noise_rows,
     structured,
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -81,37 +81,12 @@ def test_rows_follow_their_definition(recursion: NoiseRecursion, shape: tuple[in
     z = np.random.default_rng(0).normal(size=(num_rounds, *shape))
     expected = _by_definition(recursion, z.reshape(num_rounds, int(np.prod(shape))))
     size = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    rows = noising_matrices.apply(recursion, z)
+    rows = noise_rows.apply(recursion, z)
     np.testing.assert_allclose(rows, expected.reshape(z.shape), atol=1e-10 * size)
-    dense = noising_matrices.dense(recursion)
+    dense = noise_rows.dense(recursion)
     product = np.tensordot(dense, z, axes=1)
     np.testing.assert_allclose(product, rows, atol=1e-9 * size)
     assert not np.any(np.triu(dense, 1))
-
-
-@given(random_recursions.recursions(), st.floats(1e-3, 1e3))
-@settings(max_examples=examples(200), deadline=None)
-def test_scaling_to_sensitivity_one_multiplies_every_row(
-    recursion: NoiseRecursion, sensitivity: float
-) -> None:
-    """C / s has the inverse s C^-1; what a round costs stays the same."""
-    z = np.random.default_rng(1).normal(size=(recursion.num_rounds, 2))
-    scaled = noising_matrices.scaled_to_sensitivity_one(recursion, sensitivity)
-    rows = noising_matrices.apply(recursion, z)
-    np.testing.assert_allclose(
-        noising_matrices.apply(scaled, z),
-        sensitivity * rows,
-        rtol=1e-9,
-        atol=1e-9 * sensitivity * float(np.max(np.abs(rows))),
-    )
-    assert scaled.floats_per_parameter == recursion.floats_per_parameter
-    assert scaled.rows_of_z_per_round == recursion.rows_of_z_per_round
-
-
-@pytest.mark.parametrize("sensitivity", [0.0, -1.0, np.inf, np.nan, 2.2e-162, 1e200])
-def test_no_matrix_is_scaled_by_what_is_no_sensitivity(sensitivity: float) -> None:
-    with refuses("sensitivity"):
-        noising_matrices.scaled_to_sensitivity_one(IndependentNoise(3), sensitivity)
 
 
 @given(random_recursions.recursions())
@@ -141,7 +116,7 @@ def test_the_state_holds_what_is_said_and_no_row_comes_after_the_last(
 def test_states_are_values(recursion: NoiseRecursion, shape: tuple[int, ...]) -> None:
     """Every state of a run gives its row and its next state again, bit for bit."""
     z = np.random.default_rng(3).normal(size=(recursion.num_rounds, *shape))
-    expected = noising_matrices.apply(recursion, z)
+    expected = noise_rows.apply(recursion, z)
     states = [recursion.initial_state(shape)]
     contents = [states[0].history.tobytes()]
     for i, row_of_z in enumerate(z):
@@ -253,15 +228,15 @@ def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[s
         if isinstance(view, np.ndarray):
             view.setflags(write=False)
     recursion = kind(**views)
-    rows = noising_matrices.dense(recursion)
+    rows = noise_rows.dense(recursion)
     for value in passed.values():
         if isinstance(value, np.ndarray):
             value[...] = 1
             value *= 0
-    np.testing.assert_array_equal(noising_matrices.dense(kind(**fields)), rows)
+    np.testing.assert_array_equal(noise_rows.dense(kind(**fields)), rows)
     again = dataclasses.replace(recursion)  # type: ignore[type-var]
     for made in (recursion, recursion.normalised, again):
-        np.testing.assert_array_equal(noising_matrices.dense(recursion), rows)
+        np.testing.assert_array_equal(noise_rows.dense(recursion), rows)
         for array in vars(made).values():
             if isinstance(array, np.ndarray):
                 with refuses("read-only"):
@@ -276,7 +251,7 @@ def test_entries_that_do_not_count_become_zero(huge: float) -> None:
     long = ToeplitzNoise(2, np.array([1.0, 0.5, huge]))
     np.testing.assert_array_equal(long.coefficients, [1.0, 0.5, 0.0])
     dense = DenseNoise(np.where(np.tri(4, dtype=bool), 1.0, huge))
-    np.testing.assert_array_equal(noising_matrices.dense(dense), np.tri(4))
+    np.testing.assert_array_equal(noise_rows.dense(dense), np.tri(4))
     none = np.ones((2, 0))
     window = WindowNoise(2, np.array([[1.0, 0.5, huge]]), none, none)
     np.testing.assert_array_equal(window.window, [[1.0, 0.5, 0.0]])
@@ -317,8 +292,6 @@ def test_what_overflows_in_the_unit_recursion_is_refused() -> None:
     small = BandedNoise(np.array([[1e-300, 0.0], [1.0, 1e10]]))
     with refuses("bands", "BandedNoise"):
         _ = small.normalised
-    with refuses("sensitivity"):
-        noising_matrices.scaled_to_sensitivity_one(BandedNoise(np.full((2, 1), 1e300)), 1e-300)
 
 
 # Fingerprints tell noising matrices and descriptions from one another.

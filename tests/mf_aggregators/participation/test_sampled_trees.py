@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting
-from mf_aggregators.factorizations import tree_aggregation
+from mf_aggregators.factorizations import noise_rows, tree_aggregation
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.dominating_pairs import BinVectors, StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
@@ -65,7 +64,7 @@ def test_no_entry_of_the_square_matrix_is_negative(decoder: str) -> None:
         assert np.min(square) >= -1e-13
         assert np.all(np.triu(square, 1) == 0.0)
         np.testing.assert_allclose(
-            square @ noising_matrices.dense(tree.noise_recursion()), np.eye(num_rounds), atol=1e-12
+            square @ noise_rows.dense(tree.noise_recursion()), np.eye(num_rounds), atol=1e-12
         )
 
 

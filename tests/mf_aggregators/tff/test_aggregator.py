@@ -16,12 +16,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import declared_participation, processes
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery
 from mf_aggregators.tff.grid import IntegerSumFactory
 from tests.examples import examples
+from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.tff.small_aggregators import (
     BFLOAT16,
     NEST,
@@ -71,9 +71,7 @@ def test_a_constant_clip_norm_is_the_query_of_before_bit_for_bit() -> None:
         specs = [tf.TensorSpec([3], tf.float32)]
         sensitivity = small_matrix().sensitivity(PARTICIPATION).value
         by_hand = MatrixFactorizationSumQuery(
-            noising_matrices.scaled_to_sensitivity_one(
-                small_matrix().noise_recursion(), sensitivity
-            ),
+            random_recursions.divided(small_matrix().noise_recursion(), sensitivity),
             specs,
             l2_norm_clip=0.7,
             noise_stddev=1.3 * 0.7,

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
@@ -119,7 +119,7 @@ def test_the_noise_is_that_of_the_mechanism_across_a_save_and_restore(
         rows.append(output.result)
         state = output.state
     stddev = multiplier * clip_norm * factorization.sensitivity(PARTICIPATION)
-    streamed = noising_matrices.dense(factorization.noise_recursion())
+    streamed = noise_rows.dense(factorization.noise_recursion())
     whitened = np.linalg.solve(streamed, np.array(rows, np.float64)) * cohort / stddev
     check_standard_normal(whitened.T)
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.draws import TILE, FixedSeedWarning
 from mf_aggregators.noise import NoiseStorage
 from mf_aggregators.participation import (
@@ -171,7 +170,7 @@ def test_a_saved_state_goes_on_and_no_released_bit_changes(
     noise_rows = np.array([*released, *later]) - sums / norms
     stddev = _MULTIPLIER * before.sensitivity(_SCHEMA).value
     recursion = whole.noise_recursion()
-    z = np.linalg.solve(noising_matrices.dense(recursion)[:, :_WHOLE], noise_rows / stddev)
+    z = np.linalg.solve(noise_rows.dense(recursion)[:, :_WHOLE], noise_rows / stddev)
     assert np.all(np.abs(z) < 6.0)
     assert np.mean(np.square(z)) == pytest.approx(1.0, abs=0.3)
 

@@ -18,10 +18,11 @@ from mf_aggregators.factorizations import (
     StructuredFactorization,
     banded_inverse,
     blt,
+    noise_rows,
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
@@ -115,7 +116,7 @@ def _z(num_rounds: int) -> np.ndarray:
 @functools.cache
 def _exact(name: str, num_rounds: int) -> np.ndarray:
     recursion = _recursion(name, num_rounds)
-    return noising_matrices.apply(recursion, _z(num_rounds)[: recursion.num_rounds] * draws.STEP)
+    return noise_rows.apply(recursion, _z(num_rounds)[: recursion.num_rounds] * draws.STEP)
 
 
 def _check(integers: np.ndarray, name: str, num_rounds: int) -> None:

@@ -22,8 +22,9 @@ import tensorflow as tf
 from mf_aggregators.factorizations import (
     Factorization,
     TreeAggregationFactorization,
+    noise_rows,
 )
-from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
@@ -288,7 +289,7 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     recursion: NoiseRecursion, is_on_disk: bool, sensitivity: float
 ) -> None:
     """NumPy's rows are held against the definitions in their own test."""
-    scaled = noising_matrices.scaled_to_sensitivity_one(recursion, sensitivity)
+    scaled = random_recursions.divided(recursion, sensitivity)
     stream = _Stream(
         scaled,
         (tf.TensorSpec((5,), tf.float64),),
@@ -296,10 +297,10 @@ def test_random_weights_give_the_rows_that_numpy_gives(
     )
     rows, _ = stream.all_rows(stream.start())
     z = _z(_SEED, recursion.num_rounds, 0, 5) * draws.STEP
-    expected = noising_matrices.apply(scaled, z)
+    expected = noise_rows.apply(scaled, z)
     found = np.array([row[0] for row in rows]) * stream.rows.steps[:, np.newaxis]
     # What roundings of half a step add up to, passed on by the matrix.
-    apart = np.sum(np.abs(noising_matrices.dense(scaled.normalised)), axis=1) + 1.0
+    apart = np.sum(np.abs(noise_rows.dense(scaled.normalised)), axis=1) + 1.0
     tolerance = apart * np.abs(stream.rows.steps)
     assert np.all(np.abs(found - expected) <= tolerance[:, np.newaxis])
 
