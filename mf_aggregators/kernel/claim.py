@@ -225,30 +225,32 @@ class Claim:
         return fingerprint([self.sigma], self.rows)
 
 
-_Kind = TypeVar("_Kind", bound="Proved")
+_Kind = TypeVar("_Kind", bound="Sealed")
 
 
-class Proved:
-    """Numbers that were proved: a final class of them cannot be made, altered or pickled."""
+class Sealed:
+    """Values that the kernel alone makes: a final class of them is not altered or pickled."""
 
     __slots__ = ()
 
-    def __new__(cls, *arguments: object, **options: object) -> "Proved":
-        """Raises TypeError: checks of the kernel make it."""
-        raise TypeError(f"a check of the kernel makes a {cls.__name__}, of a claim: nothing else.")
+    def __new__(cls, *arguments: object, **options: object) -> Any:
+        """Raises TypeError: the kernel makes it."""
+        raise TypeError(f"the kernel makes a {cls.__name__}, from a claim: nothing else does.")
 
     def __init_subclass__(cls) -> None:
-        if cls.__bases__ != (Proved,):
+        if cls.__bases__ != (Sealed,):
             raise TypeError(f"{cls.__bases__[0].__name__} has no subclasses.")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{name} of a guarantee cannot be set: check another claim.")
+        raise AttributeError(f"{name} of a {type(self).__name__} cannot be set.")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name} of a guarantee cannot be deleted.")
+        raise AttributeError(f"{name} of a {type(self).__name__} cannot be deleted.")
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a guarantee is not pickled: send its claim, and check that again.")
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} is not pickled: send its claim, and check that again."
+        )
 
     def __copy__(self: _Kind) -> _Kind:
         return self
@@ -258,20 +260,30 @@ class Proved:
 
 
 def made(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
-    """Returns a guarantee of these values, which the caller has proved.
+    """Returns a sealed object of these values, which the caller has proved or made.
 
     Args:
       kind: Its class.
       values: Its attributes by name.
     """
     found = object.__new__(kind)
-    for name, value in values.items():
-        object.__setattr__(found, name, value)
+    set_values(found, values)
     return found
 
 
+def set_values(sealed: Sealed, values: Mapping[str, Any]) -> None:
+    """Sets attributes of a sealed object that is being made.
+
+    Args:
+      sealed: The object.
+      values: Its attributes by name.
+    """
+    for name, value in values.items():
+        object.__setattr__(sealed, name, value)
+
+
 @final
-class Guarantee(Proved):
+class Guarantee(Sealed):
     """A proved claim: (epsilon, delta)-DP under zero-out adjacency, for each client.
 
     :func:`check` alone makes it. Two are equal if their numbers and assumptions are.

@@ -16,7 +16,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, sampled_runs, validation
 from mf_aggregators.kernel.arrays import underflow_is_zero
-from mf_aggregators.kernel.claim import Assumption, Proved, made
+from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.losses import Approximation, composition_rounding, epsilon_of, safe_delta
@@ -101,7 +101,7 @@ class Composed:
 
 
 @final
-class ComposedGuarantee(Proved):
+class ComposedGuarantee(Sealed):
     """A proved claim of several runs together, which :func:`check_composed` alone makes.
 
     Attributes:

@@ -79,6 +79,7 @@ be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats beside
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -186,7 +187,7 @@ class RowLayout:
                 first_tile += found[-1].num_tiles
         return tuple(found)
 
-    def tensors(self, flats: Sequence[RealArray]) -> list[RealArray]:
+    def tensors(self, flats: Sequence[RealArray]) -> list[Any]:
         """Returns all tensors of a row, those of segments without entries included.
 
         Args:
@@ -198,47 +199,21 @@ class RowLayout:
         Raises:
           ValueError: If a vector has not its segment's size.
         """
-        found: dict[int, RealArray] = {}
-        for segment, flat in zip(self.segments, flats, strict=True):
-            found.update(split(segment, flat, self.shapes))
-        return [
-            found[position] if position in found else np.empty(shape, dtype)
-            for position, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
+        found = [
+            np.empty(shape, dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
+        for segment, flat in zip(self.segments, flats, strict=True):
+            if flat.shape != (segment.size,):
+                raise ValueError(f"a segment has {segment.size} entries, found {flat.shape}.")
+            ends = np.cumsum([found[position].size for position in segment.positions])
+            for position, part in zip(segment.positions, np.split(flat, ends[:-1]), strict=True):
+                found[position] = part.reshape(self.shapes[position])
+        return found
 
 
 def total_size(segments: Sequence[Segment]) -> int:
     """Returns the number of entries of a row; the gap before a segment does not count."""
     return sum(segment.size for segment in segments)
-
-
-def split(
-    segment: Segment, flat: RealArray, shapes: Sequence[tuple[int, ...]]
-) -> dict[int, RealArray]:
-    """Returns the tensors of a segment.
-
-    Args:
-      segment: The segment.
-      flat: (size,) its entries.
-      shapes: The shape of each tensor of the row.
-
-    Returns:
-      Position -> array of the position's shape, a view of ``flat``.
-
-    Raises:
-      ValueError: If ``flat`` has not the segment's size.
-    """
-    if flat.shape != (segment.size,):
-        raise ValueError(
-            f"a segment of {segment.size} entries cannot be split from shape {flat.shape}."
-        )
-    found = {}
-    start = 0
-    for position in segment.positions:
-        stop = start + math.prod(shapes[position])
-        found[position] = flat[start:stop].reshape(shapes[position])
-        start = stop
-    return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -409,48 +384,31 @@ class Rounding:
         norm = math.sqrt(math.prod(_strategy_norms(normalised)))
         return cls(rows, norm, largest, first)
 
-    def enlarged(
-        self,
-        noise_stddev: float,
-        *,
-        clip_norm: float,
-        num_parameters: int,
-        largest_cohort: int,
-    ) -> float:
+    def enlarged(self, sigma: float, *, num_parameters: int, largest_cohort: int) -> float:
         """Returns the standard deviation of Z that hides, after all roundings, what was asked for.
 
         Args:
-          noise_stddev: What real arithmetic would need: noise multiplier x clip norm x
-            sensitivity of C.
-          clip_norm: The clip norm.
+          sigma: What real arithmetic would need, in norms of a vector.
           num_parameters: d, the entries of a row.
-          largest_cohort: The most updates in a sum.
+          largest_cohort: The most vectors in a sum.
 
         Returns:
-          At least ``noise_stddev``. For a run that was extended, that of its first horizon: noise
-          does not change in the middle of a run.
+          At least ``sigma``, in norms. For a run that was extended, that of its first horizon:
+          noise does not change in the middle of a run.
 
         Raises:
           ValueError: If roundings would take more than a tenth of the noise, or a sum would
             have too many steps.
         """
         rounding = self if self.first is None else self.first
-        share = rounding._share(noise_stddev, clip_norm, num_parameters, largest_cohort)
-        return _SLACK_OF_FLOATS * noise_stddev / (1.0 - share)
+        share = rounding._share(sigma, num_parameters, largest_cohort)
+        return _SLACK_OF_FLOATS * sigma / (1.0 - share)
 
-    def covered(
-        self,
-        enlarged_stddev: float,
-        *,
-        clip_norm: float,
-        num_parameters: int,
-        largest_cohort: int,
-    ) -> float:
-        """Returns the standard deviation that :meth:`enlarged` enlarges to the given one.
+    def covered(self, enlarged: float, *, num_parameters: int, largest_cohort: int) -> float:
+        """Returns the sigma that :meth:`enlarged` enlarges to the given standard deviation.
 
         Args:
-          enlarged_stddev: The standard deviation of Z.
-          clip_norm: As there.
+          enlarged: The standard deviation of Z, in norms.
           num_parameters: As there.
           largest_cohort: As there.
 
@@ -460,41 +418,38 @@ class Rounding:
         Raises:
           ValueError: As there.
         """
-        sizes = clip_norm, num_parameters, largest_cohort
         # The share of what is covered, x, is x k for a k that hardly depends on x.
-        k = self._share(enlarged_stddev * (1.0 - LARGEST_SHARE), *sizes)
-        k /= enlarged_stddev * (1.0 - LARGEST_SHARE)
-        found = _ROUNDED_DOWN * enlarged_stddev / (_SLACK_OF_FLOATS + k * enlarged_stddev)
-        self._share(found, *sizes)
+        least = enlarged * (1.0 - LARGEST_SHARE)
+        k = self._share(least, num_parameters, largest_cohort) / least
+        found = _ROUNDED_DOWN * enlarged / (_SLACK_OF_FLOATS + k * enlarged)
+        self._share(found, num_parameters, largest_cohort)
         return found
 
-    def _share(
-        self, noise_stddev: float, clip_norm: float, num_parameters: int, largest_cohort: int
-    ) -> float:
-        """What roundings take at most of noise of a standard deviation."""
+    def _share(self, sigma: float, num_parameters: int, largest_cohort: int) -> float:
+        """What roundings take at most of noise of a standard deviation in norms."""
         steps = np.abs(self.rows.steps)
         least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
         # At most, since enlarging makes steps larger.
-        steps_of_sum = largest_cohort * clip_norm / (noise_stddev * float(np.min(steps)))
+        steps_of_sum = largest_cohort / (sigma * float(np.min(steps)))
         # Comparisons are written so that NaN does not pass.
         if not steps_of_sum <= 2.0**_SUM_BITS:
             raise ValueError(
-                f"noise of standard deviation {noise_stddev:g} is so little beside sums of "
-                f"{largest_cohort} updates of norm {clip_norm:g} that integers of 64 bits do "
-                "not hold both: use more noise or a smaller largest_cohort."
+                f"noise of standard deviation {sigma:g} norms is so little beside sums of "
+                f"{largest_cohort} updates that integers of 64 bits do not hold both: use more "
+                "noise or a smaller largest_cohort."
             )
         # A cast, a division and their rounding to nearest.
         float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
         of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
         of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
         of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
-        share = noise_stddev * (of_sums + of_rows / least_sensitivity) / clip_norm
+        share = sigma * (of_sums + of_rows / least_sensitivity)
         if not share <= LARGEST_SHARE:
             raise ValueError(
                 f"in integers of {ROW_BITS} bits, rounding could take {share:.2g} of the noise of "
-                f"{num_parameters} parameters, whose standard deviation is "
-                f"{noise_stddev / clip_norm:.3g} clip norms, and {LARGEST_SHARE:g} is allowed: "
-                "use less noise, fewer rounds or a smaller model."
+                f"{num_parameters} parameters, whose standard deviation is {sigma:.3g} clip norms, "
+                f"and {LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller "
+                "model."
             )
         return share
 

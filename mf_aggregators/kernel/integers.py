@@ -50,11 +50,24 @@ class IntegerSums:
       largest_cohort: The most updates in a sum.
       bits: The width of a sum's integers, one bit of which is the sign.
       is_secure: Whether a secure sum adds them up, modulo 2^bits.
+
+    Raises:
+      ValueError: If the updates of so many clients cannot be added up in so many bits, or these are
+        more than 64.
     """
 
     largest_cohort: int = DEFAULT_LARGEST_COHORT
     bits: int = _OPEN_BITS
     is_secure: bool = False
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "largest_cohort", "bits")
+        object.__setattr__(self, "is_secure", bool(self.is_secure))
+        if self.bits > _OPEN_BITS or self.steps_per_clip_norm < 1:
+            raise ValueError(
+                f"the updates of {self.largest_cohort} clients cannot be added up in integers of "
+                f"{self.bits} bits: use fewer clients in a round."
+            )
 
     @property
     def steps_per_clip_norm(self) -> int:
@@ -131,21 +144,14 @@ def integer_sums(
                 f"{largest_cohort}."
             )
     if secure_aggregation_bits is None:
-        sums = IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
-    else:
-        bits = validation.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
-        if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
-            raise ValueError(
-                f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "
-                f"{_MOST_SECURE_BITS}, found {bits}."
-            )
-        sums = IntegerSums(largest_cohort or expected, bits, is_secure=True)
-    if sums.steps_per_clip_norm < 1:
+        return IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
+    bits = validation.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
+    if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
         raise ValueError(
-            f"the updates of {sums.largest_cohort} clients cannot be added up in integers of "
-            f"{sums.bits} bits: use fewer clients in a round."
+            f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "
+            f"{_MOST_SECURE_BITS}, found {bits}."
         )
-    return sums
+    return IntegerSums(largest_cohort or expected, bits, is_secure=True)
 
 
 def units_of_squares(num_entries: int) -> float:

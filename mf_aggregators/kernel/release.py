@@ -12,6 +12,7 @@ refused if that covers less than the sigma of its claim.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -23,7 +24,7 @@ import numpy as np
 from mf_aggregators.kernel import draws, gaussian, integers, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.blocks import Blocks
-from mf_aggregators.kernel.claim import Claim
+from mf_aggregators.kernel.claim import Claim, Sealed, made, set_values
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
 from mf_aggregators.kernel.errors import NotProved, ReleaseError
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
@@ -36,30 +37,8 @@ from mf_aggregators.kernel.rows_in_files import RowsInFiles
 _TOLERANCE = 1e-12
 
 
-class _Final:
-    """Base class of values that this module alone makes, and that nothing alters."""
-
-    __slots__ = ()
-
-    def __init_subclass__(cls) -> None:
-        if cls.__module__ != __name__:
-            raise TypeError(f"{cls.__mro__[1].__name__} has no subclasses.")
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{name} of a {type(self).__name__} cannot be set.")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name} of a {type(self).__name__} cannot be deleted.")
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Any:
-        return self
-
-
 @final
-class ReleaseState(_Final):
+class ReleaseState(Sealed):
     """The state of a run between rounds. It has the secret seed, and is never printed.
 
     :class:`Release` alone makes it.
@@ -81,10 +60,6 @@ class ReleaseState(_Final):
     histories: tuple[RealArray, ...]
     digest: bytes
 
-    def __new__(cls, *arguments: object, **options: object) -> "ReleaseState":
-        """Raises TypeError: use :meth:`Release.start`."""
-        raise TypeError("a Release makes its states: nothing else does.")
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("the state of a release is not pickled: use Release.arrays_of.")
 
@@ -104,17 +79,14 @@ def _state(
     histories: Sequence[RealArray],
     digest: bytes,
 ) -> ReleaseState:
-    made = object.__new__(ReleaseState)
     for array in (seed, stream, *histories):
         array.flags.writeable = False
     values = (digest, tuple(histories), round_index, seed, stream)
-    for name, value in zip(ReleaseState.__slots__, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
+    return made(ReleaseState, dict(zip(ReleaseState.__slots__, values, strict=True)))
 
 
 @final
-class Release(_Final):
+class Release(Sealed):
     """Releases the sums of a run, with the noise of a claim.
 
     Attributes:
@@ -134,7 +106,7 @@ class Release(_Final):
 
     __slots__ = (
         *("blocks", "claim", "digest", "digests", "layout", "norm", "rounding", "rows", "source"),
-        *("stddev", "sums", "_directory", "_earlier", "_is_on_disk", "_label", "_record"),
+        *("stddev", "sums", "_directory", "_horizons", "_is_on_disk", "_label", "_record"),
         "_unbound",
     )
 
@@ -149,12 +121,16 @@ class Release(_Final):
     source: NoiseSource
     digest: bytes
     digests: tuple[bytes, ...]
-    _earlier: tuple[Claim, ...]
+    _horizons: tuple[Claim, ...]
     _directory: pathlib.Path | None
     _is_on_disk: bool
     _label: str
     _record: ReleaseRecord
     _unbound: tuple[bytes, ...]
+
+    def __new__(cls, *arguments: object, **options: object) -> "Release":
+        """Returns the release, which the constructor gives its attributes."""
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -192,64 +168,55 @@ class Release(_Final):
           TypeError: If an argument has the wrong type.
           ValueError: If roundings would take too much, or integers would overflow.
         """
-        earlier = tuple(earlier)
         record = ReleaseRecord() if record is None else record
-        for each, kind in ((sums, IntegerSums), (record, ReleaseRecord), (source, NoiseSource)):
+        horizons = (*earlier, claim)
+        for each, kind in (
+            *((each, Claim) for each in horizons),
+            *((sums, IntegerSums), (record, ReleaseRecord), (source, NoiseSource)),
+        ):
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {validation.shown(each)}.")
-        horizons = (*earlier, claim)
+        # Made anew, so that their numbers are those that constructors have checked.
+        horizons, sums = tuple(map(dataclasses.replace, horizons)), dataclasses.replace(sums)
         for each in horizons:
-            if type(each) is not Claim:
-                raise TypeError(f"a release needs claims, found {validation.shown(each)}.")
             strategies.check_rounds(each.rows, each.num_rounds or 0)
         for before, after in itertools.pairwise(horizons):
             if not _continues(before.rows, after.rows):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
-        drawn = claim.rows
-        if horizons[0].sigma == 0.0:
-            drawn = IndependentNoise(drawn.num_rounds)
-        if earlier and horizons[0].sigma > 0.0:
-            rows = IntegerRows.continuing(horizons[0].rows, drawn)
+        first, drawn, ends = horizons[0], horizons[-1].rows, []
+        if first.sigma == 0.0:
+            rows = IntegerRows.of(IndependentNoise(drawn.num_rounds))
+        elif len(horizons) > 1:
+            rows = IntegerRows.continuing(first.rows, drawn)
+            ends = [each.rows.num_rounds for each in horizons[:-1]]
         else:
             rows = IntegerRows.of(drawn)
-        ends = [each.rows.num_rounds for each in earlier] if rows.first is not None else []
-        blocks = Blocks.of(drawn, ends) if is_on_disk else None
-        norm = validation.positive_number(norm, "norm")
-        options = (
-            *(NOISE_FORMAT, source.value, bool(is_on_disk), label, norm),
-            *(sums.steps_per_clip_norm, sums.largest_cohort),
-        )
+        is_on_disk, norm = bool(is_on_disk), validation.positive_number(norm, "norm")
+        blocks = Blocks.of(rows.recursion, ends) if is_on_disk else None
+        grid = sums.steps_per_clip_norm, sums.largest_cohort
+        options = NOISE_FORMAT, source.value, is_on_disk, label, norm, grid
         claimed = [
             (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons
         ]
-        self._set(
-            claim=claim,
-            norm=norm,
-            sums=dataclasses.replace(sums),
-            rows=rows,
-            blocks=blocks,
-            rounding=Rounding.of(rows, blocks),
-            source=source,
-            _earlier=earlier,
-            _record=record,
-            _is_on_disk=bool(is_on_disk),
-            _directory=directory,
-            _label=label,
-            _unbound=tuple(
+        values = {
+            **{"claim": horizons[-1], "norm": norm, "sums": sums, "rows": rows, "blocks": blocks},
+            **{"rounding": Rounding.of(rows, blocks), "source": source, "_horizons": horizons},
+            **{"_record": record, "_is_on_disk": is_on_disk, "_directory": directory},
+            "_label": label,
+            "_unbound": tuple(
                 _digest(repr((options, claimed[:number]))) for number in range(1, len(claimed) + 1)
             ),
-        )
+        }
+        set_values(self, values)
         self._bind(layout)
 
     def __reduce__(self) -> Any:
-        return _made, (
-            (self.claim, self.norm, self.sums),
-            {
-                **{"earlier": self._earlier, "layout": self.layout, "record": self._record},
-                **{"source": self.source, "is_on_disk": self._is_on_disk},
-                **{"directory": self._directory, "label": self._label},
-            },
-        )
+        options = {
+            **{"earlier": self._horizons[:-1], "layout": self.layout, "record": self._record},
+            **{"source": self.source, "is_on_disk": self._is_on_disk},
+            **{"directory": self._directory, "label": self._label},
+        }
+        return functools.partial(Release, **options), (self.claim, self.norm, self.sums)
 
     @property
     def num_rounds(self) -> int:
@@ -266,10 +233,6 @@ class Release(_Final):
         """Whether noise is added: without it, nothing is guaranteed."""
         return self._horizons[0].sigma > 0.0
 
-    @property
-    def _horizons(self) -> tuple[Claim, ...]:
-        return (*self._earlier, self.claim)
-
     def with_layout(self, layout: RowLayout) -> "Release":
         """Returns the same release, with the same record, for vectors of other tensors.
 
@@ -282,10 +245,9 @@ class Release(_Final):
         """
         if layout == self.layout:
             return self
-        made = object.__new__(Release)
-        made._set(**{name: getattr(self, name) for name in Release.__slots__})
-        made._bind(layout)
-        return made
+        other = made(Release, {name: getattr(self, name) for name in Release.__slots__})
+        other._bind(layout)
+        return other
 
     def covered(self, num_parameters: int) -> float:
         """Returns the sigma that the drawn noise covers, after all roundings.
@@ -296,17 +258,18 @@ class Release(_Final):
         Raises:
           ValueError: If roundings would take too much.
         """
-        sizes: dict[str, Any] = {
-            **{"clip_norm": self.norm, "num_parameters": num_parameters},
-            "largest_cohort": self.sums.largest_cohort,
-        }
+        return self._noise(num_parameters)[1]
+
+    def _noise(self, num_parameters: int) -> tuple[float, float]:
+        """The standard deviation of Z and the sigma that it covers, in norms."""
         first = self._horizons[0].sigma
         if first == 0.0:
-            return 0.0
-        stddev = self.rounding.enlarged(first * self.norm, **sizes)
+            return 0.0, 0.0
+        sizes = {"num_parameters": num_parameters, "largest_cohort": self.sums.largest_cohort}
+        drawn = self.rounding.enlarged(first, **sizes)
         if self.rows.first is None:
-            return first
-        return min(first, self.rounding.covered(stddev, **sizes) / self.norm)
+            return drawn, first
+        return drawn, min(first, self.rounding.covered(drawn, **sizes))
 
     def start(self, fixed_seed: IntArray | None = None) -> ReleaseState:
         """Returns the state of a new run: a fresh secret, and a fresh name of its stream.
@@ -518,30 +481,20 @@ class Release(_Final):
             raise ValueError("the tensors of vectors are not known: use Release.with_layout.")
         return self.layout
 
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
     def _bind(self, layout: RowLayout | None) -> None:
-        """Sets the layout and what follows from it, or raises ValueError."""
+        """Sets the layout and the attributes that follow from it, or raises ValueError."""
         stddev, digests = 0.0, self._unbound
         if layout is not None:
-            size, first = total_size(layout.segments), self._horizons[0]
+            size = total_size(layout.segments)
             self.sums.check_rounding(size)
             if self.has_noise:
                 gaussian.check_charged(size, self.num_rounds)
-                stddev = self.rounding.enlarged(
-                    first.sigma * self.norm,
-                    clip_norm=self.norm,
-                    num_parameters=size,
-                    largest_cohort=self.sums.largest_cohort,
-                )
             if size * self.num_rounds > self.claim.num_coordinates:
                 raise NotProved(
                     f"the claim is for {self.claim.num_coordinates} numbers of noise, and "
                     f"{self.num_rounds} vectors of {size} have more."
                 )
-            covered = self.covered(size)
+            drawn, covered = self._noise(size)
             if not self.claim.sigma <= covered * (1.0 + _TOLERANCE):
                 raise NotProved(
                     f"the run is stated to have noise of {self.claim.sigma!r} norms, and the noise "
@@ -549,8 +502,10 @@ class Release(_Final):
                     "noise multiplier, or less. Mechanism.extended finds it if num_parameters= has "
                     "the numbers of an update."
                 )
+            stddev = drawn * self.norm
             digests = tuple(_digest(repr((each, layout))) for each in digests)
-        self._set(layout=layout, stddev=stddev, digest=digests[-1], digests=digests)
+        values = {"layout": layout, "stddev": stddev, "digest": digests[-1], "digests": digests}
+        set_values(self, values)
 
     def _check_state(self, state: ReleaseState) -> None:
         """Raises ReleaseError if a state is of no horizon of this run."""
@@ -610,18 +565,14 @@ class Release(_Final):
         before = [NoiseState(i, history) for history in state.histories]
         if i == 0:
             before = [self.rows.initial_state(segment.size) for segment in segments]
-        made = [
+        rows = [
             self.rows.next_row(history, segment.row_of_z(self.source, state.seed, i))
             for history, segment in zip(before, segments, strict=True)
         ]
-        return [row for row, _ in made], [after.history for _, after in made]
+        return [row for row, _ in rows], [after.history for _, after in rows]
 
     def _following(self, state: ReleaseState, histories: Sequence[RealArray]) -> ReleaseState:
         return _state(state.round_index + 1, state.seed, state.stream, histories, self.digest)
-
-
-def _made(arguments: tuple[Any, ...], options: dict[str, Any]) -> Release:
-    return Release(*arguments, **options)
 
 
 def _digest(described: str) -> bytes:

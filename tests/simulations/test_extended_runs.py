@@ -181,11 +181,11 @@ def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.P
         IntegerRows.continuing(first, longer),
         Blocks.of(longer, (_BEFORE,)) if is_on_disk else None,
     )
-    sizes: dict[str, Any] = {"clip_norm": 0.3, "num_parameters": 650, "largest_cohort": 1 << 22}
+    sizes: dict[str, Any] = {"num_parameters": 650, "largest_cohort": 1 << 22}
     drawn = Rounding.of(IntegerRows.of(first), Blocks.of(first) if is_on_disk else None).enlarged(
-        1.5 * 0.3, **sizes
+        1.5, **sizes
     )
-    covered = rounding.covered(drawn, **sizes) / 0.3
+    covered = rounding.covered(drawn, **sizes)
     assert stated["noise_multiplier"] == pytest.approx(
         covered * sensitivity / whole.sensitivity(schema).value, rel=1e-12
     )

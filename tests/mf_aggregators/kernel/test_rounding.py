@@ -132,19 +132,17 @@ def test_noise_is_enlarged_by_what_roundings_take(factorization: Factorization) 
     rows = IntegerRows.of(factorization.noise_recursion())
     rounding = Rounding.of(rows, Blocks.of(rows.recursion))
     norms = np.linalg.norm(np.linalg.inv(noise_rows.dense(rows.recursion)), axis=0)
-    clip_norm, num_parameters, asked = 0.3, 2_000_000, 0.2 * float(np.max(norms))
-    stddev = rounding.enlarged(
-        asked, clip_norm=clip_norm, num_parameters=num_parameters, largest_cohort=1000
-    )
+    num_parameters, asked = 2_000_000, 0.7 * float(np.max(norms))
+    stddev = rounding.enlarged(asked, num_parameters=num_parameters, largest_cohort=1000)
     assert asked < stddev < 1.02 * asked
     step = stddev * np.max(np.abs(rows.steps))
     # Of all clients, and of one that takes part once, in the round that changes least.
     for sensitivity in (float(np.max(norms)), float(np.min(norms))):
-        moved = sensitivity * (clip_norm + math.sqrt(num_parameters) * step) / stddev
+        moved = sensitivity * (1.0 + math.sqrt(num_parameters) * step) / stddev
         moved += rounding.operator_norm * STEP * math.sqrt(num_parameters * 9)
-        assert moved <= sensitivity * clip_norm / asked
+        assert moved <= sensitivity / asked
         # And not by much more than that.
-        assert moved >= sensitivity * clip_norm / asked * (1.0 - 1e-3)
+        assert moved >= sensitivity / asked * (1.0 - 1e-3)
 
 
 @given(_attacks())
@@ -171,13 +169,8 @@ def test_rows_that_follow_from_the_same_rows_have_the_same_z(
 def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
     rounding = Rounding.of(IntegerRows.of(IndependentNoise(1000)))
 
-    def enlarged(noise_stddev: float, num_parameters: int) -> float:
-        return rounding.enlarged(
-            noise_stddev,
-            clip_norm=1.0,
-            num_parameters=num_parameters,
-            largest_cohort=1000,
-        )
+    def enlarged(sigma: float, num_parameters: int) -> float:
+        return rounding.enlarged(sigma, num_parameters=num_parameters, largest_cohort=1000)
 
     assert enlarged(1.0, 10**6) < 1.0002
     with refuses("rounding", "clip norms"):
@@ -237,9 +230,7 @@ def test_the_table_of_the_documents(name: str) -> None:
     for noise_multiplier, printed in zip((0.3, 1.0, 8.0), rows[name], strict=True):
 
         def more(sigma: float = noise_multiplier) -> float:
-            stddev = rounding.enlarged(
-                sigma, clip_norm=1.0, num_parameters=num_parameters, largest_cohort=1 << 22
-            )
+            stddev = rounding.enlarged(sigma, num_parameters=num_parameters, largest_cohort=1 << 22)
             return 100.0 * (stddev / sigma - 1.0)
 
         if printed == "refused":
@@ -261,7 +252,7 @@ def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
     for rounding in (Rounding(rows, 1.0, unknown), Rounding(rows, unknown, 0.0)):
         for covers in (rounding.enlarged, rounding.covered):
             with refuses("rounding", "clip norms"):
-                covers(1.0, clip_norm=1.0, num_parameters=1, largest_cohort=1)
+                covers(1.0, num_parameters=1, largest_cohort=1)
 
 
 def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,8 +57,6 @@ def test_every_entry_has_a_coordinate_of_its_own(
         assert segment.first_tile == math.ceil(end / TILE)
         end = segment.first_coordinate + segment.size
         flats.append(np.arange(segment.first_coordinate, end, dtype=segment.dtype))
-        pieces = integer_rows.split(segment, flats[-1], layout.shapes)
-        assert tuple(pieces) == segment.positions
     found = layout.tensors(flats)
     for array, (shape, dtype) in zip(found, tensors, strict=True):
         assert (array.shape, array.dtype.name) == (shape, dtype)
@@ -73,10 +71,10 @@ def test_every_entry_has_a_coordinate_of_its_own(
     assert integer_rows.total_size(layout.segments) == sizes
 
 
-def test_splitting_another_size_is_refused() -> None:
-    (segment,) = RowLayout(((3,),), ("float32",)).segments
+def test_vectors_of_another_size_are_refused() -> None:
+    layout = RowLayout(((3,),), ("float32",))
     with refuses("3 entries"):
-        integer_rows.split(segment, np.zeros(4, np.float32), ((3,),))
+        layout.tensors([np.zeros(4, np.float32)])
 
 
 def test_other_dtypes_and_lengths_are_refused() -> None:

@@ -114,8 +114,8 @@ def test_released_numbers_are_multiples_of_a_step_that_no_data_determine(
     """Bit for bit, whatever is released: the step follows from matrix, clip norm and noise."""
     factorization = banded(workloads.prefix_sum(_NUM_ROUNDS), 3)
     rows = IntegerRows.of(factorization.noise_recursion())
-    stddev = Rounding.of(rows).enlarged(
-        0.7, clip_norm=1.5, num_parameters=2, largest_cohort=IntegerSums().largest_cohort
+    stddev = 1.5 * Rounding.of(rows).enlarged(
+        0.7 / 1.5, num_parameters=2, largest_cohort=IntegerSums().largest_cohort
     )
     specs = [tf.TensorSpec((2,), tf.float64)]
     query = _query(factorization, 0.7, seed=4, specs=specs, l2_norm_clip=1.5)
