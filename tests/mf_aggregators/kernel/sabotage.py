@@ -2,13 +2,16 @@
 
     python -m tests.mf_aggregators.kernel.sabotage --processes 2
 
-A journey calibrates a mechanism, asks for its guarantee and releases eight rounds in NumPy. Every
-function of ``mf_aggregators`` outside ``mf_aggregators/kernel`` that runs on it is replaced, one
-after another, by one that returns the original's numbers halved, doubled, zero, NaN, or shifted
-(plus one; entries of arrays moved by one place): fractions in some runs, integers in others.
-Numbers in tuples, mappings and objects are altered too. Classes of the kernel are altered through
-their constructors alone. ``__code__`` is replaced, so that functions that other modules have
-imported by name are replaced as well.
+A journey calibrates a mechanism, asks for its guarantee and its statement, and releases eight
+rounds in NumPy. "loaded" saves and loads the mechanism, "extended" has three more rounds than were
+planned, "adaptive" releases the clipped-count indicator beside the updates, "observed" states what
+a ledger shows, and "poisson" draws its clients. Every function of ``mf_aggregators`` outside
+``mf_aggregators/kernel`` that runs on it is replaced, one after another, by one that returns the
+original's numbers halved, doubled, zero, NaN, or shifted (plus one; entries of arrays moved by one
+place): fractions in some runs, integers in others. Numbers in tuples, mappings and objects are
+altered too. Classes of the kernel are altered through their constructors alone. ``__code__`` is
+replaced, so that functions that other modules have imported by name are replaced as well. Constants
+of modules outside the kernel are altered in the same ways, each name by itself.
 
 Each journey ends in a refusal (an exception), a true statement or a false one. The truth is
 measured from what is released, and uses nothing of the library:
@@ -21,6 +24,9 @@ measured from what is released, and uses nothing of the library:
 - The largest Mahalanobis distance of a client's contributions is taken over all patterns of
   participation that the *printed* schema allows, and all signs; the library's matrices make equal
   signs the worst. It is a lower bound of the truth, so that a true statement is not called false.
+- What a ledger shows has to be true of the rounds of its clients too. Of "adaptive", the updates
+  are measured alone. Of "poisson", the rounds of one client are composed by dp-accounting, from the
+  distance of each round and the printed sizes; the sampler's draws are counted over many seeds.
 - For Gaussian noise, q = x^T S^-1 x with the estimate S of n samples in p dimensions is the true
   value times n / chi2 (n - p + 1 degrees of freedom). So the lower end of a confidence interval is
   exact, and is compared with the largest distance for which the stated (epsilon, delta) holds. A
@@ -44,6 +50,7 @@ import pickle
 import re
 import signal
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,15 +59,17 @@ from typing import Any
 import numpy as np
 import scipy.optimize
 import scipy.stats
+from dp_accounting.pld import privacy_loss_distribution
 
 import mf_aggregators as mfa
+from mf_aggregators.privacy import statement
 
 ROUNDS, DELTA, EPSILON = 8, 1e-5, 4.0
 WAYS = (
     *("half", "double", "zero", "nan", "shifted"),
     *("half integers", "double integers", "zero integers", "shifted integers"),
 )
-JOURNEYS = ("banded", "blt")
+JOURNEYS = ("banded", "blt", "loaded", "extended", "adaptive", "observed", "poisson")
 FALSE_ALARM = 1e-6
 _COORDINATES, _FEW, _BLOCKS = 24_000, 64, 8
 _LIBRARY = pathlib.Path(mfa.__file__).parent
@@ -71,6 +80,14 @@ _PLACES = [8 * j + 3 for j in range(ROUNDS)]
 _TOUCH = "touch"
 _CONSTRUCTORS = ("__init__", "__post_init__")
 _touched: set[str] = set()
+_PAIR = re.compile(r"\((\S+), (\S+)\)-DP")
+_POISSON = re.compile(r"poisson sampling of (\S+) of (\S+) clients, if nobody learns who was drawn")
+# The clients of the journey "observed", who take turns, and the seeds whose draws are counted.
+_TURNS, _SEEDS = 4, 150
+# The rounds that "extended" begins with; the bands and the population of "poisson".
+_BEGUN, _BANDS, _POPULATION = 5, 2, 16
+# Losses are rounded down to multiples of it.
+_INTERVAL = 1e-3
 _STATED = re.compile(
     r"\((\S+), (\S+)\)-DP for each client over (\S+) rounds?: ([^\n]*)(?:\n[^\n]*)?"
 )
@@ -114,6 +131,10 @@ class Run:
       other_noise: The first rows of another run of the mechanism.
       without: (rounds, few coordinates), released with a fixed seed and without contributions.
       with_client: The same with a contribution in each round, each to a coordinate of its own.
+      more: Further pairs of epsilon and delta that are stated of the run.
+      begun: A pair that is stated of the first rounds, of a run that was extended.
+      ledger: The rounds of clients, of whom the statement has to be true whatever it says.
+      drawn: (seeds, rounds, clients) of whom a sampler drew; None where nobody draws.
     """
 
     printed: str
@@ -123,13 +144,20 @@ class Run:
     other_noise: np.ndarray
     without: np.ndarray
     with_client: np.ndarray
+    more: tuple[tuple[float, float], ...] = ()
+    begun: tuple[float, float] | None = None
+    ledger: tuple[tuple[int, ...], ...] = ()
+    drawn: np.ndarray | None = None
 
 
 def factorizations() -> dict[str, bytes]:
     """Returns the pickled matrices of the journeys."""
+    banded = mfa.factorizations.banded(ROUNDS, num_bands=3)
     made = {
-        "banded": mfa.factorizations.banded(ROUNDS, num_bands=3),
+        **dict.fromkeys(JOURNEYS, banded),
         "blt": mfa.factorizations.blt(ROUNDS, num_buffers=2),
+        "extended": mfa.factorizations.toeplitz(_BEGUN, num_bands=3),
+        "poisson": mfa.factorizations.banded(ROUNDS, num_bands=_BANDS),
     }
     return {name: pickle.dumps(each) for name, each in made.items()}
 
@@ -139,21 +167,51 @@ def run(name: str, factorization: Any) -> Run:
 
     Args:
       name: Of the journey.
-      factorization: Its matrix, for 8 rounds.
+      factorization: Its matrix, for 8 rounds, or for those that an extended run begins with.
     """
-    schemas = {
-        "banded": mfa.participation.MinSeparation(3),
-        "blt": mfa.participation.MinSeparation(2, 3),
+    participations = {
+        "blt": lambda: mfa.participation.MinSeparation(2, 3),
+        "poisson": lambda: mfa.participation.PoissonSampling(ROUNDS, _BANDS, _POPULATION, 2),
     }
-    mechanism = mfa.calibrate(factorization, schemas[name], epsilon=EPSILON, delta=DELTA)
-    guarantee = mechanism.guarantee(DELTA)
+    participation = participations.get(name, lambda: mfa.participation.MinSeparation(3))()
+    begun = mfa.calibrate(factorization, participation, epsilon=EPSILON, delta=DELTA)
+    mechanism = begun
+    if name == "extended":
+        mechanism = begun.extended(ROUNDS, num_parameters=_COORDINATES, storage="state")
+    with tempfile.TemporaryDirectory() as directory:
+        folder = pathlib.Path(directory)
+        if name == "loaded":
+            mechanism.save(folder / "mechanism")
+            begun = mechanism = mfa.load(folder / "mechanism")
+        subject: Any = mechanism
+        if name == "observed":
+            lines = [f"client {i % _TURNS},{i}" for i in range(ROUNDS)]
+            (folder / "ledger.csv").write_text("\n".join(["client,round", *lines]))
+            (folder / "counts.csv").write_text("1\n" * ROUNDS)
+            subject = mechanism.observed(folder / "ledger.csv", round_counts=folder / "counts.csv")
+    guarantee = subject.guarantee(DELTA)
+    facts = statement.RunFacts("8 rounds", 16, 2, 1.0, False, "none", "Timers.")
+    said = subject.statement(facts, DELTA)
+    plan = said.to_dict()["planned"]
+    pairs = [] if plan["epsilon"] is None else [(plan["epsilon"], plan["delta"])]
+    if name == "extended":
+        earlier = begun.guarantee(DELTA)
+    else:
+        earlier = None
+        pairs += [(float(e), float(d)) for e, d in _PAIR.findall(said.to_markdown())]
+    clip = mfa.AdaptiveClip(1.0, learning_rate=0.0) if name == "adaptive" else 1.0
 
     def released(size: int, rounds: int, norm: float = 0.0, seed: int | None = None) -> np.ndarray:
-        aggregator = mfa.Aggregator(mechanism, clip_norm=1.0, clients_per_round=1, seed=seed)
-        state, rows = aggregator.initialize(), []
+        template = {"w": np.zeros(size, np.float32)}
+        first, then = (
+            mfa.Aggregator(each, clip, clients_per_round=1, seed=seed, template=template)
+            for each in (begun, mechanism)
+        )
+        state, rows = first.initialize(), []
         for i in range(rounds):
             update = np.zeros(size, np.float32)
             update[_PLACES[i]] = norm
+            aggregator = first if i < begun.num_rounds else then
             state, row = aggregator.next(state, [{"w": update}])
             rows.append(np.asarray(row["w"], np.float64))
         return np.array(rows)
@@ -168,7 +226,21 @@ def run(name: str, factorization: Any) -> Run:
             released(_COORDINATES, 1),
             released(_FEW, ROUNDS, seed=1),
             released(_FEW, ROUNDS, norm=50.0, seed=1),
+            tuple(pairs),
+            None if earlier is None else (earlier.epsilon, earlier.delta),
+            tuple((i, i + _TURNS) for i in range(_TURNS)) if name == "observed" else (),
+            _draws(mechanism.sampling) if name == "poisson" else None,
         )
+
+
+def _draws(scheme: Any) -> np.ndarray:
+    """Whom samplers of many seeds draw, (seeds, rounds, clients)."""
+    found = np.zeros((_SEEDS, ROUNDS, _POPULATION), bool)
+    for seed in range(_SEEDS):
+        sampler = scheme.sampler(seed)
+        for i in range(ROUNDS):
+            found[seed, i, np.asarray(sampler.draw(i), int)] = True
+    return found
 
 
 # ----- The truth.
@@ -204,8 +276,13 @@ def largest_distance(epsilon: float, delta: float) -> float:
     return float(scipy.optimize.brentq(too_much, 1e-12, 1e6, xtol=1e-12))
 
 
-def stated(found: Run) -> tuple[float, float, tuple[float, float, bool]]:
+_Printed = tuple[float, float, bool]
+
+
+def stated(found: Run) -> tuple[float, float, _Printed | tuple[float, float]]:
     """Returns the stated epsilon, delta and schema: of the words and of the number, the better.
+
+    Of draws, the clients of a round and the population are in the place of the schema.
 
     Raises:
       ValueError: If the words cannot be read.
@@ -215,6 +292,9 @@ def stated(found: Run) -> tuple[float, float, tuple[float, float, bool]]:
         raise ValueError(found.printed)
     # Printed epsilons and deltas are rounded up, to a few digits.
     epsilon, delta = float(match[1]), float(match[2])
+    if sizes := _POISSON.fullmatch(match[4]):
+        printed_sizes = float(sizes[1]), float(sizes[2])
+        return min(epsilon, found.epsilon), min(delta, found.delta), printed_sizes
     for pattern, schema in _SCHEMAS:
         # Assumptions may follow.
         if numbers := re.match(rf"{pattern}(?=[,.;:\n]|$)", match[4]):
@@ -224,14 +304,17 @@ def stated(found: Run) -> tuple[float, float, tuple[float, float, bool]]:
 
 
 def distance(
-    noise: np.ndarray, shifts: np.ndarray, schema: tuple[float, float, bool], alarm: float
+    noise: np.ndarray,
+    shifts: np.ndarray,
+    allowed: Sequence[tuple[int, ...]],
+    alarm: float,
 ) -> float:
     """Returns a lower confidence bound of the largest Mahalanobis distance.
 
     Args:
       noise: (rounds, coordinates).
       shifts: (rounds, rounds): what participation j moves released row i by.
-      schema: As :func:`patterns` takes it.
+      allowed: The sets of rounds that one client may take part in.
       alarm: The probability of a bound that is too large.
     """
     samples = noise.shape[1] - 1
@@ -252,7 +335,7 @@ def distance(
     whitened = whitened[unknown] / np.sqrt(values[unknown, None])
     signed = [
         (rounds, (1.0, *signs))
-        for rounds in patterns(*schema)
+        for rounds in allowed
         for signs in itertools.product((1.0, -1.0), repeat=len(rounds) - 1)
     ]
     combined = np.zeros((len(signed) + 1, ROUNDS))
@@ -269,8 +352,12 @@ def _allowed(epsilon: float, delta: float) -> float:
     return largest_distance(epsilon, delta)
 
 
-def measured(found: Run, schema: tuple[float, float, bool]) -> float:
+def measured(found: Run, allowed: Sequence[tuple[int, ...]]) -> float:
     """Returns a lower confidence bound of the largest distance of a run, over blocks too.
+
+    Args:
+      found: The run.
+      allowed: The sets of rounds that one client may take part in.
 
     Raises:
       ValueError: If the noise is known, used twice, or differs between two runs of one seed; the
@@ -302,7 +389,67 @@ def measured(found: Run, schema: tuple[float, float, bool]) -> float:
                     raise ValueError("two runs have the same noise")
     alarm = FALSE_ALARM / (_BLOCKS + 1)
     parts = [noise, *np.split(noise, _BLOCKS, axis=1)]
-    return max(distance(part, shifts, schema, alarm) for part in parts)
+    return max(distance(part, shifts, allowed, alarm) for part in parts)
+
+
+def epsilons_of_draws(
+    distances: Sequence[float], probability: float, deltas: Sequence[float]
+) -> list[float]:
+    """Returns lower bounds of the epsilons of rounds that a client joins by independent coins.
+
+    Args:
+      distances: Of each round.
+      probability: That the client joins.
+      deltas: The deltas.
+    """
+    if not 0.0 < probability <= 1.0:
+        return [0.0] * len(deltas)
+    if math.inf in distances:
+        return [math.inf] * len(deltas)
+    losses = [
+        privacy_loss_distribution.from_gaussian_mechanism(
+            1.0 / each,
+            pessimistic_estimate=False,
+            value_discretization_interval=_INTERVAL,
+            use_connect_dots=False,
+            sampling_prob=probability,
+        )
+        for each in distances
+        if each > 0.0
+    ]
+    if not losses:
+        return [0.0] * len(deltas)
+    composed = functools.reduce(lambda one, other: one.compose(other), losses)
+    return [float(composed.get_epsilon_for_delta(delta)) for delta in deltas]
+
+
+def draws_differ(drawn: np.ndarray, probability: float) -> bool:
+    """Whether draws show a larger probability than this, or rounds that depend on one another.
+
+    Args:
+      drawn: (seeds, rounds, clients).
+      probability: That a client of a group is drawn; groups take turns.
+    """
+    # (seeds, clients, rounds of a group) by group.
+    groups = [np.moveaxis(drawn[:, group::_BANDS], 1, 2) for group in range(_BANDS)]
+    if np.any(sum(each.any(axis=2).astype(int) for each in groups) > 1):
+        return True
+    in_rounds = np.concatenate(groups, axis=1)
+    in_both = in_rounds[:, :, ::2] & in_rounds[:, :, 1::2]
+    return any(
+        scipy.stats.binom.sf(int(each.sum()) - 1, each.size // _BANDS, min(p, 1.0)) < FALSE_ALARM
+        for each, p in ((in_rounds, probability), (in_both, probability**2))
+    )
+
+
+def _first_rounds(found: Run) -> Run:
+    """A run that was not extended, as one that released nothing later."""
+    arrays = {
+        name: np.concatenate([rows[:_BEGUN], np.zeros_like(rows[_BEGUN:])])
+        for name in ("noise", "without", "with_client")
+        for rows in [getattr(found, name)]
+    }
+    return dataclasses.replace(found, **arrays)
 
 
 def verdict(found: Run) -> tuple[str, str]:
@@ -311,17 +458,46 @@ def verdict(found: Run) -> tuple[str, str]:
         epsilon, delta, schema = stated(found)
     except ValueError as error:
         return "FALSE", f"unreadable: {error}"
-    if math.isnan(epsilon) or math.isnan(delta) or math.isnan(found.epsilon):
+    pairs = [(epsilon, delta), *found.more]
+    if any(math.isnan(each) for each in (found.epsilon, *itertools.chain(*pairs))):
         return "FALSE", "NaN is stated"
     try:
-        least = measured(found, schema)
+        if len(schema) == 2:
+            return _verdict_of_draws(found, pairs, *schema)
+        least = measured(found, [*patterns(*schema), *found.ledger])
+        if found.begun is not None and measured(
+            _first_rounds(found), [*patterns(*schema)]
+        ) > _allowed(*found.begun):
+            return "FALSE", f"of the first rounds, {found.begun} is stated"
     except ValueError as error:
         return "FALSE", str(error)
-    allowed = _allowed(epsilon, delta)
+    allowed, epsilon, delta = min((_allowed(*pair), *pair) for pair in pairs)
     return (
         "FALSE" if least > allowed else "true",
         f"({epsilon:.4g}, {delta:.1e}) allows a distance of {allowed:.3g}, at least {least:.3g}",
     )
+
+
+def _verdict_of_draws(
+    found: Run, pairs: Sequence[tuple[float, float]], batch: float, population: float
+) -> tuple[str, str]:
+    assert found.drawn is not None
+    probability = batch * _BANDS / population
+    if draws_differ(found.drawn, probability):
+        return "FALSE", "clients are drawn more often than is printed, or not independently"
+    distances = [measured(found, [(i,)]) for i in range(ROUNDS)]
+    of_groups = [distances[group::_BANDS] for group in range(_BANDS)]
+    # The smallest of each delta.
+    by_delta = {delta: epsilon for epsilon, delta in sorted(pairs, reverse=True)}
+    found_epsilons = epsilons_of_draws(
+        max(of_groups, key=lambda each: sum(d * d for d in each)), probability, [*by_delta]
+    )
+    reasons = [
+        (least > epsilon, f"({epsilon:.4g}, {delta:.1e}), at least {least:.4g}")
+        for (delta, epsilon), least in zip(by_delta.items(), found_epsilons, strict=True)
+    ]
+    is_false, reason = max(reasons)
+    return "FALSE" if is_false else "true", reason
 
 
 # ----- Sabotage.
@@ -505,6 +681,25 @@ def functions_by_key() -> dict[Key, list[types.FunctionType]]:
     return found
 
 
+def constants_by_key() -> dict[Key, dict[str, Any]]:
+    """Returns the names in capitals of modules outside the kernel, with their namespaces."""
+    return {
+        (file.removeprefix(f"{_LIBRARY}/"), 0, name): vars(module)
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None) or "").startswith(f"{_LIBRARY}/")
+        and not file.startswith(f"{_LIBRARY}/kernel/")
+        for name in vars(module)
+        if name.isupper()
+    }
+
+
+def _kinds(value: Any) -> set[str]:
+    """The kinds of numbers in a value."""
+    _touched.clear()
+    altered(value, _TOUCH)
+    return set(_touched)
+
+
 def _reached(name: str, factorization: bytes) -> list[tuple[Key, list[str]]]:
     found: dict[Key, set[str]] = collections.defaultdict(set)
     is_looking = False
@@ -516,12 +711,10 @@ def _reached(name: str, factorization: bytes) -> list[tuple[Key, list[str]]]:
         found[key]
         if event == "return":
             is_looking = True
-            _touched.clear()
             if key[2] in _CONSTRUCTORS:
                 # The first local is the object.
                 returned = dict(getattr(next(iter(frame.f_locals.values())), "__dict__", {}))
-            altered(returned, _TOUCH)
-            found[key] |= _touched
+            found[key] |= _kinds(returned)
             is_looking = False
 
     matrix = pickle.loads(factorization)
@@ -530,6 +723,10 @@ def _reached(name: str, factorization: bytes) -> list[tuple[Key, list[str]]]:
         run(name, matrix)
     finally:
         sys.setprofile(None)
+    files = {file for file, *_ in found}
+    for key, namespace in constants_by_key().items():
+        if key[0] in files:
+            found[key] = _kinds(namespace[key[2]])
     return sorted((key, sorted(kinds)) for key, kinds in found.items())
 
 
@@ -563,23 +760,21 @@ def in_child(function: Callable[[], Any], seconds: int = _SECONDS) -> Any:
 
 
 def reached(name: str, factorization: bytes) -> dict[Key, list[str]]:
-    """Returns the functions outside the kernel that run on a journey.
+    """Returns the functions outside the kernel that run on a journey, and their modules' constants.
 
-    Each has the kinds of numbers that it returns: "integers", and "" for fractions.
+    Each has the kinds of its numbers: "integers", and "" for fractions. Constants have line 0.
     """
     found = in_child(lambda: _reached(name, factorization), 120)
     return {tuple(key): kinds for key, kinds in found}
 
 
-def sabotage(
-    name: str, factorization: bytes, functions: Sequence[types.FunctionType], way: str
-) -> tuple[str, str]:
-    """Returns how a journey ends with functions replaced: the verdict and its reason."""
+def sabotage(name: str, factorization: bytes, replaced: Callable[[], object]) -> tuple[str, str]:
+    """Returns how a journey ends after something is replaced: the verdict and its reason."""
 
     def journey() -> tuple[str, str]:
         matrix = pickle.loads(factorization)
         try:
-            replace(functions, way)
+            replaced()
             found = run(name, matrix)
         except Exception as error:
             return "refusal", f"{type(error).__name__}: {error}"[:200]
@@ -605,7 +800,7 @@ def warm(matrices: dict[str, bytes]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One function, replaced in one way on one journey."""
+    """One function or constant, replaced in one way on one journey."""
 
     journey: str
     key: Key
@@ -628,15 +823,22 @@ _STATE: dict[str, Any] = {}
 
 def _prepare(matrices: dict[str, bytes]) -> None:
     warm(matrices)
-    _STATE.update(matrices=matrices, functions=functions_by_key())
+    _STATE.update(matrices=matrices, functions=functions_by_key(), constants=constants_by_key())
 
 
 def _judge(case: Case) -> tuple[Case, str, str]:
-    functions = _STATE["functions"].get(case.key, [])
-    if not functions:
+    functions, namespace = (_STATE[name].get(case.key) for name in ("functions", "constants"))
+    if not functions and namespace is None:
         return case, "nested", "made when another function runs, which is replaced"
-    kind, reason = sabotage(case.journey, _STATE["matrices"][case.journey], functions, case.way)
-    return case, kind, reason
+
+    def replaced() -> None:
+        if functions:
+            replace(functions, case.way)
+        else:
+            name = case.key[2]
+            namespace[name] = altered(namespace[name], case.way)
+
+    return case, *sabotage(case.journey, _STATE["matrices"][case.journey], replaced)
 
 
 def judged(

@@ -228,6 +228,23 @@ def test_a_name_that_is_there_twice_is_refused(
         claim_file.read_claim(path)
 
 
+class _Loud:
+    """An object whose pickle creates a file when it is read."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pathlib.Path.touch, (self._path,)
+
+
+def test_no_pickle_is_read(secret: dict[str, np.ndarray], path: pathlib.Path) -> None:
+    created = path.with_name("created")
+    with pytest.raises(ValueError, match="holds no claim"):
+        _read({**secret, "sigma": np.array(_Loud(created), object)}, path)
+    assert not created.exists()
+
+
 @pytest.mark.parametrize("contents", [b"", b"claim", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
 def test_other_files_are_refused(contents: bytes, path: pathlib.Path) -> None:
     path.write_bytes(contents)
