@@ -172,10 +172,10 @@ class Mechanism:
         return own if self.extends is None else min(own, self.horizons[0].sigma)
 
     def claim(self, delta: float) -> Claim:
-        """Returns the claim that guarantees are proved of and noise is released by.
+        """Returns the claim that guarantees are proved of.
 
         Args:
-          delta: Above 0 and below 1. What is released does not depend on it.
+          delta: Above 0 and below 1.
         """
         scheme = self.sampling
         return Claim(
@@ -199,8 +199,19 @@ class Mechanism:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """The claim of every horizon that noise is released by, the first one first."""
-        return tuple(each.claim(_ANY_DELTA) for each in self.horizons)
+        """The claim of every horizon that noise is released by, the first one first.
+
+        What is released depends on rows and sigma, and not on delta or on who takes part.
+        """
+        return tuple(
+            Claim(
+                each.factorization.noise_recursion(),
+                each.schema.as_schema(),
+                each.sigma,
+                _ANY_DELTA,
+            )
+            for each in self.horizons
+        )
 
     def largest_cohort(self, asked: int | None, secure_aggregation_bits: int | None) -> int | None:
         """Returns the most clients that a round may have, where nobody said it.
@@ -225,7 +236,7 @@ class Mechanism:
         Args:
           delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
           certification: How an epsilon is proved where only simulations bound it; see
-            ``guarantees.sampled``.
+            ``guarantees.certified``.
 
         Returns:
           The guarantee: epsilon, rho, what an attacker can do, the certificate.
@@ -235,13 +246,7 @@ class Mechanism:
         """
         if self.sampling is None:
             return check(self.claim(delta))
-        return guarantees.sampled(
-            self.factorization,
-            self.sampling,
-            self.noise_multiplier,
-            delta,
-            certification=certification,
-        )
+        return guarantees.certified(self.claim(delta), self.sampling, certification)
 
     def observed(
         self,

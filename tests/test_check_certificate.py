@@ -24,6 +24,7 @@ from mf_aggregators.participation import BallsInBins, MinSeparationSampling, Sep
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees
 from tests import console_commands
+from tests.mf_aggregators import small_mechanisms
 
 _PROGRAM = "tools/check_certificate.py"
 _QUICK = Certification(max_samples=2**15)
@@ -44,7 +45,7 @@ _MORE_CASES: list[tuple[Factorization, SeparatedScheme]] = [
 
 
 def _guarantee(matrix: Factorization, scheme: SeparatedScheme) -> Guarantee:
-    found = guarantees.sampled(matrix, scheme, 1.4, 1e-3, certification=_QUICK)
+    found = small_mechanisms.sampled(matrix, scheme, 1.4, 1e-3, certification=_QUICK)
     assert found.claim.certificate is not None
     return found
 

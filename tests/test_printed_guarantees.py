@@ -39,6 +39,7 @@ from simulations.comparison import run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun
 from simulations.runs import federated_runs
 from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
 
 # Most have an epsilon that rounding to nearest would print too small.
 _MULTIPLIERS = (0.3, 0.4137, 0.5, 0.61803, 0.777, 1.1, 1.937, 3.3, 7.31)
@@ -165,7 +166,7 @@ def test_privacy_statements_of_sampling(multiplier: float) -> None:
     scheme = sampling_scheme(
         "poisson", num_rounds=10, num_bands=1, population=50, clients_per_round=5
     )
-    planned = guarantees.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
+    planned = small_mechanisms.sampled(factorizations.identity(10), scheme, multiplier, 1e-5)
     text = PrivacyStatement(
         RunFacts("Identity", 50, 5, 0.5, False, "none", "The server draws."), planned
     ).to_markdown()

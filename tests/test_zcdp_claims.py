@@ -11,6 +11,7 @@ from mf_aggregators.factorizations import banded, identity
 from mf_aggregators.participation import MinSeparation, PoissonSampling
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
+from tests.mf_aggregators import small_mechanisms
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PRODUCT = ("mf_aggregators", "simulations", "stackoverflow_nwp", "reproduction", "docs")
@@ -76,7 +77,7 @@ def test_no_statement_claims_pure_zcdp(multiplier: float) -> None:
     scheme = PoissonSampling(12, 3, 300, 10)
     for plan in (
         guarantees.planned(identity(12), MinSeparation(3), 0.5 * multiplier, 1e-4),
-        guarantees.sampled(banded(workloads.prefix_sum(12), 3), scheme, multiplier, 1e-4),
+        small_mechanisms.sampled(banded(workloads.prefix_sum(12), 3), scheme, multiplier, 1e-4),
     ):
         text = PrivacyStatement(
             RunFacts("Some", 300, 10, 0.5, False, "none", "Timers."), plan

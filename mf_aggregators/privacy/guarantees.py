@@ -19,7 +19,6 @@ from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, validation
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
     num_outside_schema,
@@ -37,7 +36,6 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
-    accounted,
     of_draws,
     of_schema,
 )
@@ -50,6 +48,7 @@ __all__ = [
     "INDEPENDENCE",
     "ObservedParticipation",
     "PartOfClient",
+    "certified",
     "check_bands",
     "columns_of",
     "default_certification",
@@ -66,7 +65,6 @@ __all__ = [
     "part_of_client",
     "participation_of",
     "planned",
-    "sampled",
     "scheme_of",
     "to_dict",
     "worst_case",
@@ -284,13 +282,8 @@ def of_noise(
     return claim.check(Claim(rows, scheme.as_draws(), multiplier, delta))
 
 
-def sampled(
-    factorization: Factorization,
-    scheme: SamplingScheme,
-    noise_multiplier: float,
-    delta: float,
-    *,
-    certification: Certification | None = None,
+def certified(
+    whole: Claim, scheme: SamplingScheme, certification: Certification | None = None
 ) -> Guarantee:
     """Returns the amplified guarantee of a run whose clients take part by a scheme.
 
@@ -298,10 +291,8 @@ def sampled(
     (``participation.monte_carlo``).
 
     Args:
-      factorization: What makes the noise: lower triangular, of at most the scheme's bands.
-      scheme: How every batch is drawn, for the rounds of the factorization.
-      noise_multiplier: Relative to the largest column norm of C; zero for none.
-      delta: At least 1e-12 and below 1.
+      whole: The claim of the run, without a certificate.
+      scheme: The scheme that the claim's draws are of.
       certification: How an epsilon is certified for schemes without groups; by default with seed
         0, cached for the user.
 
@@ -309,23 +300,19 @@ def sampled(
       The guarantee for all rounds.
 
     Raises:
-      ValueError: If the theorem's hypotheses do not hold, see :func:`check_bands`; or an argument
-        is out of its range.
+      ValueError: If an argument is out of its range.
     """
-    scheme = accounted(scheme)
-    _check_structure(catalogue.check_own(factorization), scheme)
-    draws = scheme.as_draws()
-    bound = factorization.sensitivity(SingleParticipation()).value
-    columns = columns_of(factorization, scheme)
-    certification = certification or default_certification()
-    multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    whole = Claim(
-        factorization.noise_recursion(), draws, multiplier * bound, delta, columns=columns
+    proved = claim.check(whole)
+    if whole.columns is None:
+        return proved
+    # What the kernel divides, so that a certificate is for the same number.
+    found = scheme.amplified(
+        proved.noise_multiplier,
+        whole.delta,
+        whole.columns,
+        certification or default_certification(),
+        whole.num_coordinates,
     )
-    if columns is not None:
-        # What the kernel divides, so that a certificate is for the same number.
-        multiplier = claim.check(whole).noise_multiplier
-    found = scheme.amplified(multiplier, delta, columns, certification, DEFAULT_NUM_COORDINATES)
     return claim.check(dataclasses.replace(whole, certificate=found.certificate))
 
 
@@ -375,13 +362,6 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
       factorization: C.
       scheme: How clients take part.
     """
-    _check_structure(factorization, scheme)
-    if scheme.depends_on_matrix:
-        _largest_rounding(factorization)
-
-
-def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> None:
-    """Checks all that :func:`check_bands` does, except the size of roundings."""
     num_rounds = factorization.num_rounds
     if scheme.num_rounds != num_rounds:
         raise ValueError(
@@ -414,6 +394,8 @@ def _check_structure(factorization: Factorization, scheme: SamplingScheme) -> No
             "amplification by sampling, use a banded mechanism with bands for at most half of the "
             "rounds."
         )
+    if scheme.depends_on_matrix:
+        _largest_rounding(factorization)
 
 
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:

@@ -42,7 +42,7 @@ class StoppingRule:
     """Ends a run before the next round would exceed an epsilon at the planned delta.
 
     Attributes:
-      plan: What ``guarantees.planned`` or ``guarantees.sampled`` returned; it fixes the noise.
+      plan: What ``Mechanism.guarantee`` returned; it fixes the noise.
       epsilon: The limit.
 
     Raises:

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from mf_aggregators import workloads
+from mf_aggregators import Mechanism, workloads
 from mf_aggregators.factorizations import (
     BltFactorization,
     Factorization,
@@ -16,6 +16,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
+from mf_aggregators.kernel.claim import Guarantee
+from mf_aggregators.participation import Certification, SamplingScheme
 
 
 def blt(num_rounds: int, num_buffers: int) -> BltFactorization:
@@ -50,3 +52,16 @@ def factorizations(num_rounds: int) -> tuple[Factorization, ...]:
         blt(num_rounds, 1),
         structured(optimal(workload), 2, 1),
     )
+
+
+def sampled(
+    factorization: Factorization,
+    scheme: SamplingScheme,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    certification: Certification | None = None,
+) -> Guarantee:
+    """Returns the guarantee of a mechanism whose clients are drawn."""
+    mechanism = Mechanism(factorization, scheme, noise_multiplier)
+    return mechanism.guarantee(delta, certification=certification)

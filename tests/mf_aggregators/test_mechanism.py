@@ -38,6 +38,7 @@ from mf_aggregators.privacy import attackers, guarantees
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.sensitivity import Sensitivity
 from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
 
@@ -625,7 +626,7 @@ def test_a_factorization_of_another_class_is_refused(tmp_path: pathlib.Path) -> 
             lambda matrix=matrix: mfa.Mechanism.of_one_schema(matrix, timers, 1.0),
             lambda matrix=matrix: mfa.checkpoints.save(matrix, tmp_path / "saved"),
             lambda matrix=matrix: guarantees.planned(matrix, timers, 1.0, 1e-6),
-            lambda matrix=matrix: guarantees.sampled(matrix, drawn, 1.0, 1e-6),
+            lambda matrix=matrix: small_mechanisms.sampled(matrix, drawn, 1.0, 1e-6),
         ):
             with refuses(said, "factorization", error=TypeError):
                 refused()

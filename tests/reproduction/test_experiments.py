@@ -12,7 +12,6 @@ from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation, sampling_scheme
 from mf_aggregators.participation.monte_carlo.certification import Certification
-from mf_aggregators.privacy import guarantees
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,
@@ -23,6 +22,7 @@ from reproduction import (
     prefix_sums,
 )
 from reproduction.experiment import Outcome, Row, Workspace, parse_printed
+from tests.mf_aggregators import small_mechanisms
 
 _WORKSPACE = Workspace()
 
@@ -44,7 +44,7 @@ def test_min_separation_sampling_needs_less_noise_than_poisson_sampling(
     assert f"{100 * (1 - row.ours / 0.7):.1f} % less noise" in str(row.reason)
     matrix = factorizations.banded(workloads.prefix_sum(12), 3, relative_gap=1e-3)
     scheme = sampling_scheme("min_separation", num_bands=3, **sizes)
-    stated = guarantees.sampled(
+    stated = small_mechanisms.sampled(
         matrix, scheme, row.ours * 6**0.5, 1e-3, certification=Certification()
     )
     assert 3.6 <= stated.epsilon <= 4.0

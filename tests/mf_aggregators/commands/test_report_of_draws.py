@@ -21,9 +21,10 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
-from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy import attackers
 from simulations.runs.round_records import ParticipationLedger
 from tests import console_commands
+from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.commands.small_reports import (
     NAMED,
     call_report,
@@ -265,7 +266,7 @@ def test_the_seed_of_a_sampler_shows_that_a_ledger_is_amplified(
     multiplier = fields["amplified_noise_multiplier"]
     assert multiplier == pytest.approx(0.9 * math.sqrt(3.0))
     # Seeds of simulations follow from all of its bits, which processors round differently.
-    planned = guarantees.sampled(checkpoints.load(checkpoint), scheme, multiplier, 1e-5)
+    planned = small_mechanisms.sampled(checkpoints.load(checkpoint), scheme, multiplier, 1e-5)
     assert fields["amplified_epsilon"] == pytest.approx(planned.epsilon)
     assert fields["amplified_true_positive_rate_at_0.01"] == pytest.approx(
         attackers.true_positive_rate(planned, 0.01)

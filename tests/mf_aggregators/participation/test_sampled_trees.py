@@ -18,6 +18,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
@@ -70,7 +71,7 @@ def test_no_entry_of_the_square_matrix_is_negative(decoder: str) -> None:
 
 def test_a_tree_has_a_certified_guarantee() -> None:
     tree, scheme = tree_aggregation(16), BallsInBins(16, 16, 200, 25, 8)
-    found = guarantees.sampled(tree, scheme, 2.0, 1e-3, certification=_QUICK)
+    found = small_mechanisms.sampled(tree, scheme, 2.0, 1e-3, certification=_QUICK)
     assert found.claim.certificate is not None
     assert found.epsilon == found.claim.certificate.epsilon
     pair = scheme.dominating_pair(2.0, guarantees.columns_of(tree, scheme))
@@ -82,10 +83,10 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     assert 2.0 / nodes <= multiplier <= 1.2 * 2.0 / nodes
     assert found.epsilon < 0.97 * accounting.epsilon(multiplier, 1e-3)
     with refuses("triangular"):
-        guarantees.sampled(tree, PoissonSampling(16, 16, 320, 10), 1.0, 1e-3)
+        small_mechanisms.sampled(tree, PoissonSampling(16, 16, 320, 10), 1.0, 1e-3)
     once = MinSeparationSampling(16, 16, 3200, 10, 16)
     assert (
-        guarantees.sampled(tree, once, 1.0, 1e-3, certification=_QUICK).claim.certificate
+        small_mechanisms.sampled(tree, once, 1.0, 1e-3, certification=_QUICK).claim.certificate
         is not None
     )
 

@@ -171,7 +171,7 @@ def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -
 def test_a_sampled_run_has_the_amplified_guarantee() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
     scheme = PoissonSampling(12, 3, 300, 10)
-    plan = guarantees.sampled(factorization, scheme, 1.2, _DELTA)
+    plan = small_mechanisms.sampled(factorization, scheme, 1.2, _DELTA)
     assert plan.epsilon == pytest.approx(scheme.epsilon(1.2, _DELTA), rel=1e-11)
     assert plan.sensitivity == pytest.approx(factorization.sensitivity(SingleParticipation()))
     assert guarantees.participation_of(plan) == FixedEpochOrder(4, 3)
@@ -188,13 +188,13 @@ def test_noise_whose_roundings_reach_beyond_the_bands_is_not_amplified() -> None
     factorization = toeplitz(8, 6, equal_column_norms=True)
     assert factorization.strategy_bands() == 6
     with refuses("bands"):
-        guarantees.sampled(factorization, PoissonSampling(8, 6, 300, 10), 1.2, _DELTA)
+        small_mechanisms.sampled(factorization, PoissonSampling(8, 6, 300, 10), 1.2, _DELTA)
 
 
 def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
     """What its participations give without amplification: three of one client, 3 rounds apart."""
     factorization = banded(workloads.prefix_sum(12), 3)
-    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    plan = small_mechanisms.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     for keeps in (False, None):
         broken = ObservedParticipation(12, 40, 3, 3, keeps_sampling=keeps)
         assert not guarantees.keeps_plan(PoissonSampling(12, 3, 300, 10), broken)
@@ -210,7 +210,7 @@ def test_a_sampled_run_that_was_not_sampled_earns_nothing_by_it() -> None:
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7])
 def test_a_sampled_run_that_stopped_keeps_its_sampling_probability(rounds: int) -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
-    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    plan = small_mechanisms.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     kept = ObservedParticipation(rounds, 9, None, 1, keeps_sampling=True)
     guarantee = guarantees.observed(plan, kept)
     assert guarantee.num_rounds == rounds
@@ -238,7 +238,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     factorization, delta = banded(workloads.prefix_sum(12), 3), 1e-3
-    plan = guarantees.sampled(factorization, scheme, 1.5, delta)
+    plan = small_mechanisms.sampled(factorization, scheme, 1.5, delta)
     assert guarantees.participation_of(plan) == participation
     most = participation.most_participations(12)
     without = accounting.epsilon(1.5 / math.sqrt(most), delta)
@@ -293,15 +293,17 @@ def test_what_roundings_move_is_charged_or_refused(
 def test_amplification_needs_a_banded_matrix_for_the_same_rounds() -> None:
     scheme = PoissonSampling(12, 3, 300, 10)
     with refuses("4 bands"):
-        guarantees.sampled(banded(workloads.prefix_sum(12), 4), scheme, 1.0, _DELTA)
+        small_mechanisms.sampled(banded(workloads.prefix_sum(12), 4), scheme, 1.0, _DELTA)
     with refuses("triangular"):
-        guarantees.sampled(tree_aggregation(12), scheme, 1.0, _DELTA)
+        small_mechanisms.sampled(tree_aggregation(12), scheme, 1.0, _DELTA)
     with refuses("12 bands"):
-        guarantees.sampled(blt(12, 2), scheme, 1.0, _DELTA)
+        small_mechanisms.sampled(blt(12, 2), scheme, 1.0, _DELTA)
     with refuses("12", "11"):
-        guarantees.sampled(identity(11), scheme, 1.0, _DELTA)
+        small_mechanisms.sampled(identity(11), scheme, 1.0, _DELTA)
     # Fewer bands than parts are fewer rows for each participation.
-    assert guarantees.scheme_of(guarantees.sampled(identity(12), scheme, 1.0, _DELTA)) == scheme
+    assert (
+        guarantees.scheme_of(small_mechanisms.sampled(identity(12), scheme, 1.0, _DELTA)) == scheme
+    )
 
 
 @pytest.mark.parametrize("num_rounds", [8, 64])
@@ -338,7 +340,7 @@ def test_participations_that_share_rows_are_one_mechanism_to_who_knows_their_rou
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     scheme = BallsInBins(12, 12, 10 * num_bins, 10, num_bins)
     factorization = blt(12, 2, MinSeparation(num_bins))
-    plan = guarantees.sampled(factorization, scheme, 2.5, 1e-3)
+    plan = small_mechanisms.sampled(factorization, scheme, 2.5, 1e-3)
     bound = factorization.sensitivity(scheme.schema()).value / plan.sensitivity
     assert plan.unamplified_noise_multiplier == pytest.approx(2.5 / bound, rel=1e-8)
     assert plan.rho == pytest.approx(0.5 * (bound / 2.5) ** 2, rel=1e-8)
@@ -418,7 +420,7 @@ def test_a_widened_guarantee_is_never_the_better_one(
 
 def test_a_widened_guarantee_of_a_sampled_run_is_not_amplified() -> None:
     factorization = banded(workloads.prefix_sum(12), 3)
-    plan = guarantees.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
+    plan = small_mechanisms.sampled(factorization, PoissonSampling(12, 3, 300, 10), 1.2, _DELTA)
     observed = ObservedParticipation(2, 5, None, 1, keeps_sampling=False)
     worst_case = guarantees.worst_case(plan, observed)
     assert not worst_case.is_amplified
@@ -452,7 +454,7 @@ def test_who_shares_a_client_has_half_the_noise() -> None:
 def test_who_shares_a_client_that_is_sampled(multiplier: float, clients_per_round: int) -> None:
     """One round: with probability q an update is in the sum, and what it is differs by two."""
     scheme = PoissonSampling(1, 1, 100, clients_per_round)
-    plan = guarantees.sampled(identity(1), scheme, multiplier, 1e-3)
+    plan = small_mechanisms.sampled(identity(1), scheme, multiplier, 1e-3)
     part = guarantees.part_of_client(plan)
     share = clients_per_round / 100
 
@@ -475,7 +477,7 @@ def test_who_shares_a_client_that_is_sampled(multiplier: float, clients_per_roun
 
 def test_a_part_of_a_client_in_several_participations() -> None:
     """Four of them, without amplification: what differs adds up, and so does what is stated."""
-    plan = guarantees.sampled(
+    plan = small_mechanisms.sampled(
         banded(workloads.prefix_sum(12), 3), PoissonSampling(12, 3, 300, 10), 1.2, _DELTA
     )
     part = guarantees.part_of_client(plan)

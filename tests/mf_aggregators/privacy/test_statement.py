@@ -38,6 +38,7 @@ from mf_aggregators.privacy.stopping_rules import StoppingRule
 from mf_aggregators.privacy.worst_client import WorstClient
 from tests import statement_schemas
 from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
 
@@ -234,7 +235,7 @@ def test_draws_that_nobody_checked_are_not_denied_a_guarantee() -> None:
     """Too little noise without amplification, and enough with it."""
     scheme = PoissonSampling(12, 3, 300, 10)
     factorization = banded(workloads.prefix_sum(12), 3)
-    plan = guarantees.sampled(factorization, scheme, 0.25, 1e-4)
+    plan = small_mechanisms.sampled(factorization, scheme, 0.25, 1e-4)
     observed = ObservedParticipation(12, 87, 3, 4)
     statement = _ended(_statement(None).facts, plan, factorization, observed)
     assert math.isinf(statement.stated.epsilon)
@@ -281,7 +282,7 @@ def test_no_noise_and_fixed_seeds_are_not_private() -> None:
 def _sampled(keeps_sampling: bool | None, name: str = "poisson") -> PrivacyStatement:
     factorization = banded(workloads.prefix_sum(12), 3)
     scheme = sampling_scheme(name, num_rounds=12, num_bands=3, population=300, clients_per_round=10)
-    plan = guarantees.sampled(factorization, scheme, 1.2, 1e-4)
+    plan = small_mechanisms.sampled(factorization, scheme, 1.2, 1e-4)
     facts = RunFacts(
         *(
             "Banded matrix factorization for 12 rounds",

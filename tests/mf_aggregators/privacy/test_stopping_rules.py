@@ -16,6 +16,7 @@ from mf_aggregators.privacy import guarantees
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.stopping_rules import StoppingRule
 from tests.examples import examples
+from tests.mf_aggregators import small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
 
@@ -115,7 +116,7 @@ def _sampled_plan(num_rounds: int) -> Guarantee:
     scheme = sampling_scheme(
         "poisson", num_rounds=num_rounds, num_bands=2, population=400, clients_per_round=20
     )
-    return guarantees.sampled(factorization, scheme, 1.0, 1e-4)
+    return small_mechanisms.sampled(factorization, scheme, 1.0, 1e-4)
 
 
 @pytest.mark.long
@@ -160,7 +161,7 @@ def test_where_clients_draw_for_themselves_a_limit_is_for_all_rounds(sampling: s
     scheme = sampling_scheme(
         sampling, num_rounds=6, num_bands=1, population=60, clients_per_round=15, separation=4
     )
-    plan = guarantees.sampled(factorization, scheme, 1.0, 1e-3)
+    plan = small_mechanisms.sampled(factorization, scheme, 1.0, 1e-3)
     with refuses("limit", "clients"):
         StoppingRule(plan, 0.99 * plan.epsilon)
     rule = StoppingRule(plan, 1.01 * plan.epsilon)

@@ -24,7 +24,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from simulations.runs.run_statements import PrivacyBudget
 from tests.examples import covering, examples
-from tests.mf_aggregators import brute_force
+from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.small_mechanisms import factorizations
 from tests.refusals import refuses
 
@@ -183,7 +183,7 @@ def test_sampled_runs_spend_up_to_their_amplified_plan(name: str) -> None:
     budget = PrivacyBudget(Mechanism(factorization, scheme, 1.0), 1e-6, every=10)
     found = _curve(budget, range(21))
     assert found == sorted(found)
-    assert found[-1] == guarantees.sampled(factorization, scheme, 1.0, 1e-6).epsilon
+    assert found[-1] == small_mechanisms.sampled(factorization, scheme, 1.0, 1e-6).epsilon
     assert 0.0 < found[1] <= found[-1]
     # One pass of a shuffled part costs the same however far it goes.
     assert (found[1] < found[-1] * (1.0 - 1e-9)) == (name != "shuffling")
@@ -206,7 +206,7 @@ def test_without_parts_a_run_spends_what_no_amplification_gives_up_to_its_plan(n
     )
     factorization = mfa.factorizations.banded(mfa.workloads.prefix_sum(40), 4)
     budget = PrivacyBudget(Mechanism(factorization, scheme, 0.8), 1e-6, every=1)
-    planned = guarantees.sampled(factorization, scheme, 0.8, 1e-6)
+    planned = small_mechanisms.sampled(factorization, scheme, 0.8, 1e-6)
     assert planned.claim.certificate is not None
     found = _curve(budget, range(41))
     assert found == sorted(found)

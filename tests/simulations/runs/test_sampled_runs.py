@@ -28,6 +28,7 @@ from simulations.runs import (
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
 from simulations.runs.run_directory import RunDirectory
+from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 from tests.simulations.parsed_flags import values_of
 
@@ -78,7 +79,7 @@ def test_the_flags_of_a_run_are_its_scheme_and_its_noise(
     statement = run_statements.planned(plan)
     assert guarantees.scheme_of(statement.plan) == scheme
     assert 5.0 < statement.plan.epsilon <= 6.0
-    found = guarantees.sampled(
+    found = small_mechanisms.sampled(
         mechanism.factorization, scheme, mechanism.noise_multiplier, plan.config.delta
     )
     assert statement.plan.epsilon == found.epsilon
