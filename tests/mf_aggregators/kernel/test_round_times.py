@@ -73,7 +73,7 @@ def test_times_allow_what_some_device_can_do_and_no_more(
         ("ends", {"ends": np.array([20.0, 10.0, 30.0])}),
         ("ends", {"ends": np.array([10.0, 20.0])}),
         ("ends", {"ends": np.array([10.0, 20.0, np.nan])}),
-        ("ends", {"ends": np.array([10.0, 20.0, 1e13])}),
+        ("ends", {"ends": np.array([10.0, 20.0, 4.1e9])}),
         ("round 2", {"ends": np.array([10.0, 20.0, 20.0]), "starts": np.array([0.0, 1.0, 21.0])}),
         ("starts", {"starts": np.empty(0), "ends": np.empty(0)}),
         ("timer_hours", {"timer_hours": 0.0}),
@@ -104,3 +104,17 @@ def test_drift_and_margin_shorten_the_timer() -> None:
     assert list(times.next_rounds()) == [2, 3, 3, 4]
     assert dataclasses.replace(times, clock_margin_minutes=5.0).next_rounds()[0] == 3
     assert dataclasses.replace(times, clock_drift=0.009).next_rounds()[0] == 3
+
+
+def test_times_are_rounded_by_four_microseconds() -> None:
+    """Towards a shorter timer, so that floats hide no participation."""
+    for early, following in ((4e-6, 1), (5e-6, 2)):
+        ends = np.array([1.0, _HOUR - early])
+        assert (
+            TimedRounds(np.array([0.0, 3590.0]), ends, 1.0, 0.0, 0.0).next_rounds()[0] == following
+        )
+
+
+def test_clocks_differ_by_default() -> None:
+    times = TimedRounds(np.array([0.0]), np.array([1.0]), 1.0)
+    assert (times.clock_drift, times.clock_margin_minutes) == (0.001, 10.0)
