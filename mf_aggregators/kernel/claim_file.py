@@ -8,9 +8,10 @@ under its own name. Attributes that are None are left out.
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
@@ -35,6 +36,7 @@ _PARTS: Mapping[str, tuple[type, ...]] = {
     "columns": (StrategyColumns,),
     "certificate": (Certificate,),
 }
+_Array: TypeAlias = npt.NDArray[Any]
 _DTYPES: Mapping[type, type[np.generic]] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
@@ -85,7 +87,7 @@ def read_claim(path: str | os.PathLike[str]) -> Claim:
     return claim
 
 
-def _arrays(claim: Claim) -> dict[str, np.ndarray]:
+def _arrays(claim: Claim) -> dict[str, _Array]:
     """The arrays of a claim's file, by name."""
     if type(claim) is not Claim:
         raise TypeError(f"claim must be a Claim, found {type(claim)}.")
@@ -107,9 +109,9 @@ def _attributes(of: Any) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(of, name)) is not None}
 
 
-def _claim(arrays: Mapping[str, np.ndarray]) -> Claim:
+def _claim(arrays: Mapping[str, _Array]) -> Claim:
     """The claim of a file's arrays. Names that a claim does not have are not looked at."""
-    values = {
+    values: dict[str, Any] = {
         each.name: arrays[each.name][()]
         for each in dataclasses.fields(Claim)
         if each.name in arrays
@@ -120,7 +122,7 @@ def _claim(arrays: Mapping[str, np.ndarray]) -> Claim:
     return Claim(**{**values, "basis": Basis[str(values["basis"])]})
 
 
-def _arguments(kind: Any, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _arguments(kind: Any, name: str, arrays: Mapping[str, _Array]) -> dict[str, Any]:
     """The arguments of a part's constructor. Those that are left out are None."""
     found: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
@@ -136,6 +138,6 @@ def _arguments(kind: Any, name: str, arrays: Mapping[str, np.ndarray]) -> dict[s
     return found
 
 
-def _are_same(found: np.ndarray | None, wanted: np.ndarray) -> bool:
+def _are_same(found: _Array | None, wanted: _Array) -> bool:
     """Whether types and numbers are the same; NaN is none."""
     return found is not None and found.dtype == wanted.dtype and np.array_equal(found, wanted)

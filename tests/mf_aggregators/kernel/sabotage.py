@@ -199,7 +199,7 @@ def run(name: str, factorization: Any) -> Run:
     else:
         earlier = None
         pairs += [(float(e), float(d)) for e, d in _PAIR.findall(said.to_markdown())]
-    clip = mfa.AdaptiveClip(1.0, learning_rate=0.0) if name == "adaptive" else 1.0
+    clip: Any = mfa.AdaptiveClip(1.0, learning_rate=0.0) if name == "adaptive" else 1.0
 
     def released(size: int, rounds: int, norm: float = 0.0, seed: int | None = None) -> np.ndarray:
         template = {"w": np.zeros(size, np.float32)}

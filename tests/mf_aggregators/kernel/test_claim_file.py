@@ -28,6 +28,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     TruncatedPoisson,
 )
+from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, IndependentNoise
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
@@ -253,7 +254,8 @@ def test_other_files_are_refused(contents: bytes, path: pathlib.Path) -> None:
 
 
 def test_other_archives_are_refused(path: pathlib.Path) -> None:
-    for arrays in ({}, {"claim_format": 1}, {"sigma": 1.0, "delta": 1e-6}):
+    others: list[dict[str, Any]] = [{}, {"claim_format": 1}, {"sigma": 1.0, "delta": 1e-6}]
+    for arrays in others:
         with pytest.raises(ValueError, match="holds no claim"):
             _read(arrays, path)
     with open(path, "wb") as file:
@@ -280,7 +282,7 @@ def test_an_epsilon_in_a_file_is_a_claim(path: pathlib.Path) -> None:
     arrays = _written(proved.claim, path)
     assert claims.check(claim_file.read_claim(path)) == proved
     for factor in (0.5, 1.0 - 1e-6):
-        with pytest.raises(claims.NotProved):
+        with pytest.raises(NotProved):
             claims.check(_read({**arrays, "epsilon": arrays["epsilon"] * factor}, path))
     more = {**arrays, "sigma": arrays["sigma"] * 2.0}
     assert claims.check(_read(more, path)).epsilon < proved.epsilon
