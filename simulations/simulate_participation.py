@@ -28,10 +28,10 @@ from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.claim import ONLY_IF
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
-from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.progress_bars import ProgressBar
 from simulations import flag_texts
 from simulations.devices import device_behaviour

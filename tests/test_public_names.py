@@ -96,8 +96,9 @@ def test_other_names_are_found(source: str, is_public: bool) -> None:
     assert (not _faults(source)) == is_public
 
 
-# What draws the pictures of these pages, a task of the simulations, and statements of simulations.
+# Pictures of these pages, a task of the simulations, statements of simulations, files of claims.
 _OF_THIS_REPOSITORY = (
+    "mf_aggregators.kernel.claim",
     "mf_aggregators.flower",
     "mf_aggregators.figures",
     "mf_aggregators.commands.flag_groups",

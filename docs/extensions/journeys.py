@@ -22,7 +22,7 @@ import numpy as np
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line, plan
 
-_LIBRARY = pathlib.Path(mfa.__file__).parent
+_LIBRARY = pathlib.Path(__file__).parents[2] / "mf_aggregators"
 _HERE = "<!-- journeys -->"
 
 

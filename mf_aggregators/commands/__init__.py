@@ -11,5 +11,6 @@ __all__ = [
     "flag_groups",
     "mechanism_flags",
     "output_paths",
+    "plan",
     "stated_runs",
 ]

@@ -1,6 +1,6 @@
 """Factorizations A = BC of a workload, each stating its sensitivity, error and gap."""
 
-from mf_aggregators.factorizations import clip_drift
+from mf_aggregators.factorizations import clip_drift, noise_rows
 from mf_aggregators.factorizations.banded import BandedFactorization, banded
 from mf_aggregators.factorizations.banded_inverse import (
     BandedInverseFactorization,
@@ -46,6 +46,7 @@ __all__ = [
     "from_matrix",
     "identity",
     "lower_bound",
+    "noise_rows",
     "optimal",
     "structured",
     "toeplitz",

@@ -1,5 +1,27 @@
 """The kernel: the part of the library that has to be right for an epsilon to be true."""
 
-from mf_aggregators.kernel import errors, rows, validation
+from mf_aggregators.kernel import (
+    blocks,
+    claim,
+    claim_file,
+    errors,
+    integer_rows,
+    ledger,
+    numbers,
+    release,
+    rows,
+    validation,
+)
 
-__all__ = ["errors", "rows", "validation"]
+__all__ = [
+    "blocks",
+    "claim",
+    "claim_file",
+    "errors",
+    "integer_rows",
+    "ledger",
+    "numbers",
+    "release",
+    "rows",
+    "validation",
+]

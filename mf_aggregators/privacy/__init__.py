@@ -1,6 +1,7 @@
 """What can be stated of a run: its guarantee, who took part, and the statement in words."""
 
 __all__ = [
+    "attackers",
     "client_names",
     "guarantees",
     "ledgers",

@@ -25,8 +25,8 @@ from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import evidence, facts_of_runs, stated_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.privacy import client_names, guarantees
-from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.provenance import Provenance
 from mf_aggregators.privacy.statement import (
     PrivacyStatement,
