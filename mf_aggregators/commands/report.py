@@ -40,12 +40,12 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import gaussian, numbers, validation
+from mf_aggregators.kernel import gaussian, numbers, round_times, validation
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
-from mf_aggregators.privacy import attackers, guarantees, ledgers, round_times
+from mf_aggregators.privacy import attackers, guarantees, ledgers
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.round_times import RoundTimes
 

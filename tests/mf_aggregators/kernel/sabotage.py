@@ -44,6 +44,7 @@ import gc
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -53,7 +54,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -843,15 +844,20 @@ def _judge(case: Case) -> tuple[Case, str, str]:
 
 def judged(
     found: Sequence[Case], matrices: dict[str, bytes], processes: int
-) -> Iterator[tuple[Case, str, str]]:
+) -> Generator[tuple[Case, str, str], None, None]:
     """Yields each case with its verdict ("refusal", "true" or "FALSE") and the reason.
 
-    A function that another one makes when it runs is "nested": the other one is replaced.
+    A function that another one makes when it runs is "nested": the other one is replaced. To stop,
+    close the generator.
     """
-    with concurrent.futures.ProcessPoolExecutor(
-        processes, initializer=_prepare, initargs=(matrices,)
-    ) as pool:
-        yield from pool.map(_judge, found, chunksize=8)
+    # A process that was forked from one with threads may wait for a lock for good.
+    pool = concurrent.futures.ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), _prepare, (matrices,)
+    )
+    try:
+        yield from pool.map(_judge, found, chunksize=4)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def main() -> None:
@@ -871,6 +877,8 @@ def main() -> None:
     worst: dict[Key, dict[str, str]] = collections.defaultdict(dict)
     for case, kind, reason in judged(found, matrices, options.processes):
         worst[case.key].setdefault(kind, f"{case.journey}, {case.way}: {reason}")
+        if kind == "FALSE":
+            print(f"{case.key[0]}:{case.key[1]} {case.key[2]}: {worst[case.key][kind]}", flush=True)
     kinds = ("FALSE", "refusal", "true", "nested")
     print(f"{'module':44}{'functions':>10}{''.join(f'{each:>9}' for each in kinds)}")
     totals: collections.Counter[str] = collections.Counter()
@@ -881,9 +889,6 @@ def main() -> None:
         totals += counted
         print(_line(module, counted, kinds))
     print(_line("all", totals, kinds))
-    for key in sorted(worst):
-        if "FALSE" in worst[key]:
-            print(f"{key[0]}:{key[1]} {key[2]}: {worst[key]['FALSE']}")
 
 
 def _line(module: str, counted: collections.Counter[str], kinds: Sequence[str]) -> str:
