@@ -639,6 +639,8 @@ def calibrate(
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
     columns = None if scheme is None else guarantees.columns_of(factorization, scheme)
+    if columns is not None:
+        certification = certification or guarantees.default_certification()
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:
@@ -653,7 +655,7 @@ def calibrate(
                 validation.positive_number(epsilon, "epsilon"),
                 delta,
                 columns,
-                certification or guarantees.default_certification(),
+                certification,
                 DEFAULT_NUM_COORDINATES,
             )
     share = _ERRORS_OF_C

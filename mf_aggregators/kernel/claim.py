@@ -497,6 +497,10 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     if claim.columns is not None:
         # A certificate is for all rounds: fewer of them are computed from these.
         num_rounds = draws.num_rounds
+    bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
+    if claim.columns is None and draws.num_bands >= num_rounds:
+        # No C has more bands than rounds.
+        return bound
     found = strategies.strategy(rows, num_rounds)
     bands = strategies.num_bands(found)
     if bands > draws.num_bands:
@@ -515,7 +519,6 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
             "the noise follows from rows that lie further back than the bands of the strategy "
             "matrix, and so would its roundings reach: use a banded mechanism."
         )
-    bound = sensitivity.of_rows(rows, num_rounds, Schema(1, 1))
     if claim.columns is None:
         return bound
     entries = claim.columns.entries

@@ -92,8 +92,7 @@ class Sensitivity(float):
         return Sensitivity(float(self) * factor, is_exact=self.is_exact, theorem=self.theorem)
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
-        options = {"is_exact": self.is_exact, "theorem": self.theorem, "error": self.error}
-        return (float(self),), options
+        return (float(self),), vars(self)
 
     def __repr__(self) -> str:
         return f"Sensitivity({float(self)!r}, is_exact={self.is_exact}, theorem={self.theorem!r})"

@@ -70,7 +70,7 @@ class CyclicGroups(SamplingScheme):
         sigma: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run; it needs no columns and no certificate.
@@ -91,7 +91,7 @@ class CyclicGroups(SamplingScheme):
         target: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier for an epsilon.

@@ -173,7 +173,7 @@ class SamplingScheme(Participation):
         sigma: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its proof.
@@ -183,7 +183,7 @@ class SamplingScheme(Participation):
           delta: The delta of the guarantee.
           columns: C, where the guarantee ``depends_on_matrix``; None for a diagonal C of equal
             entries.
-          certification: How epsilons are proved, where they are for one C.
+          certification: How epsilons are proved, where they are for one C; None for defaults.
           num_coordinates: Parameters times rounds.
 
         Raises:
@@ -196,7 +196,7 @@ class SamplingScheme(Participation):
         target: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
@@ -205,7 +205,8 @@ class SamplingScheme(Participation):
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
           columns: C, where the guarantee depends on it; else None.
-          certification: How an epsilon is proved, where only simulations bound it.
+          certification: How an epsilon is proved, where only simulations bound it; None for
+            defaults.
           num_coordinates: Parameters times rounds.
 
         Raises:
@@ -217,7 +218,7 @@ class SamplingScheme(Participation):
         target: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
     ) -> float:
         """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it.
 
@@ -225,7 +226,8 @@ class SamplingScheme(Participation):
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
           columns: C, where the guarantee depends on it; else None.
-          certification: How an epsilon is proved, where only simulations bound it.
+          certification: How an epsilon is proved, where only simulations bound it; None for
+            defaults.
         """
         return self.calibrated(target, delta, columns, certification)
 

@@ -138,7 +138,7 @@ class SeparatedScheme(SamplingScheme):
         sigma: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
@@ -158,7 +158,8 @@ class SeparatedScheme(SamplingScheme):
             try:
                 part = dominating_pairs.largest_part(fitting, draws)
                 left = gaussian.delta_left(delta, sigma / part, num_coordinates)
-                found = search.certificate_of(pair, left, unamplified, certification, is_proved)
+                how = certification or Certification()
+                found = search.certificate_of(pair, left, unamplified, how, is_proved)
             except TailError as error:
                 refused = error
         if found is not None:
@@ -172,7 +173,7 @@ class SeparatedScheme(SamplingScheme):
         target: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> float:
         """Returns a noise multiplier whose certified epsilon is at most a target.
@@ -181,6 +182,7 @@ class SeparatedScheme(SamplingScheme):
         the one that suffices without amplification.
         """
         delta = validation.delta(delta)
+        certification = certification or Certification()
         budget = certification.budget
         if budget is None:
             budget = MechanismBudget(_MOST_TRIES)
@@ -212,7 +214,7 @@ class SeparatedScheme(SamplingScheme):
         target: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
     ) -> float:
         """Returns about the noise multiplier of a target, fast and without a proof."""
         return self._estimated(
@@ -224,12 +226,13 @@ class SeparatedScheme(SamplingScheme):
         target: float,
         delta: float,
         columns: StrategyColumns | None,
-        certification: Certification,
+        certification: Certification | None,
         num_coordinates: int,
         *,
         is_rough: bool = False,
     ) -> float:
         """Where :meth:`calibrated` begins; ``is_rough`` for an error of a few per cent."""
+        certification = certification or Certification()
         enough = self._enough(target, delta, columns, num_coordinates)
         self.dominating_pair(enough, columns)
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, catalogue, memory
+from mf_aggregators import accounting, caches, memory
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, validation
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
@@ -247,7 +247,7 @@ def planned(
     Raises:
       ValueError: If the noise multiplier or delta is out of its range.
     """
-    bound = catalogue.check_own(factorization).sensitivity(participation).value
+    bound = factorization.sensitivity(participation).value
     sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier") * bound
     return claim.check(
         Claim(

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import claim, composition, gaussian, numbers, sensitivity, strategies
+from mf_aggregators.kernel import (
+    claim,
+    composition,
+    gaussian,
+    numbers,
+    sensitivity,
+    strategies,
+    trees,
+)
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
@@ -362,6 +370,16 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
     inverse = np.linalg.inv(np.eye(6) + np.eye(6, k=-1))
     with pytest.raises(NotProved):
         claim.check(Claim(DenseNoise(inverse), Poisson(6, 2, 100, 2), 2.0, _DELTA))
+
+
+def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C of a tree has n^2 numbers, and its largest column is known without them."""
+    rows = trees.full_recursion(trees.binary_tree(64))
+    monkeypatch.setattr(strategies, "strategy", None)
+    found = claim.check(Claim(rows, Poisson(64, 64, 640, 2), 2.0, _DELTA))
+    assert found.sensitivity.value == pytest.approx(math.sqrt(7.0), rel=1e-14)
+    with pytest.raises(TypeError):
+        claim.check(Claim(rows, Poisson(64, 63, 640, 2), 2.0, _DELTA))
 
 
 def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> None:
