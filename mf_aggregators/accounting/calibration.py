@@ -12,8 +12,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from mf_aggregators.kernel import gaussian, validation
-from mf_aggregators.kernel.arrays import underflow_is_zero
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 
 # The search is between these; outside, epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3

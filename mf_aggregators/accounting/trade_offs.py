@@ -36,7 +36,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from mf_aggregators.kernel import cycles, draws_of_clients, gaussian, groups, losses, validation
-from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
     BallsInBins,
@@ -46,7 +46,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     RandomAllocation,
     Shuffling,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 
 # Of the normal distribution function, its inverse and exponentials, many times over: relative to
 # the rate, and absolute.

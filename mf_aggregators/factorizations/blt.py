@@ -36,7 +36,8 @@ from mf_aggregators.factorizations._toeplitz_search import (
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import ToeplitzStructure
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.gaussian import underflow_is_zero
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar

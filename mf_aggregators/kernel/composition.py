@@ -15,10 +15,9 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, sampled_runs, validation
-from mf_aggregators.kernel.arrays import underflow_is_zero
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, underflow_is_zero
 from mf_aggregators.kernel.losses import Approximation, composition_rounding, epsilon_of, safe_delta
 from mf_aggregators.kernel.sampled_runs import SampledRun
 

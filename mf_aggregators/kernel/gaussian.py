@@ -18,7 +18,8 @@ epsilon. Where it is not small beside delta, nothing is stated.
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import scipy.optimize
@@ -26,7 +27,7 @@ from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special
 
 from mf_aggregators.kernel import discrete_gaussian, validation
-from mf_aggregators.kernel.arrays import FloatArray, underflow_is_zero
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import Error
 
 # Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
@@ -43,9 +44,27 @@ LEAST_NOISE_MULTIPLIER = 1.0 / discrete_gaussian.LARGEST_SHIFT
 # many there are. No noise is made for more (:func:`check_charged`).
 DEFAULT_NUM_COORDINATES = 2**40
 
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
 
 class TailError(Error, ValueError):
     """The noise that is drawn adds too large a part of delta for a guarantee to be stated."""
+
+
+def underflow_is_zero(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Lets floats of a function underflow to zero, also under ``np.seterr(all="raise")``.
+
+    Args:
+      function: The function.
+    """
+
+    @functools.wraps(function)
+    def quiet(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+        with np.errstate(under="ignore"):
+            return function(*arguments, **options)
+
+    return quiet
 
 
 def epsilon(

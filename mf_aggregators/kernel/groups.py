@@ -25,7 +25,6 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import batches, cycles, draws_of_clients, gaussian, validation
 from mf_aggregators.kernel import losses as grids
-from mf_aggregators.kernel.arrays import underflow_is_zero
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
     FixedSize,
@@ -35,7 +34,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
     TruncatedPoisson,
 )
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.losses import composition_rounding, epsilon_of
 
 # With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its

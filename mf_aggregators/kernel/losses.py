@@ -40,7 +40,8 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import gaussian, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray, underflow_is_zero
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.gaussian import underflow_is_zero
 
 # Upper bound on the rounding error of one mass, in spacings of floats.
 _ROUNDINGS = 8

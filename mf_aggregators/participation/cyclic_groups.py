@@ -16,11 +16,11 @@ import scipy.optimize
 
 from mf_aggregators import random_streams
 from mf_aggregators.kernel import cycles, gaussian, groups, validation
-from mf_aggregators.kernel.arrays import IntArray, underflow_is_zero
+from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shuffling
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import delta_of, safe_delta
 from mf_aggregators.kernel.numbers import counted

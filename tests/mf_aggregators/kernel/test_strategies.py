@@ -258,3 +258,74 @@ def test_long_runs() -> None:
     assert np.linalg.norm(found.coefficients - expected) <= found.error < 1e-11
     banded = BandedNoise(np.tri(10**5, 8) / np.arange(1.0, 9.0))
     assert strategies.strategy(banded, 10**5).error == 0.0
+
+
+@given(random_recursions.recursions(), st.integers(1, 4))
+@settings(max_examples=examples(60), deadline=None)
+def test_columns_and_bands_are_those_of_the_matrix(rows: NoiseRecursion, width: int) -> None:
+    found = strategies.strategy(rows, rows.num_rounds)
+    matrix = dense(found)
+    n = len(matrix)
+    lags = [i - j for i in range(n) for j in range(n) if matrix[i, j]]
+    assert strategies.num_bands(found) == 1 + max(lags)
+    compact = strategies.compact_columns(found, width)
+    for j in range(n):
+        column = np.append(matrix[j:, j], np.zeros(width))
+        np.testing.assert_array_equal(compact[j], column[:width])
+    chosen = tuple(range(0, n, 2))
+    np.testing.assert_array_equal(strategies.columns(found, chosen), matrix[:, chosen])
+
+
+def test_the_bounds_of_errors_are_those_of_their_proofs() -> None:
+    """Terms that are far above the errors of small matrices, term by term."""
+    unit = Fraction(1, 2**53)
+    gammas = {k: float(k * unit / (1 - k * unit)) for k in range(1, 40)}
+    for k, gamma in gammas.items():
+        assert strategies._gamma(k) == pytest.approx(gamma, rel=1e-14)
+    assert strategies._gamma(2**51) == pytest.approx(1.0 / 3.0, rel=1e-14)
+    assert strategies._error(0.25) == pytest.approx(0.2525 / 0.7475, rel=1e-14)
+    assert strategies._error(0.49) < np.inf == strategies._error(0.5)
+    # A matrix whose product with its inverse is exact, and the residual is roundings alone.
+    noising, terms = np.array([[2.0, 0.0], [1.0, 4.0]]), 3
+    sizes = 2.0 * np.abs(noising)
+    found, largest = strategies._inverted(noising, sizes, terms)
+    magnitudes = np.array([[0.5, 0.0], [0.125, 0.25]])
+    product = magnitudes @ sizes
+    norm = np.sqrt(np.max(np.sum(product, axis=1)) * np.max(np.sum(product, axis=0)))
+    assert largest == np.hypot(0.5, 0.125)
+    assert found.error == pytest.approx(1.01 * gammas[6] * norm * largest, rel=1e-9)
+    # A residual, and an entry that counts as zero.
+    near = np.array([[1.0, 0.0], [1e-14, 1.0]])
+    found, largest = strategies._inverted(near, np.abs(near), 0)
+    assert isinstance(found, Dense)
+    np.testing.assert_array_equal(found.matrix, np.eye(2))
+    assert found.error == pytest.approx(1.01 * gammas[3] + 1e-14, rel=1e-9)
+    # Series: at least the sum of magnitudes of the product less one.
+    series, wrong = np.array([1.0, -0.5, 0.25]), np.array([1.0, 0.5, 0.0, 0.5])
+    exact = np.convolve(series, wrong)[:4] - np.eye(4)[0]
+    residual = strategies._residual_of_series(wrong, series)
+    assert residual == pytest.approx(np.sum(np.abs(exact)), rel=1e-13)
+    right = np.array([1.0, 0.5, 0.0, -0.125])
+    sizes_of_series = 1.625 * np.linalg.norm(series) + 2.0 * np.linalg.norm(right) * 1.75
+    epsilon = float(np.finfo(np.longdouble).eps) / 2.0
+    least = np.sqrt(4.0) * 16.0 * 3 * epsilon * sizes_of_series
+    assert least <= strategies._residual_of_series(right, series) <= 1.5 * least
+
+
+def test_errors_and_sizes_are_refused_beyond_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each limit is met by what equals it."""
+    for size, is_known in ((1e-100, True), (1e100, True), (9e-101, False), (1.1e100, False)):
+        rows = BandedNoise(np.full((1, 1), size))
+        if is_known:
+            assert strategies.strategy(rows, 1).error == 0.0
+        else:
+            with refuses("singular"):
+                strategies.strategy(rows, 1)
+    for error, is_known in ((1e-6, True), (1.001e-6, False), (np.nan, False)):
+        found = Dense(np.ones((1, 1)), error)
+        monkeypatch.setitem(strategies._OF_KIND, DenseNoise, lambda *_, found=found: (found, 1.0))
+        if is_known:
+            assert strategies.strategy(DenseNoise(np.ones((1, 1))), 1) is found
+        else:
+            with refuses("singular"):
+                strategies.strategy(DenseNoise(np.ones((1, 1))), 1)
