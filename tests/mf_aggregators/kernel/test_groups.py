@@ -52,7 +52,7 @@ def _exact(draws: Groups, sigma: float, epsilon: float) -> float:
     st.floats(0.4, 8.0),
     st.floats(math.log(1e-9), math.log(0.05)).map(math.exp),
 )
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 def test_one_round_has_its_closed_form(draws: Groups, sigma: float, delta: float) -> None:
     found = groups.epsilon(draws, sigma, delta)
     assert _exact(draws, sigma, found) <= delta

@@ -281,7 +281,7 @@ def test_the_bounds_of_errors_are_those_of_their_proofs() -> None:
     unit = Fraction(1, 2**53)
     gammas = {k: float(k * unit / (1 - k * unit)) for k in range(1, 40)}
     for k, gamma in gammas.items():
-        assert strategies._gamma(k) == pytest.approx(gamma, rel=1e-14)
+        assert strategies._gamma(k) == pytest.approx(gamma, rel=1e-14, abs=0.0)
     assert strategies._gamma(2**51) == pytest.approx(1.0 / 3.0, rel=1e-14)
     assert strategies._error(0.25) == pytest.approx(0.2525 / 0.7475, rel=1e-14)
     assert strategies._error(0.49) < np.inf == strategies._error(0.5)
@@ -293,13 +293,13 @@ def test_the_bounds_of_errors_are_those_of_their_proofs() -> None:
     product = magnitudes @ sizes
     norm = np.sqrt(np.max(np.sum(product, axis=1)) * np.max(np.sum(product, axis=0)))
     assert largest == np.hypot(0.5, 0.125)
-    assert found.error == pytest.approx(1.01 * gammas[6] * norm * largest, rel=1e-9)
+    assert found.error == pytest.approx(1.01 * gammas[6] * norm * largest, rel=1e-9, abs=0.0)
     # A residual, and an entry that counts as zero.
     near = np.array([[1.0, 0.0], [1e-14, 1.0]])
     found, largest = strategies._inverted(near, np.abs(near), 0)
     assert isinstance(found, Dense)
     np.testing.assert_array_equal(found.matrix, np.eye(2))
-    assert found.error == pytest.approx(1.01 * gammas[3] + 1e-14, rel=1e-9)
+    assert found.error == pytest.approx(1.01 * gammas[3] + 1e-14, rel=1e-9, abs=0.0)
     # Series: at least the sum of magnitudes of the product less one.
     series, wrong = np.array([1.0, -0.5, 0.25]), np.array([1.0, 0.5, 0.0, 0.5])
     exact = np.convolve(series, wrong)[:4] - np.eye(4)[0]
@@ -329,3 +329,70 @@ def test_errors_and_sizes_are_refused_beyond_their_limits(monkeypatch: pytest.Mo
         else:
             with refuses("singular"):
                 strategies.strategy(DenseNoise(np.ones((1, 1))), 1)
+
+
+def test_a_scaling_of_the_rows_scales_c_and_its_errors() -> None:
+    """So that no bound is of another unit than C."""
+    none = np.ones((4, 0))
+    state = StateSpaceNoise(
+        np.array([0, 1, 0, 1]),
+        np.array([1.0, 3.0]),
+        np.ones((2, 1)),
+        np.zeros((2, 1), np.int64),
+        np.full((2, 1), 0.5),
+        np.ones((2, 1)),
+    )
+    one_phase = dataclasses.replace(state, phases=np.zeros(4, np.int64))
+    low_rank = WindowNoise(4, np.array([[2.0, 1.0]]), np.full((4, 1), 0.5), np.full((4, 1), 0.25))
+    ones = np.ones(4)
+    for rows in (state, one_phase):
+        # Feedbacks are of rows of noise: they grow as the rows fall.
+        less = dataclasses.replace(rows, gains=rows.gains / 64, feedbacks=64 * rows.feedbacks)
+        less = dataclasses.replace(less, outputs=rows.outputs / 64)
+        _is_scaled(rows, less)
+    _is_scaled(low_rank, dataclasses.replace(low_rank, row_scales=ones / 64))
+    _is_scaled(
+        low_rank,
+        dataclasses.replace(low_rank, window=ones[:2] / [[32, 64]], left=low_rank.left / 64),
+    )
+    series = WindowNoise(4, np.array([[2.0, 1.0]]), none, none)
+    _is_scaled(series, WindowNoise(4, series.window / 64, none, none))
+    for rows in (series, ToeplitzNoise(4, np.array([2.0, 1.0]), ones)):
+        _is_scaled(
+            dataclasses.replace(rows, row_scales=ones),
+            dataclasses.replace(rows, row_scales=ones / 64),
+        )
+    inverse = np.tri(4) + np.eye(4)
+    _is_scaled(DenseNoise(inverse), DenseNoise(inverse / 64))
+
+
+def _is_scaled(rows: NoiseRecursion, less: NoiseRecursion) -> None:
+    """C of one is 64 times that of the other: a power of two, so that nothing is rounded."""
+    one, other = (strategies.strategy(each, 4) for each in (rows, less))
+    np.testing.assert_array_equal(64.0 * dense(one), dense(other))
+    assert 64.0 * one.error == pytest.approx(other.error, rel=1e-12, abs=0.0)
+    assert one.error > 0.0
+
+
+def test_sizes_of_low_rank_rows_are_sums_of_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding is relative to the terms of an entry, which may cancel."""
+    seen: list[tuple[np.ndarray, np.ndarray, int]] = []
+    monkeypatch.setattr(
+        strategies, "_inverted", lambda *given: seen.append(given) or (Dense(np.eye(2), 0.0), 1.0)
+    )
+    left, right = np.array([[1.0, -1.0]] * 2), np.array([[3.0, 2.0]] * 2)
+    strategies.strategy(WindowNoise(2, np.array([[2.0]]), left, right, np.array([1.0, -4.0])), 2)
+    ((noising, sizes, terms),) = seen
+    np.testing.assert_array_equal(noising, [[3.0, 0.0], [-4.0, -12.0]])
+    np.testing.assert_array_equal(sizes, [[7.0, 0.0], [20.0, 28.0]])
+    assert terms == 2 + 3
+
+
+def test_columns_of_long_scaled_matrices() -> None:
+    """Their bands would take too much memory, so that they are coefficients and scales."""
+    found = Coefficients(np.array([2.0, 1.0]), 3, 0.0, np.array([1.0, 3.0, 5.0]))
+    truth = np.array([[2.0, 0.0, 0.0], [1.0, 6.0, 0.0], [0.0, 3.0, 10.0]])
+    np.testing.assert_array_equal(strategies.columns(found, (0, 1, 2)), truth)
+    np.testing.assert_array_equal(
+        strategies.compact_columns(found, 2), [[2.0, 1.0], [6.0, 3.0], [10.0, 0.0]]
+    )
