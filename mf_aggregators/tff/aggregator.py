@@ -23,6 +23,7 @@ from mf_aggregators.tff import (
     compatibility,
     declared_participation,
     dp_query,
+    graph_check,
     grid,
     processes,
     tensor_streams,
@@ -83,6 +84,7 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         if self._sums.is_secure:
             processes.warn_without_secure_sums(compatibility.get_context_stack().current)
         query = self._query(specs, is_recorded=True)
+        graph_check.check(query)
         mean = _MeanQuery(query, self._clients_per_round, specs, self._sums.is_secure)
         # The integers of clients are added up in 64 bits, or modulo a power of two.
         record_aggregation = (
@@ -120,7 +122,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
           TypeError: As :meth:`create` does.
           ValueError: As :meth:`create` does.
         """
-        return self._query(specs, is_recorded=False)
+        query = self._query(specs, is_recorded=False)
+        graph_check.check(query)
+        return query
 
     def spend(self, state: Any, value_type: Any) -> Any:
         """Returns the state after a round that was not finished, and whose clients are gone.

@@ -140,7 +140,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
             noise = tensor_streams.make([claim], norm, self._specs, options, sums=sums, label=label)
         elif noise.noise.specs != self._specs or any(each is not None for each in numbers):
             raise ValueError("noise must be made for the tensors of the query, with its numbers.")
-        self.release, self._noise, self._record = noise.release, noise.noise, noise.record
+        self.parts, self.release = noise, noise.release
+        self._noise, self._record = noise.noise, noise.record
         self._noise_stddev = self.release.stddev
         self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
         self._fixed_seed = draws.seed_of(seed)

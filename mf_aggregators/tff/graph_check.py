@@ -1,0 +1,373 @@
+"""Compares the graphs of a query with the kernel, before a run begins.
+
+A guarantee is about what the kernel computes, and TFF runs graphs. So each new query runs its own
+graphs in this process, on numbers that are drawn anew, and what they return is compared with what
+the kernel returns, bit for bit:
+
+- Clients: updates of all kinds that could leave the clip norm or the grid.
+- Rounds: the first three in a row, over more than a tile of coordinates; the last and drawn ones
+  from drawn histories; in the first, the last and a drawn tile. Then rounds that are to be refused.
+- Rows in files: the rounds of the first blocks, and the end of the latest block that all blocks
+  before can be made for. All blocks have one graph, with weights from files, all of which are
+  compared.
+
+The graphs are those of the run but for the sizes of tensors, which are cut: all tensors of more
+than a tile have the same operations, and all of less. What differs is compared once more: floats
+that are added up in another order round another number, with probability 1e-6 at most.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mf_aggregators.kernel import draws, integers
+from mf_aggregators.kernel.arrays import IntArray, RealArray
+from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.integer_rows import Segment
+from mf_aggregators.kernel.rows import NoiseState
+from mf_aggregators.kernel.rows_in_files import RowsInFiles
+from mf_aggregators.tff import tensor_streams
+from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
+from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
+from mf_aggregators.tff.release_record import ReleaseRecord
+from mf_aggregators.tff.rows_on_disk import RowsOnDisk
+from mf_aggregators.tff.tensor_streams import NoiseParts, RowStore
+
+# The entries of small tensors, and how many of these are kept of a model.
+_FEW = 5
+# Coordinates of a wide row that are compared, beside those at the ends of tiles.
+_COMPARED = 64
+_DRAWN_ROUNDS = 3
+# Rows or vectors of a history that wide rows have in drawn rounds.
+_MOST_WIDE_ROWS = 16
+# Rows of Z that are drawn at most for a late block.
+_MOST_ROWS_OF_Z = 2_500
+# Graphs that this process need not compare again.
+_checked: set[Any] = set()
+# State vectors are floats: relative to the largest number.
+_ROUNDINGS = 1e-11
+
+
+def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
+    """Raises NotProved if the graphs of a query are not those of its guarantee.
+
+    Args:
+      query: The query.
+    """
+    parts = query.mechanism.parts if isinstance(query, AdaptiveClipSumQuery) else query.parts
+    # The digest binds all numbers that graphs have.
+    graphs = parts.release.digest, parts.noise.specs, parts.record is None
+    for _ in range(2):
+        found = None if graphs in _checked else next(_differences(query), None)
+        if found is None:
+            _checked.add(graphs)
+            return
+    raise NotProved(
+        f"TensorFlow's graph and the kernel, which guarantees are about, differ in {found}: "
+        "nothing can be released with this installation."
+    )
+
+
+def _differences(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> Iterator[str]:
+    is_scaled = isinstance(query, AdaptiveClipSumQuery)
+    parts = query.mechanism.parts if isinstance(query, AdaptiveClipSumQuery) else query.parts
+    generator, n, store = np.random.default_rng(), parts.release.num_rounds, parts.noise.store
+    wide, narrow = (_cut(parts.noise.specs, most) for most in (TILE + _FEW, _FEW))
+    yield from _of_clients(_with_specs(parts, wide), generator)
+    if isinstance(store, RowsOnDisk):
+        yield from _of_weights(store)
+        rounds = {narrow: [*range(min(4, n)), _late_round(store)]}
+    else:
+        rows = parts.release.rows.recursion
+        is_costly = rows.draws_earlier_rows_of_z or rows.floats_per_parameter > _MOST_WIDE_ROWS
+        rounds = {wide: [*range(min(3, n))]}
+        late = [n - 1, *map(int, generator.integers(n, size=_DRAWN_ROUNDS))]
+        rounds.setdefault(narrow if is_costly else wide, []).extend(late)
+    for specs, chosen in rounds.items():
+        with tempfile.TemporaryDirectory() as directory:
+            compared = _Rounds(parts, specs, is_scaled, pathlib.Path(directory), generator)
+            yield from compared.differences(sorted({*chosen}))
+
+
+def _cut(specs: Sequence[tf.TensorSpec], most: int) -> tuple[tf.TensorSpec, ...]:
+    """The first tensors with few entries, and the largest of each dtype with at most so many."""
+    sizes = [spec.shape.num_elements() for spec in specs]
+    by_size = sorted(range(len(specs)), key=sizes.__getitem__)
+    largest = {specs[position].dtype: position for position in by_size}.values()
+    return tuple(
+        tf.TensorSpec([min(sizes[position], most if position in largest else _FEW)], spec.dtype)
+        for position, spec in enumerate(specs)
+        if position < _FEW or position in largest
+    )
+
+
+def _with_specs(parts: NoiseParts, specs: tuple[tf.TensorSpec, ...]) -> NoiseParts:
+    release = parts.release.with_layout(tensor_streams.layout_of(specs))
+    return NoiseParts(release, dataclasses.replace(parts.noise, specs=specs))
+
+
+# ----- Clients.
+
+
+def _of_clients(parts: NoiseParts, generator: np.random.Generator) -> Iterator[str]:
+    query = MatrixFactorizationSumQuery(None, parts.noise.specs, noise=parts)
+    graph, release = tf.function(query.preprocess_record, autograph=False), parts.release
+    norm, steps = query.derive_sample_params(query.initial_global_state()), release.sums
+    for update in _updates(parts, generator):
+        found = graph(norm, tuple(tf.constant(array) for array in update))
+        expected = integers.clip_to_grid(update, release.norm, steps.steps_per_clip_norm)
+        numbers = [*found.steps, found.num_records, found.least_steps]
+        if not _same(numbers, [*expected, 1, -steps.steps_per_clip_norm]):
+            yield "an update of a client"
+
+
+def _updates(parts: NoiseParts, generator: np.random.Generator) -> Iterator[list[RealArray]]:
+    """Updates that could leave the clip norm or the grid."""
+    norm, sizes = parts.release.norm, [spec.shape[0] for spec in parts.noise.specs]
+    whole = generator.normal(size=sum(sizes))
+    whole *= norm / max(float(np.linalg.norm(whole)), 1e-9)
+    one = np.where(np.arange(len(whole)) == generator.integers(max(1, len(whole))), norm, 0.0)
+    step = norm / parts.release.sums.steps_per_clip_norm
+    lengths = (0.0, 0.3, 1.0 - 2e-16, 1.0, 1.0 + 3e-16, 1.0 + 1e-6, 1e3, 1e35)
+    special = (np.nan, np.inf, -np.inf, 5e-324, 1e-291, 1e-42)
+    for flat in (
+        *(length * each for length in lengths for each in (whole, one)),
+        *(np.where(one > 0.0, each, rest * whole) for each in special for rest in (0.0, 0.1)),
+        *((np.rint(0.5 * whole / step) + 0.5) * step, np.rint(whole / step) * step),
+    ):
+        arrays = np.split(flat, np.cumsum(sizes)[:-1])
+        with np.errstate(over="ignore"):
+            yield [
+                array.astype(spec.dtype.as_numpy_dtype)
+                for array, spec in zip(arrays, parts.noise.specs, strict=True)
+            ]
+
+
+# ----- Rounds.
+
+
+class _Moved:
+    """The rows of a store in later tiles."""
+
+    def __init__(self, store: RowStore, tiles: tf.Tensor) -> None:
+        self.rows, self.source, self.initial_history = (
+            store.rows,
+            store.source,
+            store.initial_history,
+        )
+        self._store, self._tiles = store, tiles
+
+    def next_row(self, segment: Segment, *others: Any) -> Any:
+        """Returns what the store does."""
+        moved = dataclasses.replace(segment, first_tile=segment.first_tile + self._tiles)
+        return self._store.next_row(moved, *others)
+
+
+class _Rounds:
+    """Rounds of a query whose tensors are cut, with files and a record of its own."""
+
+    def __init__(
+        self,
+        parts: NoiseParts,
+        specs: tuple[tf.TensorSpec, ...],
+        is_scaled: bool,
+        directory: pathlib.Path,
+        generator: np.random.Generator,
+    ) -> None:
+        cut = _with_specs(parts, specs)
+        self._release, self._noise, self._record = cut.release, cut.noise, None
+        if isinstance(self._noise.store, RowsOnDisk):
+            store = dataclasses.replace(self._noise.store, directory=os.fspath(directory))
+            self._noise = dataclasses.replace(self._noise, store=store)
+        if parts.record is not None:
+            self._record = ReleaseRecord.in_directory(directory)
+        self._is_scaled, self._directory, self._generator = is_scaled, directory, generator
+        self._graph = tf.function(self._result, autograph=False)
+        self._seed, self._stream = draws.fresh_seed()
+        before, after = (
+            sum(segment.num_tiles for segment in each.noise.segments) for each in (parts, cut)
+        )
+        self._places = [0, before - after, int(generator.integers(before - after + 1))]
+        if self._release.blocks is not None:
+            # Segments of different widths have no files of the same tiles.
+            self._places = self._places[generator.integers(3) :][:1]
+
+    def _query(self, tiles: Any) -> MatrixFactorizationSumQuery:
+        noise = dataclasses.replace(self._noise, store=_Moved(self._noise.store, tiles))
+        parts = NoiseParts(self._release, noise, self._record)
+        return MatrixFactorizationSumQuery(None, noise.specs, noise=parts)
+
+    def _result(self, state: Any, sample: SampleState, scale: tf.Tensor, tiles: tf.Tensor) -> Any:
+        scales = [scale if self._is_scaled else 1.0] * len(self._noise.specs)
+        return self._query(tiles).scaled_result(sample, state, scales)[:2]
+
+    def differences(self, rounds: Sequence[int]) -> Iterator[str]:
+        """Yields what differs from the kernel in rounds, which increase."""
+        segments, generator = self._noise.segments, self._generator
+        columns = [_compared(segment, generator) for segment in segments]
+        state = self._query(0).initial_global_state()
+        state = _of_noise(state, seed=self._seed, stream=self._stream)
+        most = self._release.sums.steps_per_clip_norm
+        for i, tiles in zip(rounds, itertools.cycle(self._places), strict=False):
+            if i != int(state.noise.round_index):
+                histories = tuple(self._drawn(i, each.shape) for each in state.noise.history)
+                state = _of_noise(state, round_index=i, history=histories)
+            kept = [_at(each, of) for each, of in zip(state.noise.history, columns, strict=False)]
+            before, scale = state, float(2.0 ** generator.uniform(-3.0, 3.0))
+            sums = [
+                generator.integers(-most, most, spec.shape, endpoint=True)
+                for spec in self._noise.specs
+            ]
+            released, state = self._run(state, sums, scale, tiles)
+            for number, (segment, of) in enumerate(zip(segments, columns, strict=True)):
+                history = kept[number] if kept else np.empty((0, len(of)))
+                row, after = self._row(segment, tiles, i, of, history)
+                summed, found = (
+                    np.concatenate([np.asarray(each[position]) for position in segment.positions])
+                    for each in (sums, released)
+                )
+                scales = [scale if self._is_scaled else 1.0]
+                (expected,) = self._release.added(i, [summed[of]], [row], scales)
+                if not _same([found[of]], [expected.astype(segment.dtype)]):
+                    yield f"what round {i + 1} releases"
+                if kept and not _close(_at(state.noise.history[number], of), after):
+                    yield f"what is kept of round {i + 1}"
+            following = state.noise.round_index, state.noise.seed, state.noise.stream
+            if not _same(following, [i + 1, self._seed, self._stream]):
+                yield f"the state after round {i + 1}"
+        yield from self._not_refused(before, sums, scale, tiles)
+
+    def _run(
+        self,
+        state: Any,
+        sums: Sequence[IntArray],
+        scale: float,
+        tiles: int,
+        num_records: int = 3,
+        wrapped: int = 0,
+    ) -> Any:
+        least = wrapped - num_records * self._release.sums.steps_per_clip_norm
+        counts = tf.constant(num_records, tf.int64), tf.constant(least, tf.int64)
+        sample = SampleState(tuple(map(tf.constant, sums)), *counts)
+        wide_scale = tf.constant(scale, tf.float64)
+        return self._graph(state, sample, wide_scale, tf.constant(tiles, tf.int64))
+
+    def _not_refused(
+        self, state: Any, sums: list[IntArray], scale: float, tiles: int
+    ) -> Iterator[str]:
+        """Yields what is released that no guarantee is about, from the state of a round."""
+        rounds = self._noise.recursion.num_rounds
+        past, others = _of_noise(state, round_index=rounds), [each + 1 for each in sums]
+        fingerprint = int(state.noise.fingerprint) ^ 1
+        many = self._release.sums.largest_cohort + 1
+        refused: dict[str, Callable[[], Any]] = {
+            "the last round": lambda: self._run(past, sums, scale, tiles),
+            "states of other runs": lambda: self._run(
+                _of_noise(state, fingerprint=fingerprint), sums, scale, tiles
+            ),
+            "the most clients": lambda: self._run(state, sums, scale, tiles, many),
+            "sums that wrapped around": lambda: self._run(state, sums, scale, tiles, 3, 1),
+        }
+        if self._record is not None:
+            refused["the record of sums"] = lambda: self._run(state, others, scale, tiles)
+            if self._is_scaled:
+                refused["the record"] = lambda: self._run(state, sums, 2.0 * scale, tiles)
+        for name, run in refused.items():
+            try:
+                run()
+            except tf.errors.InvalidArgumentError:
+                continue
+            yield name
+
+    def _drawn(self, i: int, shape: Sequence[int]) -> tf.Tensor:
+        """What a state holds of a segment before a round, in numbers as large as those of rows."""
+        rows = self._release.rows
+        numbers = STANDARD_DEVIATION / rows.row_to_z * self._generator.normal(size=shape)
+        if rows.normalised.num_state_vectors:
+            return tf.constant(numbers)
+        # No round has filled the others.
+        numbers[:, i:] = 0.0
+        return tf.constant(np.rint(numbers), tf.int32)
+
+    def _row(
+        self, segment: Segment, tiles: int, i: int, columns: IntArray, history: RealArray
+    ) -> tuple[IntArray, RealArray]:
+        """The kernel's row in some columns, and what a state holds of these after it."""
+        release, rows = self._release, self._release.rows
+        segment = dataclasses.replace(segment, first_tile=segment.first_tile + tiles)
+        if release.blocks is not None:
+            folder = self._directory / "kernel"
+            files = RowsInFiles(rows, release.blocks, release.source, self._seed, folder)
+            return files.row(segment, i)[columns], history
+        ring = rows.normalised.rows_of_history - rows.normalised.floats_per_parameter
+        drawn = np.zeros((ring, len(columns)))
+        for j in range(rows.normalised.first_row_of_z(i) if ring else i, i):
+            drawn[j % ring] = segment.row_of_z(release.source, self._seed, j)[columns]
+        z = segment.row_of_z(release.source, self._seed, i)[columns]
+        kept = NoiseState(i, np.concatenate([drawn, history]) if ring else history)
+        row, after = rows.next_row(kept, z)
+        return row, after.history[ring:]
+
+
+def _compared(segment: Segment, generator: np.random.Generator) -> IntArray:
+    """Coordinates at both ends of a segment and its tiles, and drawn ones."""
+    starts = np.arange(0, segment.size, TILE)
+    drawn = generator.integers(segment.size, size=_COMPARED)
+    return np.unique(np.concatenate([starts, starts[1:] - 1, [segment.size - 1], drawn]))
+
+
+def _at(history: tf.Tensor, columns: IntArray) -> RealArray:
+    """(floats_per_parameter, columns): a part of what a state holds of a segment."""
+    return np.asarray(history)[columns // TILE, :, columns % TILE].T
+
+
+def _of_noise(state: Any, **changes: Any) -> Any:
+    """A state with other numbers of its noise."""
+    numbers = {
+        name: each if name == "history" else tf.constant(each, tf.int64)
+        for name, each in changes.items()
+    }
+    return state._replace(noise=state.noise._replace(**numbers))
+
+
+def _late_round(store: RowsOnDisk) -> int:
+    """The last round of the latest block that does not take too many rows of Z to make."""
+    blocks, recursion = store.blocks, store.rows.normalised
+    drawn = blocks.starts[1:] - [blocks.first_row_of_z(block) for block in range(blocks.num_blocks)]
+    if recursion.num_earlier_rows or recursion.num_state_vectors:
+        drawn = np.cumsum(drawn)
+    return int(blocks.starts[1 + np.flatnonzero(drawn <= _MOST_ROWS_OF_Z)[-1]]) - 1
+
+
+def _of_weights(store: RowsOnDisk) -> Iterator[str]:
+    """One file has the weights of all blocks with the same transition."""
+    distinct = store.blocks.distinct_transitions()
+    for block, first in enumerate(map(int, distinct)):
+        path = pathlib.Path(store.transitions[block])
+        if block != first and store.transitions[block] != store.transitions[first]:
+            yield f"the weights of block {block}"
+        if block == first and path.read_bytes() != store.blocks.transition(block).tobytes():
+            yield f"the weights of block {block}"
+
+
+def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether arrays are the same, bit for bit."""
+    return all(
+        np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def _close(found: RealArray, expected: RealArray) -> bool:
+    """Whether integers are the same, and floats but for roundings."""
+    allowed = _ROUNDINGS * np.max(np.abs(expected), initial=0.0)
+    return bool(np.all(np.abs(found - expected) <= (allowed if found.dtype.kind == "f" else 0)))

@@ -1,0 +1,146 @@
+"""A graph that differs from the kernel is refused before a run begins.
+
+Functions of ``tff`` return other numbers, one after another, and the same aggregator that was made
+before is refused.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import tensorflow as tf
+
+import mf_aggregators as mfa
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.tff import (
+    dp_query,
+    graph_check,
+    grid,
+    release_record,
+    rows_on_disk,
+    tensor_rows,
+    tensor_streams,
+)
+
+_SPECS = [tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float64)]
+_MADE = {
+    "identity": lambda: mfa.factorizations.identity(5),
+    "banded": lambda: mfa.factorizations.banded(5, num_bands=3),
+    "blt": lambda: mfa.factorizations.blt(5, num_buffers=2),
+    "dense": lambda: mfa.factorizations.optimal(5),
+    "window": lambda: mfa.factorizations.banded_inverse(5, 3),
+}
+
+
+def _query(name: str, storage: str = "state", specs: Any = _SPECS, **changes: Any) -> Any:
+    options: dict[str, Any] = {
+        "participation": mfa.participation.MinSeparation(2),
+        "noise_multiplier": 1.0,
+        "clip_norm": 0.7,
+        "clients_per_round": 4,
+        "noise_storage": storage,
+        **changes,
+    }
+    return mfa.mf_dp_aggregator(_MADE[name](), **options)._query(specs, is_recorded=True)
+
+
+def _found(query: Any) -> str | None:
+    return next(graph_check._differences(query), None)
+
+
+@pytest.mark.short_cases(2)
+@pytest.mark.parametrize("storage", ["state", "disk"])
+@pytest.mark.parametrize("name", _MADE)
+def test_graphs_are_those_of_the_kernel(name: str, storage: str) -> None:
+    assert _found(_query(name, storage)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_norm": mfa.AdaptiveClip(0.5)},
+        {"specs": [tf.TensorSpec([TILE + 70], tf.float32), tf.TensorSpec([0], tf.float16)]},
+        {"noise_multiplier": 0.0, "allow_no_noise": True},
+    ],
+    ids=["adaptive", "tiles", "without noise"],
+)
+def test_other_graphs_are_those_of_the_kernel(changes: dict[str, Any]) -> None:
+    assert _found(_query("banded", **changes)) is None
+
+
+def _times(function: Callable[..., Any], factor: int) -> Callable[..., Any]:
+    def altered(*arguments: Any, **options: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda each: each * tf.cast(factor, each.dtype), function(*arguments, **options)
+        )
+
+    return altered
+
+
+_ALTERED = [
+    (tensor_rows, "integer_row", "state"),
+    (tensor_rows, "tile_rows", "state"),
+    (tensor_rows, "_row_of", "state"),
+    (rows_on_disk, "integer_row", "disk"),
+    (rows_on_disk, "tile_rows", "disk"),
+    (tensor_streams, "of_round", "state"),
+    (dp_query, "_released", "state"),
+    (grid, "clip_to_grid", "state"),
+    (grid, "_norm", "state"),
+]
+
+
+@pytest.mark.short_cases(3)
+@pytest.mark.parametrize(("module", "name", "storage"), _ALTERED)
+def test_altered_graphs_are_refused(
+    module: Any, name: str, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = _query("banded", storage)
+    function = getattr(module, name)
+    monkeypatch.setattr(
+        module,
+        name,
+        (lambda table, i: 2.0 * function(table, i)) if name == "_row_of" else _double_of(function),
+    )
+    with pytest.raises(NotProved, match="kernel"):
+        graph_check.check(query)
+
+
+def _double_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    if function is not grid._norm:
+        return _times(function, 2)
+
+    def half(wide: Any) -> Any:
+        in_units, norm, unit, is_finite = function(wide)
+        return in_units, norm / 2.0, unit, is_finite
+
+    return half
+
+
+def test_a_record_that_takes_any_sum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        release_record, "digest", lambda *unused: tf.strings.as_string(tf.constant(1))
+    )
+    assert _found(_query("identity")) == "the record of sums"
+
+
+def test_rounds_past_the_last_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = _query("identity")
+    monkeypatch.setattr(
+        tensor_streams.TensorNoise, "_checked_round", lambda self, state: state.round_index
+    )
+    assert _found(query) is not None
+
+
+def test_weights_of_another_matrix_are_refused() -> None:
+    query = _query("banded", "disk")
+    path = query.parts.noise.store.transitions[-1]
+    weights = np.fromfile(path)
+    (weights * 2.0).tofile(path)
+    with pytest.raises(NotProved, match="weights"):
+        graph_check.check(query)
