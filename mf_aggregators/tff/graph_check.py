@@ -16,12 +16,13 @@ than a tile have the same operations, and all of less. What differs is compared 
 that are added up in another order round another number, with probability 1e-6 at most.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 from mf_aggregators.tff.dp_query import MatrixFactorizationSumQuery, SampleState
 from mf_aggregators.tff.release_record import ReleaseRecord
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
-from mf_aggregators.tff.tensor_streams import NoiseParts, RowStore
+from mf_aggregators.tff.tensor_streams import NoiseParts
 
 # The entries of small tensors, and how many of these are kept of a model.
 _FEW = 5
@@ -158,13 +159,9 @@ def _updates(parts: NoiseParts, generator: np.random.Generator) -> Iterator[list
 class _Moved:
     """The rows of a store in later tiles."""
 
-    def __init__(self, store: RowStore, tiles: tf.Tensor) -> None:
-        self.rows, self.source, self.initial_history = (
-            store.rows,
-            store.source,
-            store.initial_history,
-        )
-        self._store, self._tiles = store, tiles
+    def __init__(self, store: Any, tiles: tf.Tensor) -> None:
+        self.rows, self.source = store.rows, store.source
+        self.initial_history, self._store, self._tiles = store.initial_history, store, tiles
 
     def next_row(self, segment: Segment, *others: Any) -> Any:
         """Returns what the store does."""
@@ -202,7 +199,8 @@ class _Rounds:
             self._places = self._places[generator.integers(3) :][:1]
 
     def _query(self, tiles: Any) -> MatrixFactorizationSumQuery:
-        noise = dataclasses.replace(self._noise, store=_Moved(self._noise.store, tiles))
+        moved: Any = _Moved(self._noise.store, tiles)
+        noise = dataclasses.replace(self._noise, store=moved)
         parts = NoiseParts(self._release, noise, self._record)
         return MatrixFactorizationSumQuery(None, noise.specs, noise=parts)
 
@@ -265,28 +263,22 @@ class _Rounds:
         self, state: Any, sums: list[IntArray], scale: float, tiles: int
     ) -> Iterator[str]:
         """Yields what is released that no guarantee is about, from the state of a round."""
-        rounds = self._noise.recursion.num_rounds
-        past, others = _of_noise(state, round_index=rounds), [each + 1 for each in sums]
-        fingerprint = int(state.noise.fingerprint) ^ 1
-        many = self._release.sums.largest_cohort + 1
-        refused: dict[str, Callable[[], Any]] = {
-            "the last round": lambda: self._run(past, sums, scale, tiles),
-            "states of other runs": lambda: self._run(
-                _of_noise(state, fingerprint=fingerprint), sums, scale, tiles
-            ),
-            "the most clients": lambda: self._run(state, sums, scale, tiles, many),
-            "sums that wrapped around": lambda: self._run(state, sums, scale, tiles, 3, 1),
+        past = _of_noise(state, round_index=self._noise.recursion.num_rounds)
+        other = _of_noise(state, fingerprint=int(state.noise.fingerprint) ^ 1)
+        refused: dict[str, tuple[Any, ...]] = {
+            "the last round": (past, sums, scale, tiles),
+            "states of other runs": (other, sums, scale, tiles),
+            "the most clients": (state, sums, scale, tiles, self._release.sums.largest_cohort + 1),
+            "sums that wrapped around": (state, sums, scale, tiles, 3, 1),
         }
         if self._record is not None:
-            refused["the record of sums"] = lambda: self._run(state, others, scale, tiles)
-            if self._is_scaled:
-                refused["the record"] = lambda: self._run(state, sums, 2.0 * scale, tiles)
-        for name, run in refused.items():
-            try:
-                run()
-            except tf.errors.InvalidArgumentError:
-                continue
-            yield name
+            refused["the record of sums"] = (state, [each + 1 for each in sums], scale, tiles)
+        if self._record is not None and self._is_scaled:
+            refused["the record of scales"] = (state, sums, 2.0 * scale, tiles)
+        for name, arguments in refused.items():
+            with contextlib.suppress(tf.errors.InvalidArgumentError):
+                self._run(*arguments)
+                yield name
 
     def _drawn(self, i: int, shape: Sequence[int]) -> tf.Tensor:
         """What a state holds of a segment before a round, in numbers as large as those of rows."""
@@ -350,12 +342,12 @@ def _late_round(store: RowsOnDisk) -> int:
 
 def _of_weights(store: RowsOnDisk) -> Iterator[str]:
     """One file has the weights of all blocks with the same transition."""
-    distinct = store.blocks.distinct_transitions()
-    for block, first in enumerate(map(int, distinct)):
-        path = pathlib.Path(store.transitions[block])
-        if block != first and store.transitions[block] != store.transitions[first]:
-            yield f"the weights of block {block}"
-        if block == first and path.read_bytes() != store.blocks.transition(block).tobytes():
+    for block, first in enumerate(map(int, store.blocks.distinct_transitions())):
+        path = pathlib.Path(store.transitions[first])
+        is_same = store.transitions[block] == store.transitions[first]
+        if block == first:
+            is_same = path.read_bytes() == store.blocks.transition(block).tobytes()
+        if not is_same:
             yield f"the weights of block {block}"
 
 

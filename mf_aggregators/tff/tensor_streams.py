@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -20,7 +20,7 @@ from mf_aggregators.kernel import gaussian, integer_rows
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows, RowLayout, Segment
+from mf_aggregators.kernel.integer_rows import RowLayout, Segment
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.rows import NoiseRecursion
@@ -28,6 +28,7 @@ from mf_aggregators.noise import costs, noise_directory
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord
+from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState
 
 # The refusal of a state that has another fingerprint than the process.
@@ -70,31 +71,6 @@ class NoiseState(NamedTuple):
         )
 
 
-class RowStore(Protocol):
-    """Makes the rows of one noising matrix, and keeps what they need of earlier rounds."""
-
-    @property
-    def rows(self) -> IntegerRows:
-        """The mechanism's rows."""
-
-    @property
-    def source(self) -> NoiseSource:
-        """Where random bits come from."""
-
-    def initial_history(self, segment: Segment) -> tf.Tensor | None:
-        """Returns what the state holds for a segment before the first round; None for nothing."""
-
-    def next_row(
-        self,
-        segment: Segment,
-        i: tf.Tensor,
-        seed: tf.Tensor,
-        stream: tf.Tensor,
-        history: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns the (segment.size,) int32 row of round i, and what the state holds after it."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class TensorNoise:
     """A stream of noise rows but for its seed.
@@ -106,7 +82,7 @@ class TensorNoise:
         last the fingerprint of its own states.
     """
 
-    store: RowStore
+    store: RowsInState | RowsOnDisk
     specs: tuple[tf.TensorSpec, ...]
     fingerprints: tuple[int, ...] = (0,)
 
@@ -313,7 +289,7 @@ def make(
         is_on_disk=is_on_disk,
         label=f"{label} {specs}",
     )
-    store: RowStore = RowsInState(release.rows, options.source)
+    store: RowsInState | RowsOnDisk = RowsInState(release.rows, options.source)
     record = None
     if has_noise and (is_recorded or is_on_disk or options.directory is not None):
         directory = noise_directory.open_directory(options.directory)
