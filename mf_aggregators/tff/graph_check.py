@@ -47,6 +47,7 @@ from mf_aggregators.tff.tensor_streams import NoiseParts
 _FEW = 5
 # Coordinates of a wide row that are compared, beside those at the ends of tiles.
 _COMPARED = 64
+# Rounds that are drawn; one where each draws many rows of Z.
 _DRAWN_ROUNDS = 3
 # Rows or vectors of a history that wide rows have in drawn rounds.
 _MOST_WIDE_ROWS = 16
@@ -64,11 +65,12 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     Args:
       query: The query.
     """
+    is_scaled = isinstance(query, AdaptiveClipSumQuery)
     parts = query.mechanism.parts if isinstance(query, AdaptiveClipSumQuery) else query.parts
     # The digest binds all numbers that graphs have.
-    graphs = parts.release.digest, parts.noise.specs, parts.record is None
+    graphs = parts.release.digest, parts.noise.specs, is_scaled, parts.record is None
     for _ in range(2):
-        found = None if graphs in _checked else next(_differences(query), None)
+        found = None if graphs in _checked else next(_differences(parts, is_scaled), None)
         if found is None:
             _checked.add(graphs)
             return
@@ -78,9 +80,7 @@ def check(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> None:
     )
 
 
-def _differences(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> Iterator[str]:
-    is_scaled = isinstance(query, AdaptiveClipSumQuery)
-    parts = query.mechanism.parts if isinstance(query, AdaptiveClipSumQuery) else query.parts
+def _differences(parts: NoiseParts, is_scaled: bool) -> Iterator[str]:
     generator, n, store = np.random.default_rng(), parts.release.num_rounds, parts.noise.store
     wide, narrow = (_cut(parts.noise.specs, most) for most in (TILE + _FEW, _FEW))
     yield from _of_clients(_with_specs(parts, wide), generator)
@@ -91,7 +91,8 @@ def _differences(query: MatrixFactorizationSumQuery | AdaptiveClipSumQuery) -> I
         rows = parts.release.rows.recursion
         is_costly = rows.draws_earlier_rows_of_z or rows.floats_per_parameter > _MOST_WIDE_ROWS
         rounds = {wide: [*range(min(3, n))]}
-        late = [n - 1, *map(int, generator.integers(n, size=_DRAWN_ROUNDS))]
+        number = 1 if rows.draws_earlier_rows_of_z else _DRAWN_ROUNDS
+        late = [n - 1, *map(int, generator.integers(n, size=number))]
         rounds.setdefault(narrow if is_costly else wide, []).extend(late)
     for specs, chosen in rounds.items():
         with tempfile.TemporaryDirectory() as directory:

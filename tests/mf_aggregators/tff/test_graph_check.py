@@ -26,6 +26,7 @@ from mf_aggregators.tff import (
     tensor_rows,
     tensor_streams,
 )
+from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
 
 _SPECS = [tf.TensorSpec([3], tf.float32), tf.TensorSpec([2, 2], tf.float64)]
 _MADE = {
@@ -50,7 +51,9 @@ def _query(name: str, storage: str = "state", specs: Any = _SPECS, **changes: An
 
 
 def _found(query: Any) -> str | None:
-    return next(graph_check._differences(query), None)
+    is_adaptive = isinstance(query, AdaptiveClipSumQuery)
+    parts = query.mechanism.parts if is_adaptive else query.parts
+    return next(graph_check._differences(parts, is_adaptive), None)
 
 
 @pytest.mark.short_cases(2)
