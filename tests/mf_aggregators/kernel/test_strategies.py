@@ -2,6 +2,7 @@
 
 import dataclasses
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -357,7 +358,8 @@ def test_a_scaling_of_the_rows_scales_c_and_its_errors() -> None:
     )
     series = WindowNoise(4, np.array([[2.0, 1.0]]), none, none)
     _is_scaled(series, WindowNoise(4, series.window / 64, none, none))
-    for rows in (series, ToeplitzNoise(4, np.array([2.0, 1.0]), ones)):
+    scaled: tuple[Any, ...] = (series, ToeplitzNoise(4, np.array([2.0, 1.0]), ones))
+    for rows in scaled:
         _is_scaled(
             dataclasses.replace(rows, row_scales=ones),
             dataclasses.replace(rows, row_scales=ones / 64),
@@ -377,9 +379,12 @@ def _is_scaled(rows: NoiseRecursion, less: NoiseRecursion) -> None:
 def test_sizes_of_low_rank_rows_are_sums_of_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding is relative to the terms of an entry, which may cancel."""
     seen: list[tuple[np.ndarray, np.ndarray, int]] = []
-    monkeypatch.setattr(
-        strategies, "_inverted", lambda *given: seen.append(given) or (Dense(np.eye(2), 0.0), 1.0)
-    )
+
+    def inverted(*given: Any) -> tuple[Dense, float]:
+        seen.append(given)
+        return Dense(np.eye(2), 0.0), 1.0
+
+    monkeypatch.setattr(strategies, "_inverted", inverted)
     left, right = np.array([[1.0, -1.0]] * 2), np.array([[3.0, 2.0]] * 2)
     strategies.strategy(WindowNoise(2, np.array([[2.0]]), left, right, np.array([1.0, -4.0])), 2)
     ((noising, sizes, terms),) = seen
