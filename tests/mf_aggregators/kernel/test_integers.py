@@ -103,9 +103,9 @@ def test_indicators_tell_lengths_apart() -> None:
 
 
 def test_grids_check_their_numbers() -> None:
-    assert IntegerSums(np.int64(3), np.int64(32)) == IntegerSums(3, 32)
-    assert len({IntegerSums(np.int64(3)), IntegerSums(3)}) == 1
-    assert type(IntegerSums(np.int64(3)).largest_cohort) is int
+    three: Any = np.int64(3)
+    assert len({IntegerSums(three), IntegerSums(3)}) == 1
+    assert type(IntegerSums(three).largest_cohort) is int
     assert IntegerSums(2**31 - 1, 32).steps_per_clip_norm == 1
     for wrong in ((0,), (1, 65), (1, 1), (2**31, 32), (1.5,), (1, -1)):
         with refuses("bits" if len(wrong) > 1 else "largest_cohort"):
