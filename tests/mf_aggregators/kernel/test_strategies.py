@@ -356,14 +356,11 @@ def test_a_scaling_of_the_rows_scales_c_and_its_errors() -> None:
         low_rank,
         dataclasses.replace(low_rank, window=ones[:2] / [[32, 64]], left=low_rank.left / 64),
     )
-    series = WindowNoise(4, np.array([[2.0, 1.0]]), none, none)
-    _is_scaled(series, WindowNoise(4, series.window / 64, none, none))
-    scaled: tuple[Any, ...] = (series, ToeplitzNoise(4, np.array([2.0, 1.0]), ones))
-    for rows in scaled:
-        _is_scaled(
-            dataclasses.replace(rows, row_scales=ones),
-            dataclasses.replace(rows, row_scales=ones / 64),
-        )
+    series = WindowNoise(4, np.array([[2.0, 1.0]]), none, none, ones)
+    _is_scaled(series, dataclasses.replace(series, window=series.window / 64))
+    _is_scaled(series, dataclasses.replace(series, row_scales=ones / 64))
+    toeplitz = ToeplitzNoise(4, np.array([2.0, 1.0]), ones)
+    _is_scaled(toeplitz, dataclasses.replace(toeplitz, row_scales=ones / 64))
     inverse = np.tri(4) + np.eye(4)
     _is_scaled(DenseNoise(inverse), DenseNoise(inverse / 64))
 
@@ -378,9 +375,9 @@ def _is_scaled(rows: NoiseRecursion, less: NoiseRecursion) -> None:
 
 def test_sizes_of_low_rank_rows_are_sums_of_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding is relative to the terms of an entry, which may cancel."""
-    seen: list[tuple[np.ndarray, np.ndarray, int]] = []
+    seen: list[Any] = []
 
-    def inverted(*given: Any) -> tuple[Dense, float]:
+    def inverted(*given: Any) -> tuple[Strategy, float]:
         seen.append(given)
         return Dense(np.eye(2), 0.0), 1.0
 
