@@ -128,13 +128,21 @@ def rates_sentence(fields: Mapping[str, float | None], *, knows_rounds: bool = T
 
 
 def rates_remark(fields: Mapping[str, float | None]) -> str:
-    """Returns a shorter sentence, for what follows one of :func:`rates_sentence`."""
+    """Returns a shorter sentence, to follow one of :func:`rates_sentence`.
+
+    Args:
+      fields: As :func:`rates_in_brief` takes them.
+    """
     brief = rates_in_brief(fields)
     return f"An attacker's true positive rate is then at most {brief}." if brief else ""
 
 
 def rates_line(fields: Mapping[str, float | None]) -> str:
-    """Returns true positive rates for a line of a table."""
+    """Returns true positive rates for a line of a table.
+
+    Args:
+      fields: As :func:`rates_in_brief` takes them.
+    """
     first, *others = (
         f"{percent(most)} at {100.0 * rate:g} %"
         for rate in FALSE_POSITIVE_RATES
@@ -144,7 +152,11 @@ def rates_line(fields: Mapping[str, float | None]) -> str:
 
 
 def percent(rate: float) -> str:
-    """Returns a rate from 0 to 1 in percent, rounded up."""
+    """Returns a rate in percent, rounded up.
+
+    Args:
+      rate: From 0 to 1.
+    """
     # The product may be rounded down.
     value = 100.0 * rate
     return f"{rounded_up(value if rate == 1.0 else math.nextafter(value, math.inf), '.5g')} %"

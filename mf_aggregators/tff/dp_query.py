@@ -130,6 +130,8 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         self._participation = declared_participation.declare(participation)
         numbers = recursion, l2_norm_clip, noise_stddev, sums
         if noise is None:
+            if recursion is None or l2_norm_clip is None:
+                raise ValueError("a query needs noise=, or recursion and l2_norm_clip.")
             norm = validation.of_float32(l2_norm_clip, "l2_norm_clip")
             stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
             if stddev > 0.0:

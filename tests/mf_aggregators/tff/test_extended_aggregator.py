@@ -356,7 +356,7 @@ def test_files_have_the_blocks_of_the_plan_before(name: str, tmp_path: pathlib.P
         ).noise.store
         for each in (began, extended)
     ]
-    before, after = (store.blocks for store in made)  # type: ignore[attr-defined]
+    before, after = (store.blocks for store in made)  # type: ignore[union-attr]
     assert list(after.starts[: before.num_blocks + 1]) == list(before.starts)
     assert after.starts[-1] == _WHOLE
     for block in range(before.num_blocks):
