@@ -102,6 +102,7 @@ _OF_THIS_REPOSITORY = (
     "mf_aggregators.flower",
     "mf_aggregators.figures",
     "mf_aggregators.commands.flag_groups",
+    "mf_aggregators.kernel.claim",
     "mf_aggregators.privacy.guarantees",
 )
 
