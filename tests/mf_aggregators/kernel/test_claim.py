@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators import Mechanism, factorizations, participation
 from mf_aggregators.kernel import (
     claim,
     composition,
@@ -27,6 +28,7 @@ from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, ToeplitzNoise
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.participation.monte_carlo.certification import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel import random_claims
 from tests.mf_aggregators.kernel.random_claims import gaussian_epsilon, largest_change
@@ -425,3 +427,18 @@ def test_columns_of_another_matrix_are_refused() -> None:
         claim.check(Claim(rows, draws, 3.0, _DELTA))
     with pytest.raises(TypeError, match="belong to"):
         Claim(rows, Schema(1, 1), 3.0, _DELTA, columns=StrategyColumns(entries))
+
+
+def test_a_certificate_counts_if_its_test_is_passed_again() -> None:
+    scheme = participation.MinSeparationSampling(16, 2, 100, 10, separation=4)
+    mechanism = Mechanism(factorizations.banded(16, num_bands=2), scheme, 1.2)
+    found = mechanism.guarantee(1e-4, certification=Certification())
+    certificate = found.claim.certificate
+    assert certificate is not None
+    known = dataclasses.replace(found.claim, epsilon=None)
+    assert claim.check(known).epsilon == found.epsilon
+    without = claim.check(dataclasses.replace(known, certificate=None))
+    assert without.epsilon > 1.1 * found.epsilon
+    better = dataclasses.replace(certificate, epsilon=0.7 * certificate.epsilon)
+    with pytest.raises(NotProved):
+        claim.check(dataclasses.replace(known, certificate=better))
