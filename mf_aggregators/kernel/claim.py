@@ -148,6 +148,7 @@ class Limit:
         object.__setattr__(self, "sensitivity", bound)
 
 
+# In which rounds one client takes part: of everybody by a schema, of one client, or drawn.
 TakingPart: TypeAlias = Schema | Pattern | Limit | Draws
 _BASES: Mapping[type, tuple[Basis, ...]] = {
     Schema: (Basis.PLAN, Basis.LEDGER),

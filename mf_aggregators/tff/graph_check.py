@@ -251,7 +251,7 @@ class _Rounds:
         sums: Sequence[IntArray],
         scale: float,
         tiles: int,
-        num_records: int = 3,
+        num_records: int = 1,
         wrapped: int = 0,
     ) -> Any:
         least = wrapped - num_records * self._release.sums.steps_per_clip_norm
@@ -270,7 +270,7 @@ class _Rounds:
             "the last round": (past, sums, scale, tiles),
             "states of other runs": (other, sums, scale, tiles),
             "the most clients": (state, sums, scale, tiles, self._release.sums.largest_cohort + 1),
-            "sums that wrapped around": (state, sums, scale, tiles, 3, 1),
+            "sums that wrapped around": (state, sums, scale, tiles, 1, 1),
         }
         if self._record is not None:
             refused["the record of sums"] = (state, [each + 1 for each in sums], scale, tiles)
