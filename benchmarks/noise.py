@@ -51,7 +51,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import release
 from mf_aggregators.kernel.blocks import Blocks
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
 from mf_aggregators.tff import processes
 
@@ -202,7 +202,6 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
 
     from mf_aggregators.kernel.claim import Claim, Pattern
     from mf_aggregators.kernel.integer_rows import IntegerRows
-    from mf_aggregators.kernel.rows import IndependentNoise
     from mf_aggregators.tff import tensor_streams
     from mf_aggregators.tff.tensor_rows import RowsInState
 
@@ -218,7 +217,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     start_seconds = time.perf_counter() - begin
     # Row i of a stream of independent noise is one standard normal vector.
     plain = tensor_streams.TensorNoise(
-        RowsInState(IntegerRows.of(IndependentNoise(values.num_rounds)), noise.store.source),
+        RowsInState(IntegerRows.of(independent_rows(values.num_rounds)), noise.store.source),
         specs,
     )
     draw = tf.function(lambda state: plain.next_row(state)[0], autograph=False)

@@ -15,7 +15,6 @@ from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.numbers import pair
-from mf_aggregators.kernel.rows import IndependentNoise
 from mf_aggregators.planning import Candidate, Plan, proposals
 from mf_aggregators.planning.plans import quantity_of
 from mf_aggregators.planning.proposals import error_name
@@ -165,7 +164,7 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
 
 
 def _is_independent(candidate: Candidate) -> bool:
-    return isinstance(candidate.mechanism.factorization.noise_recursion(), IndependentNoise)
+    return candidate.mechanism.factorization.mechanism == "identity"
 
 
 def _epsilons(

@@ -38,7 +38,7 @@ from mf_aggregators.factorizations.convergence import Converged, minimise, warn_
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise
+from mf_aggregators.kernel.rows import BandedNoise, banded_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
@@ -120,7 +120,7 @@ class BandedFactorization(Factorization):
 
     def noise_recursion(self) -> BandedNoise:
         """Returns the recursion over the last ``num_bands - 1`` noise rows."""
-        return BandedNoise(self.bands)
+        return banded_rows(self.bands)
 
     def _sensitivity(self, participation: Participation) -> Sensitivity:
         """By column norms where BandMF Thm 2 applies; from bands alone in any case."""

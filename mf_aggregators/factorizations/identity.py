@@ -9,7 +9,7 @@ from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import IndependentNoise
+from mf_aggregators.kernel.rows import BandedNoise, independent_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_coefficients
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.workloads import Workload
@@ -44,9 +44,9 @@ class IdentityFactorization(Factorization):
         """Returns the (n, n) identity."""
         return np.eye(self.num_rounds)
 
-    def noise_recursion(self) -> IndependentNoise:
+    def noise_recursion(self) -> BandedNoise:
         """Returns the recursion without memory."""
-        return IndependentNoise(self.num_rounds)
+        return independent_rows(self.num_rounds)
 
     def _encode(self, x: FloatArray) -> FloatArray:
         return x.copy()

@@ -48,9 +48,14 @@ def dense(recursion: NoiseRecursion) -> FloatArray:
         return recursion.inverse
     identity = np.eye(recursion.num_rounds)
     if isinstance(recursion, BandedNoise):
-        matrix = matrix_from_bands(recursion.bands)
+        width = min(recursion.bands.shape[1], len(identity))
+        bands = np.broadcast_to(recursion.bands[:, :width], (len(identity), width))
+        scales = 1.0 if recursion.row_scales is None else recursion.row_scales[:, np.newaxis]
         return np.asarray(
-            scipy.linalg.solve_triangular(matrix, identity, lower=True, check_finite=False)
+            scales
+            * scipy.linalg.solve_triangular(
+                matrix_from_bands(bands), identity, lower=True, check_finite=False
+            )
         )
     return np.tril(apply(recursion, identity))
 

@@ -26,7 +26,7 @@ from mf_aggregators.factorizations.factorization import ExtensionError, Factoriz
 from mf_aggregators.kernel import sensitivity as sensitivities
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.rows import ToeplitzNoise, WindowNoise
+from mf_aggregators.kernel.rows import BandedNoise, WindowNoise, toeplitz_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import (
@@ -220,7 +220,7 @@ class ToeplitzFactorization(ToeplitzStructure):
             theorem="upper bound: column norms, or coefficients divided by the shortest column",
         )
 
-    def noise_recursion(self) -> ToeplitzNoise | WindowNoise:
+    def noise_recursion(self) -> BandedNoise | WindowNoise:
         """Returns forward substitution for few bands, and the product with T^-1 for many."""
         scales = self._column_norms() if self.equal_column_norms else None
         return recursion_of(
@@ -435,7 +435,7 @@ def recursion_of(
     inverse: Callable[[], FloatArray],
     row_scales: FloatArray | None = None,
     first_plan: tuple[int, ...] = (),
-) -> ToeplitzNoise | WindowNoise:
+) -> BandedNoise | WindowNoise:
     """Returns forward substitution for few bands, and the product with T^-1 for many.
 
     Args:
@@ -451,7 +451,7 @@ def recursion_of(
       again.
     """
     if not _is_redrawn(len(coefficients), *(first_plan or (num_rounds,))):
-        return ToeplitzNoise(num_rounds, coefficients, row_scales)
+        return toeplitz_rows(num_rounds, coefficients, row_scales)
     none = np.empty((num_rounds, 0))
     return WindowNoise(num_rounds, inverse()[np.newaxis], none, none, row_scales)
 

@@ -17,12 +17,10 @@ import scipy.linalg
 
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import (
+    BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    SubstitutionNoise,
-    ToeplitzNoise,
     WindowNoise,
 )
 
@@ -53,20 +51,14 @@ def transition(normalised: NoiseRecursion, start: int, end: int) -> FloatArray:
 
 
 @transition.register
-def _of_independent(normalised: IndependentNoise, start: int, end: int) -> FloatArray:
-    del normalised
-    return np.zeros((end - start, end - start))
-
-
-@transition.register
-def _of_bands(normalised: SubstitutionNoise, start: int, end: int) -> FloatArray:
+def _of_bands(normalised: BandedNoise, start: int, end: int) -> FloatArray:
     """The entries of C off its diagonal, for the rows before the block and its own."""
     size, num_earlier = end - start, min(normalised.num_earlier_rows, start)
     matrix = np.zeros((size, num_earlier + size))
-    for row in range(size):
+    bands = normalised.bands[start:end] if len(normalised.bands) > 1 else normalised.bands
+    for row, weights in enumerate(np.broadcast_to(bands, (size, bands.shape[1]))):
         last = num_earlier + row
-        lags = min(normalised.num_bands, last + 1)
-        weights = normalised.weights(start + row)
+        lags = min(len(weights), last + 1)
         matrix[row, last - lags + 1 : last] = -weights[1:lags][::-1]
     return matrix
 
@@ -121,7 +113,7 @@ def is_toeplitz(normalised: NoiseRecursion) -> bool:
         return bool(np.all(normalised.phases == normalised.phases[0]))
     if isinstance(normalised, WindowNoise):
         return len(normalised.window) == 1 and not normalised.num_state_vectors
-    return isinstance(normalised, IndependentNoise | ToeplitzNoise)
+    return isinstance(normalised, BandedNoise) and len(normalised.bands) == 1
 
 
 def signature(normalised: NoiseRecursion, start: int, end: int) -> object:

@@ -30,7 +30,7 @@ from mf_aggregators.kernel.errors import NotProved, ReleaseError
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.once import ReleaseRecord
-from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion, NoiseState
+from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState, independent_rows
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 
 # Relative tolerance for the sigma that the noise of an extended run covers.
@@ -185,7 +185,7 @@ class Release(Sealed):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
         first, drawn, ends = horizons[0], horizons[-1].rows, []
         if first.sigma == 0.0:
-            rows = IntegerRows.of(IndependentNoise(drawn.num_rounds))
+            rows = IntegerRows.of(independent_rows(drawn.num_rounds))
         elif len(horizons) > 1:
             rows = IntegerRows.continuing(first.rows, drawn)
             ends = [each.rows.num_rounds for each in horizons[:-1]]

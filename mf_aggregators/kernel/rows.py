@@ -15,7 +15,7 @@ arithmetic is that of a *normalised* noising matrix, whose diagonal is one, so t
 
 and rows are multiplied by the diagonal after that.
 
-**C with few bands** is the first kind (:class:`SubstitutionNoise`), by forward substitution
+**C with few bands** is the first kind (:class:`BandedNoise`), by forward substitution
 (BandMF Sec. 2, Alg. 9): from C Y = Z,
 ``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
 """
@@ -229,28 +229,47 @@ class NoiseRecursion(abc.ABC):
             )
 
 
-class SubstitutionNoise(NoiseRecursion):
-    """Row i follows from row i of Z and the b - 1 rows before it, kept in a ring."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class BandedNoise(NoiseRecursion):
+    """C has few bands: row i follows from row i of Z and the b - 1 rows before it, in a ring.
 
-    @property
-    @abc.abstractmethod
-    def table(self) -> FloatArray:
-        """(n, b) float64 of C[i, i - t] for row i and lag t; (1, b) if all rows have the same."""
+    Row i of the noise is ``row_scales[i] * U[i]``, and U follows by forward substitution:
+    ``sum_{t=0}^{b-1} bands[i, t] U[i - t] = Z[i]``. So C = T D with the bands of T and D = 1 /
+    ``row_scales``.
 
-    @property
-    def num_bands(self) -> int:
-        """The number of bands b."""
-        return int(self.table.shape[1])
+    Attributes:
+      num_rounds: n.
+      bands: (n, b) float64, or (1, b) where all rounds have the same (T is Toeplitz); entry
+        [i, 0] is not zero, and entries for rows before the first become zero.
+      row_scales: (n,) float64, or None for ones.
+    """
 
-    def weights(self, round_index: int) -> FloatArray:
-        """Returns the (b,) entries C[i, i], C[i, i - 1], ... of row i."""
-        table = self.table
-        return np.asarray(table[round_index if len(table) > 1 else 0])
+    num_rounds: int
+    bands: FloatArray
+    row_scales: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "num_rounds")
+        rounds = self.num_rounds
+        self._freeze("bands", (1 if len(self.bands) == 1 else rounds, None), lags_in=rounds)
+        if self.row_scales is not None:
+            self._freeze("row_scales", (rounds,))
 
     @property
     def num_earlier_rows(self) -> int:
         """The rows before a row that it follows from, b - 1."""
-        return self.num_bands - 1
+        return int(self.bands.shape[1]) - 1
+
+    @property
+    def diagonal(self) -> FloatArray:
+        """The row scales over the first band, (n,) float64."""
+        scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
+        return np.asarray(scales / self.bands[:, 0])
+
+    def _with_unit_diagonal(self) -> NoiseRecursion:
+        lags = np.arange(self.num_earlier_rows + 1)
+        columns = np.arange(len(self.bands))[:, np.newaxis] - lags
+        return BandedNoise(self.num_rounds, self.bands / self.bands[np.maximum(columns, 0), 0])
 
     def earlier(self, i: int, history: RealArray) -> FloatArray:
         """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
@@ -259,7 +278,7 @@ class SubstitutionNoise(NoiseRecursion):
             return np.zeros(history.shape[1:])
         lags = (i - 1 - np.arange(slots)) % slots + 1
         # Slots that no earlier round has filled count for nothing.
-        weights = np.where(lags <= i, self.weights(i)[lags], 0.0)
+        weights = np.where(lags <= i, self.bands[i if len(self.bands) > 1 else 0][lags], 0.0)
         return -np.tensordot(weights, history, axes=1)
 
     def following(
@@ -271,108 +290,27 @@ class SubstitutionNoise(NoiseRecursion):
         return history
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BandedNoise(SubstitutionNoise):
-    """C has few bands.
-
-    Attributes:
-      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``; entries where i < t become zero.
-    """
-
-    bands: FloatArray
-
-    def __post_init__(self) -> None:
-        self._freeze("bands", (None, None), lags_in=len(self.bands))
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self.bands.shape[0])
-
-    @property
-    def table(self) -> FloatArray:
-        """The bands."""
-        return self.bands
-
-    @property
-    def diagonal(self) -> FloatArray:
-        """One over the diagonal of C, (n,) float64."""
-        return 1.0 / self.bands[:, 0]
-
-    def _with_unit_diagonal(self) -> NoiseRecursion:
-        columns = np.arange(self.num_rounds)[:, np.newaxis] - np.arange(self.num_bands)
-        return BandedNoise(self.bands / self.bands[np.maximum(columns, 0), 0])
+def banded_rows(bands: FloatArray) -> BandedNoise:
+    """Returns the rows of a C with ``bands[i, t] = C[i, i - t]``, (n, b)."""
+    return BandedNoise(len(bands), bands)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ToeplitzNoise(SubstitutionNoise):
-    """C = T D with T a banded Toeplitz matrix and D diagonal: BandedNoise in b + n numbers.
+def toeplitz_rows(
+    num_rounds: int, coefficients: FloatArray, row_scales: FloatArray | None = None
+) -> BandedNoise:
+    """Returns the rows of C = T D, T Toeplitz and D diagonal.
 
-    With U = T^-1 Z, row i of the noise is ``row_scales[i] * U[i]``, and U follows by
-    forward substitution with the same coefficients in every round.
-
-    Attributes:
+    Args:
       num_rounds: n.
-      coefficients: (b,) float64: the first column of T; ``coefficients[0]`` is not zero, and those
-        of more lags than there are rounds become zero.
-      row_scales: (n,) float64: the diagonal of D^-1; None for ones.
+      coefficients: (b,) the first column of T.
+      row_scales: (n,) one over the diagonal of D; None for ones.
     """
-
-    num_rounds: int
-    coefficients: FloatArray
-    row_scales: FloatArray | None = None
-
-    def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "num_rounds")
-        self._freeze("coefficients", (None,), lags_in=self.num_rounds)
-        if self.row_scales is not None:
-            self._freeze("row_scales", (self.num_rounds,))
-
-    @property
-    def table(self) -> FloatArray:
-        """The coefficients, (1, b)."""
-        return self.coefficients[np.newaxis]
-
-    @property
-    def diagonal(self) -> FloatArray:
-        """The row scales over the first coefficient, (n,) float64."""
-        scales = np.ones(self.num_rounds) if self.row_scales is None else self.row_scales
-        return np.asarray(scales / self.coefficients[0])
-
-    def _with_unit_diagonal(self) -> NoiseRecursion:
-        return ToeplitzNoise(self.num_rounds, self.coefficients / self.coefficients[0])
+    return BandedNoise(num_rounds, np.asarray(coefficients)[np.newaxis], row_scales)
 
 
-@dataclasses.dataclass(frozen=True)
-class IndependentNoise(NoiseRecursion):
-    """C is the identity: row i of the noise is row i of Z.
-
-    Attributes:
-      num_rounds: n.
-    """
-
-    num_rounds: int
-
-    def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "num_rounds")
-
-    @property
-    def diagonal(self) -> FloatArray:
-        """Ones, (n,) float64."""
-        return np.ones(self.num_rounds)
-
-    def _with_unit_diagonal(self) -> NoiseRecursion:
-        return self
-
-    def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Returns zeros: earlier rounds add nothing."""
-        return np.zeros(history.shape[1:])
-
-    def following(
-        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
-    ) -> RealArray:
-        """Returns the history, which is empty."""
-        return history
+def independent_rows(num_rounds: int) -> BandedNoise:
+    """Returns the rows of C = I: row i of the noise is row i of Z."""
+    return toeplitz_rows(num_rounds, np.ones(1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,8 +2,7 @@
 
 Every kind of rows gives C as data, with a bound on its errors:
 
-* **Banded, Toeplitz, independent**: C is what the rows are defined by. Column scales take one
-  rounding.
+* **Bands**: C is what the rows are defined by. Column scales take a few roundings.
 * **State spaces**: C Y = Z is a state space with the same state vectors, which follow from Y alone:
   ``Z[i] = (Y[i] - outputs . S) / gains``. Each state vector is a product of decays and one
   feedback, so that an entry of C is a sum of m products of at most i - j + 2 factors, and floats
@@ -50,10 +49,8 @@ from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    ToeplitzNoise,
     WindowNoise,
 )
 
@@ -215,17 +212,8 @@ def _column(found: Strategy, j: int) -> FloatArray:
     return np.asarray(scale * found.coefficients[: found.num_rounds - j])
 
 
-def _of_independent(rows: IndependentNoise, num_rounds: int) -> tuple[Strategy, float]:
-    return Coefficients(np.ones(1), num_rounds, 0.0), 1.0
-
-
-def _of_banded(rows: BandedNoise, num_rounds: int) -> tuple[Strategy, float]:
-    bands = rows.bands[:num_rounds, :num_rounds]
-    return Bands(bands, 0.0), _largest_column_of_bands(bands)
-
-
-def _of_toeplitz(rows: ToeplitzNoise, num_rounds: int) -> tuple[Strategy, float]:
-    return _scaled(rows.coefficients[:num_rounds], rows.row_scales, num_rounds, 0.0)
+def _of_bands(rows: BandedNoise, num_rounds: int) -> tuple[Strategy, float]:
+    return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
 
 
 def _of_state_space(rows: StateSpaceNoise, num_rounds: int) -> tuple[Strategy, float]:
@@ -264,7 +252,7 @@ def _of_window(rows: WindowNoise, num_rounds: int) -> tuple[Strategy, float]:
         coefficients = _reciprocal(series, num_rounds)
         residual = _residual_of_series(coefficients, series)
         error = _error(residual) * float(np.linalg.norm(coefficients))
-        return _scaled(coefficients, rows.row_scales, num_rounds, error)
+        return _scaled(coefficients[np.newaxis], rows.row_scales, num_rounds, error)
     _check_dense(num_rounds)
     length = rows.window_length
     lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
@@ -286,9 +274,7 @@ def _of_dense(rows: DenseNoise, num_rounds: int) -> tuple[Strategy, float]:
 
 
 _OF_KIND: dict[type, Callable[[Any, int], tuple[Strategy, float]]] = {
-    IndependentNoise: _of_independent,
-    BandedNoise: _of_banded,
-    ToeplitzNoise: _of_toeplitz,
+    BandedNoise: _of_bands,
     StateSpaceNoise: _of_state_space,
     WindowNoise: _of_window,
     DenseNoise: _of_dense,
@@ -296,21 +282,27 @@ _OF_KIND: dict[type, Callable[[Any, int], tuple[Strategy, float]]] = {
 
 
 def _scaled(
-    coefficients: FloatArray, row_scales: FloatArray | None, num_rounds: int, error: float
+    bands: FloatArray, row_scales: FloatArray | None, num_rounds: int, error: float
 ) -> tuple[Strategy, float]:
-    """T D from the coefficients of T, the diagonal of D^-1, and what bounds the errors of T."""
-    size = float(np.linalg.norm(coefficients))
-    if row_scales is None:
-        return Coefficients(coefficients, num_rounds, error), size
-    scales = 1.0 / row_scales[:num_rounds]
-    largest = float(np.max(np.abs(scales)))
-    error = (error + _gamma(4) * size) * largest
-    if num_rounds * len(coefficients) > _MOST_ENTRIES_OF_BANDS:
-        return Coefficients(coefficients, num_rounds, error, scales), size * largest
-    lags = np.arange(len(coefficients))
-    columns = np.arange(num_rounds)[:, np.newaxis] - lags
-    bands = np.where(columns >= 0, coefficients * scales[np.maximum(columns, 0)], 0.0)
-    return Bands(bands, error), _largest_column_of_bands(bands)
+    """C = T D from the bands of T, the diagonal of D^-1, and what bounds the errors of T.
+
+    Bands are (n, b), or (1, b) for a Toeplitz T.
+    """
+    is_toeplitz = len(bands) == 1
+    size = float(np.linalg.norm(bands)) if is_toeplitz else _largest_column_of_bands(bands)
+    scales = None
+    if row_scales is not None:
+        scales = 1.0 / row_scales[:num_rounds]
+        largest = float(np.max(np.abs(scales)))
+        error, size = (error + _gamma(4) * size) * largest, size * largest
+    is_long = num_rounds * bands.shape[1] > _MOST_ENTRIES_OF_BANDS
+    if is_toeplitz and (scales is None or is_long):
+        return Coefficients(bands[0], num_rounds, error, scales), size
+    if scales is not None:
+        columns = np.arange(num_rounds)[:, np.newaxis] - np.arange(bands.shape[1])
+        bands = np.where(columns >= 0, bands * scales[np.maximum(columns, 0)], 0.0)
+        size = _largest_column_of_bands(bands)
+    return Bands(bands, error), size
 
 
 def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strategy, float]:

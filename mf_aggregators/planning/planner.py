@@ -24,7 +24,7 @@ from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, independent_rows
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
@@ -391,7 +391,7 @@ def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
 
 def _most_seconds(setting: Setting) -> float:
     """The most seconds a round that noise may take."""
-    independent = costs.choose(IndependentNoise(setting.num_rounds), setting.model_size)
+    independent = costs.choose(independent_rows(setting.num_rounds), setting.model_size)
     return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 

@@ -30,7 +30,7 @@ from mf_aggregators.kernel.ledger import (
     without_draws,
     worst_case,
 )
-from mf_aggregators.kernel.rows import IndependentNoise
+from mf_aggregators.kernel.rows import independent_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import (
     Participation,
@@ -277,8 +277,8 @@ def of_noise(
     """
     multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
     if scheme is None:
-        return claim.check(Claim(IndependentNoise(1), Schema(1, 1), multiplier, delta))
-    rows = IndependentNoise(scheme.num_rounds)
+        return claim.check(Claim(independent_rows(1), Schema(1, 1), multiplier, delta))
+    rows = independent_rows(scheme.num_rounds)
     return claim.check(Claim(rows, scheme.as_draws(), multiplier, delta))
 
 

@@ -28,11 +28,10 @@ from mf_aggregators.kernel.draws import (
 )
 from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
 from mf_aggregators.kernel.rows import (
+    BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    SubstitutionNoise,
     WindowNoise,
 )
 
@@ -441,17 +440,6 @@ def _step(
 
 
 @_step.register
-def _independent(
-    recursion: IndependentNoise,
-    rows: IntegerRows,
-    i: tf.Tensor,
-    draw: _DrawRow,
-    history: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
-
-
-@_step.register
 def _dense(
     recursion: DenseNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -462,7 +450,7 @@ def _dense(
 
 @_step.register
 def _substituted(
-    recursion: SubstitutionNoise,
+    recursion: BandedNoise,
     rows: IntegerRows,
     i: tf.Tensor,
     draw: _DrawRow,
@@ -474,7 +462,7 @@ def _substituted(
         return integer_row(rows, draw(i), tf.zeros([], tf.float64)), history
     # Slots that no round has filled hold zeros, so their weights do not matter.
     lags = tf.math.floormod(i - 1 - tf.range(slots, dtype=tf.int64), slots) + 1
-    weights = tf.gather(_row_of(recursion.table, i), lags) * -rows.row_to_z
+    weights = tf.gather(_row_of(recursion.bands, i), lags) * -rows.row_to_z
     earlier = tf.linalg.matvec(tf.cast(history, tf.float64), weights, transpose_a=True)
     row = integer_row(rows, draw(i), earlier)
     is_slot = tf.equal(tf.range(slots, dtype=tf.int64), tf.math.floormod(i, slots))

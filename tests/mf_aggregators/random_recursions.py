@@ -8,18 +8,15 @@ from hypothesis import strategies as st
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     NoiseState,
     StateSpaceNoise,
-    ToeplitzNoise,
     WindowNoise,
+    toeplitz_rows,
 )
 
 _KINDS = (
-    IndependentNoise,
     BandedNoise,
-    ToeplitzNoise,
     DenseNoise,
     WindowNoise,
     StateSpaceNoise,
@@ -45,17 +42,15 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     row_scales = generator.uniform(0.5, 2.0, num_rounds) if draw(st.booleans()) else None
     is_long = num_rounds > _FEW_ROUNDS
-    if kind is IndependentNoise:
-        return IndependentNoise(num_rounds)
+    if kind is BandedNoise and draw(st.booleans()):
+        coefficients = generator.normal(size=width) / (width if is_long else 1.0)
+        coefficients[0] = 1.5
+        return toeplitz_rows(num_rounds, coefficients, row_scales)
     if kind is BandedNoise:
         bands = np.tril(generator.normal(size=(num_rounds, width)))
         bands /= 2.0 * width if is_long else 1.0
         bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
-        return BandedNoise(bands)
-    if kind is ToeplitzNoise:
-        coefficients = generator.normal(size=width) / (width if is_long else 1.0)
-        coefficients[0] = 1.5
-        return ToeplitzNoise(num_rounds, coefficients, row_scales)
+        return BandedNoise(num_rounds, bands, row_scales)
     if kind is DenseNoise:
         matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
         return DenseNoise(matrix + np.diag(_away_from_zero(generator, num_rounds)))
@@ -102,16 +97,13 @@ def next_row(
 def divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
     """Returns the noising matrix of C / divisor."""
     if isinstance(rows, BandedNoise):
-        return BandedNoise(rows.bands / divisor)
-    if isinstance(rows, ToeplitzNoise):
-        return dataclasses.replace(rows, coefficients=rows.coefficients / divisor)
+        return dataclasses.replace(rows, bands=rows.bands / divisor)
     if isinstance(rows, DenseNoise):
         return DenseNoise(rows.inverse * divisor)
     if isinstance(rows, WindowNoise):
         return dataclasses.replace(rows, window=rows.window * divisor, left=rows.left * divisor)
-    if isinstance(rows, StateSpaceNoise):
-        return dataclasses.replace(rows, gains=rows.gains * divisor)
-    return ToeplitzNoise(rows.num_rounds, np.array([1.0 / divisor]))
+    assert isinstance(rows, StateSpaceNoise)
+    return dataclasses.replace(rows, gains=rows.gains * divisor)
 
 
 def _away_from_zero(generator: np.random.Generator, count: int) -> np.ndarray:

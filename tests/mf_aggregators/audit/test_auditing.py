@@ -22,7 +22,7 @@ import tensorflow as tf
 import mf_aggregators as mfa
 from mf_aggregators.audit import LARGE_DELTA, AuditResult, Claim, audit, statistics
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.rows import BandedNoise
+from mf_aggregators.kernel.rows import BandedNoise, banded_rows
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import (
@@ -190,7 +190,7 @@ class _Transposed(mfa.factorizations.BandedFactorization):
 
     def noise_recursion(self) -> BandedNoise:
         turned = self.strategy_matrix().T[::-1, ::-1]
-        return BandedNoise(bands_of_matrix(turned, 2))
+        return banded_rows(bands_of_matrix(turned, 2))
 
 
 _REPEATED, _REPLACED = 3, 4

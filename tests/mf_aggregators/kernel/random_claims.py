@@ -25,7 +25,7 @@ from mf_aggregators.kernel import claim
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
 from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.patterns import maximal_patterns
 from tests.mf_aggregators import random_recursions
@@ -178,7 +178,7 @@ def check_draws(draws: Poisson | FixedSize, noise: float, seed: int) -> None:
     rounds = draws.num_rounds
     bands = np.random.default_rng(seed).uniform(-1.0, 1.0, (rounds, draws.num_bands))
     bands[:, 0] = 1.5
-    rows = BandedNoise(np.where(np.subtract.outer(range(rounds), range(rounds)) >= 0, bands, 0.0))
+    rows = banded_rows(np.where(np.subtract.outer(range(rounds), range(rounds)) >= 0, bands, 0.0))
     norm = float(np.max(np.linalg.norm(exact_strategy(rows).astype(np.float64), axis=0)))
     truth = sampled_epsilon(draws, 1.0 / noise, DELTA)
     found = _checked(truth, rows, draws, noise * norm)

@@ -22,11 +22,11 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.rows import (
-    BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
-    ToeplitzNoise,
+    banded_rows,
+    independent_rows,
+    toeplitz_rows,
 )
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from tests.examples import examples
@@ -161,7 +161,7 @@ def test_blocks_cover_all_rounds_and_at_most_double(recursion: NoiseRecursion) -
 @pytest.mark.parametrize("num_bands", [1, 2, 64, 128, 129, 300, 1500])
 def test_blocks_are_large_and_add_little_to_what_is_kept(num_bands: int) -> None:
     """Each block reads all that is kept once; its own rows are kept as well."""
-    blocks = Blocks.of(ToeplitzNoise(2000, np.ones(num_bands)))
+    blocks = Blocks.of(toeplitz_rows(2000, np.ones(num_bands)))
     assert blocks.largest_block >= 16
     assert blocks.rows_kept <= max(256, 1.5 * num_bands)
 
@@ -252,7 +252,7 @@ def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
 
 
 def test_what_blocks_need() -> None:
-    banded = Blocks.of(BandedNoise(np.tri(300, 5)))
+    banded = Blocks.of(banded_rows(np.tri(300, 5)))
     assert (banded.recursion.num_earlier_rows, banded.recursion.num_state_vectors) == (4, 0)
     assert [banded.num_earlier_rows(block) for block in range(5)] == [0, 1, 2, 4, 4]
     tree = Blocks.of(tree_aggregation(300).noise_recursion())
@@ -263,5 +263,5 @@ def test_what_blocks_need() -> None:
     assert [window.first_row_of_z(block) for block in range(5)] == [0, 0, 0, 2, 6]
     dense = Blocks.of(DenseFactorization(np.tri(16)).noise_recursion())
     assert [dense.first_row_of_z(block) for block in range(5)] == [0] * 5
-    single = Blocks.of(IndependentNoise(1))
+    single = Blocks.of(independent_rows(1))
     assert (single.num_blocks, single.largest_block, single.rows_kept) == (1, 1, 2)

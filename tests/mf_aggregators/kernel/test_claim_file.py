@@ -29,7 +29,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.rows import BandedNoise, IndependentNoise
+from mf_aggregators.kernel.rows import banded_rows, independent_rows
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
@@ -106,7 +106,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def secret(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of a claim that has all parts."""
-    rows = BandedNoise(np.array([[1.0, 0.0], [1.0, 0.5]]))
+    rows = banded_rows(np.array([[1.0, 0.0], [1.0, 0.5]]))
     secret_rounds = MinSeparation(2, 2, 40, 3, 4)
     claim = Claim(
         *(rows, secret_rounds, 1.5, 1e-6, 3.5),
@@ -135,7 +135,7 @@ def test_every_way_to_take_part_comes_back(
 ) -> None:
     is_secret = isinstance(taking_part, (MinSeparation, BallsInBins))
     columns = StrategyColumns(np.ones((9, 1))) if is_secret else None
-    claim = Claim(IndependentNoise(9), taking_part, 2.0, 1e-6, basis=basis, columns=columns)
+    claim = Claim(independent_rows(9), taking_part, 2.0, 1e-6, basis=basis, columns=columns)
     assert _written(claim, path)["taking_part"] == type(taking_part).__name__
     read = claim_file.read_claim(path)
     assert (read.taking_part, read.basis) == (taking_part, basis)
@@ -147,7 +147,8 @@ def test_the_names_in_a_file(secret: dict[str, np.ndarray]) -> None:
     taking_part = ("num_rounds", "num_bands", "population", "clients_per_round", "separation")
     assert {*secret} == {
         *("claim_format", "sigma", "delta", "epsilon", "num_rounds", "basis", "num_coordinates"),
-        *("rows", "rows.bands", "taking_part", *(f"taking_part.{each}" for each in taking_part)),
+        *("rows", "rows.num_rounds", "rows.bands", "taking_part"),
+        *(f"taking_part.{each}" for each in taking_part),
         *("columns", "columns.entries", "columns.rounding", "columns.norm", "certificate"),
         *(f"certificate.{each.name}" for each in dataclasses.fields(Certificate)),
     }
@@ -213,7 +214,7 @@ def test_a_name_that_is_not_known_is_refused(
 
 def test_numbers_that_are_not_used_are_refused(path: pathlib.Path) -> None:
     """Entries above the diagonal become zero, so that a file that has others is not as written."""
-    arrays = _written(Claim(BandedNoise(np.ones((3, 2))), Schema(1, 1), 1.0, 1e-6), path)
+    arrays = _written(Claim(banded_rows(np.ones((3, 2))), Schema(1, 1), 1.0, 1e-6), path)
     arrays["rows.bands"][0, 1] = 1.0
     with pytest.raises(ValueError, match=r"rows\.bands"):
         _read(arrays, path)
@@ -269,7 +270,7 @@ def test_what_cannot_be_read_or_written(path: pathlib.Path) -> None:
         claim_file.read_claim(path.with_name("missing.npz"))
     with pytest.raises(TypeError, match="must be a Claim"):
         claim_file.write_claim("claim", path)  # type: ignore[arg-type]
-    claim = Claim(IndependentNoise(2), Schema(1, 1), 1.0, 1e-6, num_coordinates=2**64)
+    claim = Claim(independent_rows(2), Schema(1, 1), 1.0, 1e-6, num_coordinates=2**64)
     before = path.read_bytes()
     with pytest.raises(OverflowError):
         claim_file.write_claim(claim, path)
@@ -277,7 +278,7 @@ def test_what_cannot_be_read_or_written(path: pathlib.Path) -> None:
 
 
 def test_an_epsilon_in_a_file_is_a_claim(path: pathlib.Path) -> None:
-    claim = Claim(IndependentNoise(2), Schema(1, 1), 1.0, 1e-6)
+    claim = Claim(independent_rows(2), Schema(1, 1), 1.0, 1e-6)
     proved = claims.check(claim)
     arrays = _written(proved.claim, path)
     assert claims.check(claim_file.read_claim(path)) == proved

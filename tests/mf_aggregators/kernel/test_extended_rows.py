@@ -11,7 +11,7 @@ from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP, NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
-from mf_aggregators.kernel.rows import DenseNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, independent_rows
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
@@ -155,7 +155,7 @@ def test_covering_is_the_inverse_of_enlarging(factorization: Factorization) -> N
 
 
 def test_less_than_before_is_covered_by_more_rounds_of_independent_noise() -> None:
-    first, whole = IndependentNoise(100), IndependentNoise(400)
+    first, whole = independent_rows(100), independent_rows(400)
     before = Rounding.of(IntegerRows.of(first))
     after = Rounding.of(IntegerRows.continuing(first, whole))
     drawn = before.enlarged(1.0, **_SIZES)

@@ -16,7 +16,7 @@ from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.kernel.rows import BandedNoise
+from mf_aggregators.kernel.rows import banded_rows
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
 from tests.refusals import refuses
@@ -135,7 +135,7 @@ def _plan(num_rounds: int = 6, taking_part: Any = None, **values: Any) -> claim.
     bands = np.ones((num_rounds, 2))
     bands[0, 1] = 0.0
     schema = Schema(None, 2) if taking_part is None else taking_part
-    return claim.check(Claim(BandedNoise(bands), schema, 4.0, 1e-5, **values))
+    return claim.check(Claim(banded_rows(bands), schema, 4.0, 1e-5, **values))
 
 
 def test_observed_rounds_are_claims_of_the_same_noise() -> None:

@@ -21,7 +21,13 @@ from mf_aggregators.kernel.integer_rows import RowLayout
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.once import ReleaseRecord
 from mf_aggregators.kernel.release import Release, ReleaseState
-from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, StateSpaceNoise, ToeplitzNoise
+from mf_aggregators.kernel.rows import (
+    BandedNoise,
+    DenseNoise,
+    StateSpaceNoise,
+    banded_rows,
+    toeplitz_rows,
+)
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
 
@@ -35,7 +41,7 @@ def _bands(num_rounds: int = _ROUNDS) -> np.ndarray:
 
 
 def _claim(sigma: float = _SIGMA, rows: Any = None, **changes: Any) -> Claim:
-    rows = BandedNoise(_bands()) if rows is None else rows
+    rows = banded_rows(_bands()) if rows is None else rows
     return Claim(rows, Schema(1, 1), sigma, 1e-6, **changes)
 
 
@@ -178,7 +184,7 @@ def test_without_noise_sums_are_released_as_they_are() -> None:
 
 _OTHERS: list[dict[str, Any]] = [
     {"claim": _claim(math.nextafter(3.0, 4.0))},
-    {"claim": _claim(rows=BandedNoise(np.nextafter(_bands(), 4.0)))},
+    {"claim": _claim(rows=banded_rows(np.nextafter(_bands(), 4.0)))},
     {"claim": _claim(num_rounds=5)},
     {"norm": math.nextafter(2.0, 3.0)},
     {"sums": IntegerSums(2**35)},
@@ -210,7 +216,7 @@ def test_guarantees_and_releases_name_their_noise_alike() -> None:
     """Whatever participation, rounds, delta and norm: the same rows and sigma."""
     release = _release()
     expected = release.noise_digest
-    rows = BandedNoise(_bands())
+    rows = banded_rows(_bands())
     one, two = Pattern((1,)), Limit(2.0)
     for claim in (
         _claim(),
@@ -223,12 +229,12 @@ def test_guarantees_and_releases_name_their_noise_alike() -> None:
     assert _release(norm=1.0, label="b", source=NoiseSource.PHILOX).noise_digest == expected
     others = (
         _claim(math.nextafter(_SIGMA, 4.0)),
-        _claim(rows=BandedNoise(np.nextafter(_bands(), 4.0))),
-        _claim(rows=BandedNoise(_bands(5))),
+        _claim(rows=banded_rows(np.nextafter(_bands(), 4.0))),
+        _claim(rows=banded_rows(_bands(5))),
     )
     assert len({expected, *(check(other).noise_digest for other in others)}) == 4
     assert len(expected) == 32
-    whole = _extended(0.9 * _SIGMA, BandedNoise(_bands(4)), rows)
+    whole = _extended(0.9 * _SIGMA, banded_rows(_bands(4)), rows)
     assert whole.noise_digest == _claim(0.9 * _SIGMA).noise_digest
 
 
@@ -352,8 +358,8 @@ def _state_space(num_rounds: int) -> StateSpaceNoise:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda rounds: BandedNoise(_bands(rounds)),
-        lambda rounds: ToeplitzNoise(rounds, np.array([1.0, 0.5])),
+        lambda rounds: banded_rows(_bands(rounds)),
+        lambda rounds: toeplitz_rows(rounds, np.array([1.0, 0.5])),
         lambda rounds: DenseNoise(np.tril(np.ones((rounds, rounds)))),
         _state_space,
     ],
@@ -387,7 +393,7 @@ def test_extended_runs_go_on_with_their_noise(
 
 
 def test_extended_runs_claim_no_more_noise_than_they_draw() -> None:
-    first, whole = BandedNoise(_bands(4)), BandedNoise(_bands(9))
+    first, whole = banded_rows(_bands(4)), banded_rows(_bands(9))
     covered = _extended(0.0, first, whole).covered(11)
     _extended(covered, first, whole)
     for sigma in (covered * (1.0 + 1e-9), _SIGMA):
@@ -407,16 +413,16 @@ def test_extended_rows_begin_with_those_before() -> None:
         whole = other.copy()
         whole[place] += change
         with pytest.raises(NotProved, match="continued"):
-            _extended(1.0, BandedNoise(first), BandedNoise(whole))
+            _extended(1.0, banded_rows(first), banded_rows(whole))
     with pytest.raises(NotProved, match="continued"):
         _extended(1.0, DenseNoise(np.diag([1.0, 2.0])), DenseNoise(np.diag([1.0, 3.0, 1.0])))
     with pytest.raises(NotProved, match="continued"):
-        _extended(1.0, BandedNoise(np.ones((4, 1))), BandedNoise(np.ones((3, 1))))
+        _extended(1.0, banded_rows(np.ones((4, 1))), banded_rows(np.ones((3, 1))))
     # As little noise as there is, is noise.
-    assert _extended(0.1, BandedNoise(first), BandedNoise(other), layout=None).has_noise
-    for shorter in (BandedNoise(_bands(3)), ToeplitzNoise(9, np.array([2.0, -1.0, 0.4]))):
+    assert _extended(0.1, banded_rows(first), banded_rows(other), layout=None).has_noise
+    for shorter in (banded_rows(_bands(3)), toeplitz_rows(9, np.array([2.0, -1.0, 0.4]))):
         with pytest.raises(NotProved, match="continued"):
-            _extended(1.0, BandedNoise(first), shorter)
+            _extended(1.0, banded_rows(first), shorter)
 
 
 def test_claims_of_other_rows_or_of_fewer_numbers_are_refused() -> None:
@@ -424,7 +430,7 @@ def test_claims_of_other_rows_or_of_fewer_numbers_are_refused() -> None:
         pass
 
     with pytest.raises(NotProved, match="classes"):
-        _release(_claim(rows=Other(_bands())))
+        _release(_claim(rows=Other(6, _bands())))
     with pytest.raises(NotProved, match="6 rounds"):
         _release(_claim(num_rounds=7))
     with pytest.raises(NotProved, match="numbers"):

@@ -24,7 +24,7 @@ from mf_aggregators.kernel import noising_matrices
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
-from mf_aggregators.kernel.rows import BandedNoise, IndependentNoise, NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows, independent_rows
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples
@@ -167,7 +167,7 @@ def test_rows_that_follow_from_the_same_rows_have_the_same_z(
 
 
 def test_noise_that_roundings_would_take_too_much_of_is_refused() -> None:
-    rounding = Rounding.of(IntegerRows.of(IndependentNoise(1000)))
+    rounding = Rounding.of(IntegerRows.of(independent_rows(1000)))
 
     def enlarged(sigma: float, num_parameters: int) -> float:
         return rounding.enlarged(sigma, num_parameters=num_parameters, largest_cohort=1000)
@@ -248,7 +248,7 @@ def _cells(line: str) -> list[str]:
 
 @pytest.mark.parametrize("unknown", [math.nan, math.inf])
 def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
-    rows = IntegerRows.of(IndependentNoise(3))
+    rows = IntegerRows.of(independent_rows(3))
     for rounding in (Rounding(rows, 1.0, unknown), Rounding(rows, unknown, 0.0)):
         for covers in (rounding.enlarged, rounding.covered):
             with refuses("rounding", "clip norms"):
@@ -257,7 +257,7 @@ def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
 
 def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of blocks of rows, the largest error counts, and NaN in any of them."""
-    rows = IntegerRows.of(BandedNoise(np.tri(3, 2)))
+    rows = IntegerRows.of(banded_rows(np.tri(3, 2)))
     transition = noising_matrices.transition
 
     def broken(normalised: NoiseRecursion, start: int, end: int) -> np.ndarray:

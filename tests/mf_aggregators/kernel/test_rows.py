@@ -22,14 +22,14 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    ToeplitzNoise,
     WindowNoise,
+    banded_rows,
     fingerprint,
+    independent_rows,
+    toeplitz_rows,
 )
-from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions, small_mechanisms
 from tests.refusals import refuses
@@ -38,16 +38,14 @@ from tests.refusals import refuses
 def _by_definition(recursion: NoiseRecursion, z: np.ndarray) -> np.ndarray:
     """The rows as the classes' docstrings define them, with all earlier rows at hand."""
     rows = np.zeros_like(z)
-    if isinstance(recursion, IndependentNoise):
-        return z.copy()
     if isinstance(recursion, DenseNoise):
         return recursion.inverse @ z
     if isinstance(recursion, BandedNoise):
-        return np.linalg.solve(matrix_from_bands(recursion.bands), z)
-    if isinstance(recursion, ToeplitzNoise):
         matrix = np.zeros((len(z), len(z)))
-        for lag, coefficient in enumerate(recursion.coefficients):
-            matrix += coefficient * np.eye(len(z), k=-lag)
+        bands = np.broadcast_to(recursion.bands, (len(z), recursion.bands.shape[1]))
+        for i in range(len(z)):
+            for t in range(min(bands.shape[1], i + 1)):
+                matrix[i, i - t] = bands[i, t]
         scales = np.ones(len(z)) if recursion.row_scales is None else recursion.row_scales
         return np.linalg.solve(matrix, z) * scales[:, np.newaxis]
     if isinstance(recursion, WindowNoise):
@@ -155,10 +153,10 @@ def test_what_each_mechanism_keeps_between_rounds() -> None:
 
 
 _ARRAYS: tuple[tuple[type[NoiseRecursion], dict[str, Any]], ...] = (
-    (BandedNoise, {"bands": np.tri(4, 3)}),
+    (BandedNoise, {"num_rounds": 4, "bands": np.tri(4, 3)}),
     (
-        ToeplitzNoise,
-        {"num_rounds": 4, "coefficients": np.ones(6), "row_scales": np.ones(4)},
+        BandedNoise,
+        {"num_rounds": 4, "bands": np.ones((1, 6)), "row_scales": np.ones(4)},
     ),
     (DenseNoise, {"inverse": np.tri(4)}),
     (
@@ -246,10 +244,10 @@ def test_arrays_stay_what_was_checked(kind: type[NoiseRecursion], fields: dict[s
 @pytest.mark.parametrize("huge", [1e6, 1.7e308])
 def test_entries_that_do_not_count_become_zero(huge: float) -> None:
     """Multiplied by a power of two, as graphs do it, the larger one would be infinite."""
-    banded = BandedNoise(np.where(np.tri(4, 3, dtype=bool), 1.0, huge))
+    banded = banded_rows(np.where(np.tri(4, 3, dtype=bool), 1.0, huge))
     np.testing.assert_array_equal(banded.bands, np.tri(4, 3))
-    long = ToeplitzNoise(2, np.array([1.0, 0.5, huge]))
-    np.testing.assert_array_equal(long.coefficients, [1.0, 0.5, 0.0])
+    long = toeplitz_rows(2, np.array([1.0, 0.5, huge]))
+    np.testing.assert_array_equal(long.bands, [[1.0, 0.5, 0.0]])
     dense = DenseNoise(np.where(np.tri(4, dtype=bool), 1.0, huge))
     np.testing.assert_array_equal(noise_rows.dense(dense), np.tri(4))
     none = np.ones((2, 0))
@@ -262,16 +260,17 @@ def test_entries_that_do_not_count_become_zero(huge: float) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "names"),
     [
-        (BandedNoise, {"bands": np.ones(4)}, ["bands", "(4,)"]),
-        (BandedNoise, {"bands": np.ones((4, 0))}, ["bands", "(4, 0)"]),
-        (ToeplitzNoise, {"num_rounds": 0, "coefficients": np.ones(1)}, ["num_rounds"]),
+        (BandedNoise, {"num_rounds": 4, "bands": np.ones(4)}, ["bands", "(4,)"]),
+        (BandedNoise, {"num_rounds": 4, "bands": np.ones((4, 0))}, ["bands", "(4, 0)"]),
+        (BandedNoise, {"num_rounds": 0, "bands": np.ones((1, 1))}, ["num_rounds"]),
         (
-            ToeplitzNoise,
-            {"num_rounds": 4, "coefficients": np.ones(2), "row_scales": np.ones(1)},
-            ["row_scales", "ToeplitzNoise"],
+            BandedNoise,
+            {"num_rounds": 4, "bands": np.ones((1, 2)), "row_scales": np.ones(1)},
+            ["row_scales", "BandedNoise"],
         ),
         (DenseNoise, {"inverse": np.ones((4, 3))}, ["inverse", "(4, 4)"]),
-        (IndependentNoise, {"num_rounds": 2.5}, ["num_rounds"]),
+        (BandedNoise, {"num_rounds": 2.5, "bands": np.ones((1, 1))}, ["num_rounds"]),
+        (BandedNoise, {"num_rounds": 4, "bands": np.ones((3, 1))}, ["bands", "(4, any)"]),
         (WindowNoise, {**_ARRAYS[3][1], "right": np.ones((3, 1))}, ["right", "(4, 1)"]),
         (WindowNoise, {**_ARRAYS[3][1], "window": np.ones((3, 2))}, ["window", "(4, any)"]),
         (StateSpaceNoise, {**_ARRAYS[5][1], "phases": np.full(4, 2)}, ["phases", "2"]),
@@ -289,7 +288,7 @@ def test_fields_that_are_no_recursion_are_refused(
 
 
 def test_what_overflows_in_the_unit_recursion_is_refused() -> None:
-    small = BandedNoise(np.array([[1e-300, 0.0], [1.0, 1e10]]))
+    small = banded_rows(np.array([[1e-300, 0.0], [1.0, 1e10]]))
     with refuses("bands", "BandedNoise"):
         _ = small.normalised
 
@@ -321,15 +320,15 @@ def test_a_change_of_any_bit_changes_a_fingerprint(
 def test_fingerprints_tell_classes_shapes_and_rounds_apart() -> None:
     numbers = np.array([1.0, 0.5])
     every = [
-        BandedNoise(numbers[np.newaxis]),
-        BandedNoise(numbers[:, np.newaxis]),
+        banded_rows(numbers[np.newaxis]),
+        banded_rows(numbers[:, np.newaxis]),
         DenseNoise(np.diag(numbers)),
-        IndependentNoise(2),
-        IndependentNoise(3),
-        ToeplitzNoise(2, numbers),
-        ToeplitzNoise(3, numbers),
-        ToeplitzNoise(2, numbers, np.ones(2)),
-        ToeplitzNoise(2, np.ones(2), numbers),
+        independent_rows(2),
+        independent_rows(3),
+        toeplitz_rows(2, numbers),
+        toeplitz_rows(3, numbers),
+        toeplitz_rows(2, numbers, np.ones(2)),
+        toeplitz_rows(2, np.ones(2), numbers),
     ]
     found = {fingerprint([], each) for each in every}
     assert len(found) == len(every)
@@ -342,9 +341,9 @@ def test_fingerprints_tell_classes_shapes_and_rounds_apart() -> None:
     ids=str,
 )
 def test_descriptions_differ(other: object) -> None:
-    recursion = IndependentNoise(4)
+    recursion = independent_rows(4)
     assert fingerprint({"a": 1.0}, recursion) != fingerprint(other, recursion)
-    assert fingerprint({"a": 1.0}, recursion) == fingerprint({"a": 1.0}, IndependentNoise(4))
+    assert fingerprint({"a": 1.0}, recursion) == fingerprint({"a": 1.0}, independent_rows(4))
 
 
 def test_every_mechanism_has_a_fingerprint_of_its_own() -> None:

@@ -16,11 +16,12 @@ from mf_aggregators.kernel.integer_rows import IntegerRows, RowLayout, Segment
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    ToeplitzNoise,
     WindowNoise,
+    banded_rows,
+    independent_rows,
+    toeplitz_rows,
 )
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 from tests.examples import examples
@@ -29,9 +30,9 @@ _SEED = np.array([3, -5], np.int64)
 _ROUNDS = 150
 _GENERATOR = np.random.default_rng(0)
 _KINDS: dict[str, NoiseRecursion] = {
-    "independent": IndependentNoise(_ROUNDS),
-    "banded": BandedNoise(_GENERATOR.uniform(0.5, 1.0, (_ROUNDS, 5)) * [2.0, 1.0, 0.5, 0.2, 0.1]),
-    "toeplitz": ToeplitzNoise(_ROUNDS, 1.0 / np.arange(1.0, 91.0)),
+    "independent": independent_rows(_ROUNDS),
+    "banded": banded_rows(_GENERATOR.uniform(0.5, 1.0, (_ROUNDS, 5)) * [2.0, 1.0, 0.5, 0.2, 0.1]),
+    "toeplitz": toeplitz_rows(_ROUNDS, 1.0 / np.arange(1.0, 91.0)),
     "dense": DenseNoise(np.eye(_ROUNDS) - 0.2 * np.tri(_ROUNDS, k=-1)),
     "window": WindowNoise(
         _ROUNDS,
@@ -130,7 +131,7 @@ def test_files_of_other_noise_are_not_taken(tmp_path: pathlib.Path) -> None:
     assert isinstance(first, BandedNoise)
     bands = first.bands.copy()
     bands[20, 1] *= 1.5
-    other = IntegerRows.of(BandedNoise(bands))
+    other = IntegerRows.of(banded_rows(bands))
     coarser = dataclasses.replace(files.rows, shift=files.rows.shift + 1)
     finer = Blocks(files.blocks.recursion, np.arange(_ROUNDS + 1))
     for changed in (

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.kernel import sensitivity, strategies, trees
 from mf_aggregators.kernel.rows import (
-    BandedNoise,
     DenseNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    ToeplitzNoise,
     WindowNoise,
+    banded_rows,
+    toeplitz_rows,
 )
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples
@@ -626,7 +626,7 @@ def test_rows_have_the_sensitivity_of_their_factorization(
 
 
 def test_errors_of_columns_count_once_for_each_participation() -> None:
-    rows = BandedNoise(np.tri(6, 1))
+    rows = banded_rows(np.tri(6, 1))
     found = dataclasses.replace(strategies.strategy(rows, 6), error=0.25)
     with mock.patch.object(strategies, "strategy", return_value=found):
         for most in (1, 2, 3):
@@ -644,7 +644,7 @@ def test_roundings_of_the_value_are_added(sign: float, terms: float) -> None:
     """Of all entries of a pattern's columns, and more if they may cancel."""
     bands = np.exp(-np.arange(40.0) / 9.0) * np.where(np.arange(40) % 2, sign, 1.0)
     for num_rounds, most_terms in ((1000, 120), (100, 100)):
-        rows, schema = BandedNoise(np.tri(num_rounds, 40) * bands), Schema(3, 30)
+        rows, schema = banded_rows(np.tri(num_rounds, 40) * bands), Schema(3, 30)
         found = sensitivity.of_rows(rows, num_rounds, schema)
         assert found.value == sensitivity.of_bands(rows.bands, schema).value
         added = (most_terms + 4 + terms) * 2.0**-52
@@ -656,7 +656,7 @@ def test_roundings_of_the_value_are_added(sign: float, terms: float) -> None:
 
 @pytest.mark.parametrize("bands", [1, 1000, 100_000])
 def test_sums_of_many_terms_are_not_below_the_exact_value(bands: int) -> None:
-    rows = ToeplitzNoise(100_000, np.full(bands, 0.1))
+    rows = toeplitz_rows(100_000, np.full(bands, 0.1))
     found = sensitivity.of_rows(rows, 100_000, _SINGLE)
     exact = bands * Fraction(0.1) ** 2
     total = Fraction(found.value) + Fraction(found.error)
@@ -739,7 +739,7 @@ def test_long_rows_reach_their_theorems_in_a_second() -> None:
     for rows, theorem in (
         (state, "Kalinin and Lampert"),
         (WindowNoise(rounds, np.array([[1.0, -0.5, -0.49]]), *none), "Kalinin and Lampert"),
-        (BandedNoise(np.tri(rounds, 8) / np.arange(1.0, 9.0)), "Alg. 5"),
+        (banded_rows(np.tri(rounds, 8) / np.arange(1.0, 9.0)), "Alg. 5"),
     ):
         found = sensitivity.of_rows(rows, rounds, schema)
         assert found.is_exact

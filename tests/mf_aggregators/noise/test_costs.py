@@ -25,11 +25,11 @@ from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import (
     DenseNoise,
-    IndependentNoise,
     NoiseRecursion,
     StateSpaceNoise,
-    ToeplitzNoise,
     WindowNoise,
+    independent_rows,
+    toeplitz_rows,
 )
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -123,7 +123,7 @@ def test_files_of_small_models_take_no_more_than_said(
 @pytest.mark.parametrize(
     "recursion",
     [
-        ToeplitzNoise(200, np.ones(3)),
+        toeplitz_rows(200, np.ones(3)),
         blt(200, 2).noise_recursion(),
     ],
     ids=lambda recursion: type(recursion).__name__,
@@ -139,7 +139,7 @@ def test_files_of_large_models_take_about_what_is_said(
 
 def test_kept_rows_are_rings_of_blocks() -> None:
     """The files of 3,000 bands take less than half as much again as the bands themselves."""
-    cost = costs.cost(ToeplitzNoise(10_000, np.ones(3000)), _LARGE, NoiseStorage.DISK)
+    cost = costs.cost(toeplitz_rows(10_000, np.ones(3000)), _LARGE, NoiseStorage.DISK)
     assert 2999 * 4 * _LARGE < cost.disk_bytes < 1.5 * 2999 * 4 * _LARGE
 
 
@@ -153,16 +153,16 @@ def _dense(num_rounds: int) -> DenseNoise:
         (blt(2000, 2).noise_recursion(), 10_000, NoiseStorage.STATE),
         (blt(2000, 2).noise_recursion(), _LARGE, NoiseStorage.DISK),
         # Measured in TFF: 14 and 18 ms a round, 25 and 17 ms, 530 and 25 ms.
-        (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 100, NoiseStorage.STATE),
-        (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 10_000, NoiseStorage.DISK),
-        (ToeplitzNoise(_QUICKSTART_ROUNDS, np.ones(25)), 100_000, NoiseStorage.DISK),
-        (ToeplitzNoise(2000, np.ones(24)), _LARGE, NoiseStorage.DISK),
-        (ToeplitzNoise(2000, np.ones(1)), _LARGE, NoiseStorage.STATE),
+        (toeplitz_rows(_QUICKSTART_ROUNDS, np.ones(25)), 100, NoiseStorage.STATE),
+        (toeplitz_rows(_QUICKSTART_ROUNDS, np.ones(25)), 10_000, NoiseStorage.DISK),
+        (toeplitz_rows(_QUICKSTART_ROUNDS, np.ones(25)), 100_000, NoiseStorage.DISK),
+        (toeplitz_rows(2000, np.ones(24)), _LARGE, NoiseStorage.DISK),
+        (toeplitz_rows(2000, np.ones(1)), _LARGE, NoiseStorage.STATE),
         (tree_aggregation(2048).noise_recursion(), _LARGE, NoiseStorage.DISK),
-        (IndependentNoise(2000), 1, NoiseStorage.STATE),
-        (IndependentNoise(2000), 100_000, NoiseStorage.STATE),
-        (IndependentNoise(2000), _LARGE, NoiseStorage.STATE),
-        (IndependentNoise(2000), 10**9, NoiseStorage.STATE),
+        (independent_rows(2000), 1, NoiseStorage.STATE),
+        (independent_rows(2000), 100_000, NoiseStorage.STATE),
+        (independent_rows(2000), _LARGE, NoiseStorage.STATE),
+        (independent_rows(2000), 10**9, NoiseStorage.STATE),
         (_dense(16), 1, NoiseStorage.STATE),
         (_dense(16), 5_000, NoiseStorage.STATE),
         (_dense(2052), 1, NoiseStorage.DISK),
@@ -182,8 +182,8 @@ def test_the_storage_is_chosen_by_what_it_costs(
 @pytest.mark.parametrize("num_rounds", [1, 100, 2000])
 def test_a_choice_never_is_a_state_that_does_not_fit(num_parameters: int, num_rounds: int) -> None:
     recursions: list[NoiseRecursion] = [
-        IndependentNoise(num_rounds),
-        ToeplitzNoise(num_rounds, np.ones(num_rounds // 2 + 1)),
+        independent_rows(num_rounds),
+        toeplitz_rows(num_rounds, np.ones(num_rounds // 2 + 1)),
         banded_inverse(num_rounds, 1, coefficients="square_root").noise_recursion(),
         tree_aggregation(num_rounds).noise_recursion(),
         _dense(num_rounds),
@@ -231,7 +231,7 @@ def _whole_window(num_rounds: int) -> WindowNoise:
 def test_large_tables_do_not_fit_in_a_graph() -> None:
     assert not costs.fits_in_graph(_dense(2052))
     assert costs.fits_in_graph(_dense(256))
-    assert costs.fits_in_graph(IndependentNoise(10**9))
+    assert costs.fits_in_graph(independent_rows(10**9))
     none = np.empty((3000, 0))
     assert costs.fits_in_graph(WindowNoise(3000, np.ones((1, 3000)), none, none))
     assert not costs.fits_in_graph(WindowNoise(3000, np.ones((3000, 3000)), none, none))
@@ -243,9 +243,9 @@ def test_large_tables_do_not_fit_in_a_graph() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     with refuses("state", "disk"):
-        costs.cost(IndependentNoise(3), 10, NoiseStorage.AUTO)
+        costs.cost(independent_rows(3), 10, NoiseStorage.AUTO)
     for storage in (NoiseStorage.STATE, NoiseStorage.DISK):
         with refuses("num_parameters"):
-            costs.cost(IndependentNoise(3), 0, storage)
+            costs.cost(independent_rows(3), 0, storage)
     with refuses("num_parameters"):
-        costs.choose(IndependentNoise(3), 0)
+        costs.choose(independent_rows(3), 0)

@@ -28,7 +28,7 @@ from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.draws import TILE, FixedSeedWarning
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.rows import IndependentNoise, NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query, tensor_streams
@@ -439,7 +439,7 @@ def test_disks_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_more_noise_than_guarantees_are_stated_for_is_refused(tmp_path: pathlib.Path) -> None:
     """2^40 numbers in all rounds; one more of each row where the clip norm adapts."""
-    recursion = IndependentNoise(2**20)
+    recursion = independent_rows(2**20)
     with refuses("2^40"):
         MatrixFactorizationSumQuery(
             recursion, tf.TensorSpec([2**20 + 1]), l2_norm_clip=1.0, noise_stddev=1.0

@@ -28,7 +28,7 @@ from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
-from mf_aggregators.kernel.rows import NoiseRecursion, ToeplitzNoise
+from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, toeplitz_rows
 from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState
@@ -484,8 +484,8 @@ def test_recursions_in_one_directory_do_not_mix(tmp_path: pathlib.Path) -> None:
     """Nor sources, layouts or blocks: each has files of its own, and the same ones again."""
     recursion = _FACTORIZATIONS[3].noise_recursion()
     toeplitz_noise = _FACTORIZATIONS[9].noise_recursion()
-    assert isinstance(toeplitz_noise, ToeplitzNoise)
-    other = ToeplitzNoise(_NUM_ROUNDS, toeplitz_noise.coefficients * [1.0, 1.0, 1.1])
+    assert isinstance(toeplitz_noise, BandedNoise)
+    other = toeplitz_rows(_NUM_ROUNDS, toeplitz_noise.bands[0] * [1.0, 1.0, 1.1])
     of_specs = tensor_streams.segments_of(_SPECS)
     cases = [
         (Blocks.of(recursion), of_specs, NoiseSource.CHACHA20),
@@ -562,7 +562,7 @@ def test_damaged_weights_give_no_rows(index: int) -> None:
 @pytest.mark.long
 def test_every_round_makes_its_share_of_the_next_block() -> None:
     """The row has five tiles, and no round has to wait for a whole block of a large model."""
-    recursion = ToeplitzNoise(20, np.array([2.0, 1.0]))
+    recursion = toeplitz_rows(20, np.array([2.0, 1.0]))
     specs = (tf.TensorSpec((4 * draws.TILE + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
