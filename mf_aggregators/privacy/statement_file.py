@@ -1,0 +1,215 @@
+"""Statements as files: strict JSON, the text that follows from it, and the comparison of two.
+
+The bytes of a document follow from its values: a file with other spaces, another order of keys, a
+key twice or ``true`` in the place of 1 is refused.
+"""
+
+import functools
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mf_aggregators import atomic_files, inputs
+from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.ledger import NO_COUNTS
+from mf_aggregators.privacy.statements import FORMAT, NOT_STATED
+
+_FOLDER = pathlib.Path(__file__).parent
+_TYPES: Mapping[str, type] = {
+    **{"object": dict, "array": list, "string": str},
+    **{"boolean": bool, "integer": int, "null": type(None)},
+}
+# Characters that have a meaning in Markdown.
+_MARKS = re.compile(r"([\\`*_\[\]<>|#])")
+
+
+class StatementError(Error, ValueError):
+    """A file that holds no statement that this version can read; the message says why."""
+
+
+def canonical(document: Mapping[str, Any]) -> str:
+    """Returns the JSON text of a document.
+
+    Args:
+      document: What ``Statement.to_dict`` returned.
+    """
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads a document.
+
+    Args:
+      path: The JSON file.
+
+    Raises:
+      StatementError: If it cannot be read, is of another version, has a key that the schema does
+        not have, lacks one, has a value of another type, or is written in another way.
+    """
+    file = pathlib.Path(path)
+    try:
+        text = file.read_bytes().decode("utf-8")
+        document = inputs.parsed_json(text)
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        if (written_by := _older(document)) is not None:
+            raise ValueError(
+                f"mf_aggregators {written_by} wrote it: verify it with that version, or make a "
+                "new statement from the same files with this one"
+            )
+        _check_format(document)
+        for problem in problems(document):
+            raise ValueError(problem)
+        if text != canonical(document):
+            raise ValueError("its values are not written as statements write them")
+    except OSError as error:
+        raise StatementError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise StatementError(f"{file} holds no statement: {error}.") from error
+    return document
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """Returns the text of a document, in Markdown.
+
+    Args:
+      document: What ``Statement.to_dict`` returned.
+    """
+    # A mechanism is made without templates.
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["said"] = _said
+    text = environment.get_template("statement.md").render(
+        document, document=document, no_counts=NO_COUNTS
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+def warnings(text: str) -> list[str]:
+    """Returns what a statement says before its first number.
+
+    Args:
+      text: What :func:`render` returned.
+    """
+    found = [line for line in text.splitlines() if line.startswith("**Warning.")]
+    return [line.replace("**", "").removeprefix("Warning. ") for line in found]
+
+
+def write(
+    document: Mapping[str, Any], text: str | os.PathLike[str], data: str | os.PathLike[str]
+) -> None:
+    """Writes the text and the JSON of a document.
+
+    Args:
+      document: What ``Statement.to_dict`` returned.
+      text: The Markdown file.
+      data: The JSON file.
+
+    Raises:
+      OSError: If one cannot be written.
+      ValueError: If the document is not by the schema.
+    """
+    for problem in problems(document):
+        raise ValueError(f"a statement would not be readable: {problem}.")
+    atomic_files.write_text(data, canonical(document))
+    atomic_files.write_text(text, render(document))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the names of all values in a document, and the values.
+
+    Args:
+      value: JSON-able.
+      name: Its name; those of its parts follow after dots.
+    """
+    parts: Any = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    if not parts:
+        yield name, value
+    for key, part in parts:
+        yield from leaves(part, f"{name}.{key}" if name else str(key))
+
+
+def told(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a document has from a person or a clock, and no file can make again.
+
+    Args:
+      document: The document.
+    """
+    found = {
+        f"facts.{name}": fact["value"]
+        for name, fact in document["facts"].items()
+        if fact["origin"].startswith("told by ") or fact["origin"] == NOT_STATED
+    }
+    return {"date": document["date"], "simulation": document["simulation"], **found}
+
+
+def problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields in what a document is not by the schema.
+
+    Args:
+      document: The document.
+    """
+    yield from _problems(document, _schema(), "the statement")
+
+
+def _problems(value: Any, rule: Any, name: str) -> Iterator[str]:
+    rule = _schema()["$defs"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
+    kinds = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
+    # By the type itself: a truth value is no integer.
+    if type(value) not in [_TYPES[kind] for kind in kinds]:
+        yield f"{name} is no {' or '.join(kinds)}"
+    elif "enum" in rule and value not in rule["enum"]:
+        yield f"{name} is {value!r}"
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _problems(each, rule["items"], f"{name}[{index}]")
+    elif isinstance(value, dict):
+        known, others = rule.get("properties", {}), rule.get("additionalProperties", False)
+        for key in known.keys() - value.keys():
+            yield f"{name} lacks {key}"
+        for key, each in value.items():
+            if key in known or others:
+                yield from _problems(each, known.get(key, others), f"{name}.{key}")
+            else:
+                yield f"{name} has an unknown {key}"
+
+
+@functools.cache
+def _schema() -> Any:
+    return json.loads((_FOLDER / "statement_3.schema.json").read_text("utf-8"))  # noqa: TID251
+
+
+def _said(value: Any) -> str:
+    """A value in Markdown, as it is."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _MARKS.sub(r"\\\1", str(value))
+
+
+def _older(document: Mapping[str, Any]) -> str | None:
+    """The version that wrote a statement of the form before; None for others."""
+    older = document.get("statement", document)
+    found = older.get("library_version") if isinstance(older, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _check_format(document: Mapping[str, Any]) -> None:
+    if document.get("format") != FORMAT:
+        raise ValueError(
+            f"its format is {document.get('format')!r}, and this version reads {FORMAT}"
+        )

@@ -1,0 +1,677 @@
+"""Privacy statements: a guarantee with its assumptions, and facts that say where they come from.
+
+A :class:`Statement` is one JSON document (:meth:`Statement.to_dict`), and its text is a function of
+that document alone (``statement_file.render``). Its points are those of BandMF App. K.1, after
+Ponomareva et al. (2023), Sec. 5.3.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from dp_accounting import dp_event
+
+from mf_aggregators import accounting, inputs, version
+from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
+from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
+from mf_aggregators.participation import check_extended
+from mf_aggregators.privacy import attackers, guarantees
+from mf_aggregators.privacy.guarantees import ObservedParticipation, keeps_plan
+from mf_aggregators.privacy.stopping_rules import StoppingRule
+from mf_aggregators.privacy.worst_client import WorstClient
+from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
+
+# A change of the document that older programs cannot read raises it.
+FORMAT = 3
+# A statement's numbers are computed by these packages.
+_COMPUTES = ("numpy", "scipy", "dp-accounting")
+# Facts that nobody can measure: they are told by a person.
+WORDS = ("responsible", "model", "period", "custody", "public_data", "enforcement")
+NOT_STATED = "not stated"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a statement says of a run besides its guarantee.
+
+    Attributes:
+      mechanism: The name of the factorization, for a reader.
+      population: The number of clients that cohorts were drawn from.
+      clients_per_round: The cohort size; expected, if clients are drawn.
+      clip: The L2 norm of a client's update: a number, or how it adapts.
+      public_data: What was used besides the clients' data, in a few words.
+      enforcement: What makes clients keep to the planned participation, as a sentence.
+      split: How updates, clipped-count indicators and metrics split the noise; None where updates
+        have all of it.
+      metrics: The metrics of training that are released with noise; None for none.
+      seed_is_fixed: Whether the seed of the noise was given, and not drawn; None if nobody said.
+      aggregator: The program that drew the noise; empty if nobody said.
+      secure_sums: Whether the server saw sums alone; None if nobody said.
+      is_finished: Whether the run has ended for good; None if nobody said.
+      simulation: What was simulated, as sentences; empty for a real run.
+      responsible: Who answers for the run. This and all below are empty where nobody said.
+      model: The model and its version.
+      period: The first and the last day of the run.
+      custody: Who holds the noise seed, the state and the ledger, and when they are destroyed.
+      has_run_directory: Whether a training command wrote the files of a run directory.
+      num_alike_names: How many clients have a name that looks like another client's.
+      origins: Where facts come from, by the name of the attribute: as ``measured from FILE``,
+        ``simulated`` or ``read from the aggregator``. A fact that is not named is told by whoever
+        is responsible.
+
+    Raises:
+      ValueError: If a number is out of its range, a text is empty or has characters that cannot be
+        seen, or another attribute is of another type.
+    """
+
+    mechanism: str
+    population: int
+    clients_per_round: float
+    clip: float | AdaptiveClip
+    public_data: str
+    enforcement: str
+    split: NoiseSplit | None = None
+    metrics: PrivateMetrics | None = None
+    seed_is_fixed: bool | None = None
+    aggregator: str = ""
+    secure_sums: bool | None = None
+    is_finished: bool | None = None
+    simulation: tuple[str, ...] = ()
+    responsible: str = ""
+    model: str = ""
+    period: str = ""
+    custody: str = ""
+    has_run_directory: bool = False
+    num_alike_names: int = 0
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "population")
+        validation.positive_number(self.clients_per_round, "clients_per_round")
+        if not isinstance(self.clip, AdaptiveClip):
+            object.__setattr__(self, "clip", validation.positive_number(self.clip, "clip_norm"))
+        validation.integer_at_least(self.num_alike_names, 0, "num_alike_names")
+        inputs.check_types(self)
+        if self.clients_per_round > self.population:
+            raise ValueError(
+                f"clients_per_round, {self.clients_per_round:g}, is more than the population of "
+                f"{self.population}."
+            )
+        for name in WORDS:
+            text = getattr(self, name)
+            if not text.isprintable() or not (text.strip() or (text == "" and name in WORDS[:4])):
+                raise ValueError(f"{name} takes words in one line, found {validation.shown(text)}.")
+
+    @property
+    def person(self) -> str:
+        """Who tells the facts that nobody can measure."""
+        return self.responsible or "whoever made this statement"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns each fact with its origin, JSON-able."""
+        clip = self.clip
+        norm = clip.initial_norm if isinstance(clip, AdaptiveClip) else clip
+        values = {
+            "population": self.population,
+            "clients_per_round": in_full(self.clients_per_round),
+            "clip_norm": in_full(norm),
+            **{name: getattr(self, name) or None for name in ("public_data", "enforcement")},
+            **{name: getattr(self, name) for name in ("seed_is_fixed", "secure_sums")},
+            "aggregator": self.aggregator or None,
+            "is_finished": self.is_finished,
+            **{name: getattr(self, name) or None for name in WORDS[:4]},
+        }
+        return {
+            name: {"value": value, "origin": self._origin(name, value)}
+            for name, value in values.items()
+        }
+
+    def _origin(self, name: str, value: Any) -> str:
+        if value is None:
+            return NOT_STATED
+        return self.origins.get(name, f"told by {self.person}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Represented:
+    """A larger cohort that a run's few clients stand for (BandMF App. I).
+
+    Attributes:
+      clients_per_round: The clients in a round of the larger cohort.
+      population: The smallest population that such cohorts can be drawn from, under the schema of
+        the guarantee.
+      guarantee: The guarantee that a run with so many clients, and with the noise that this run
+        scaled down, would have been planned for.
+
+    Raises:
+      ValueError: If an attribute is of another type, or out of its range.
+    """
+
+    clients_per_round: int
+    population: int
+    guarantee: Guarantee
+
+    def __post_init__(self) -> None:
+        validation.set_positive_integers(self, "clients_per_round", "population")
+        inputs.check_types(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherRuns:
+    """What holds of a run and named other ones together, for clients that were in all of them.
+
+    Attributes:
+      names: The other runs, as a reader finds them.
+      epsilon: Of all together; infinity if one of them has no guarantee.
+      delta: The delta that it is for.
+
+    Raises:
+      ValueError: If an attribute is of another type, or out of its range.
+    """
+
+    names: tuple[str, ...]
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        inputs.check_types(self, "names")
+        validation.epsilon(self.epsilon)
+        validation.delta(self.delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns a JSON-able mapping."""
+        return {
+            "names": list(self.names),
+            "epsilon": up(self.epsilon),
+            "delta": up(self.delta),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """The files that a statement was made from.
+
+    Attributes:
+      files: Their names from the statement's folder, and their SHA-256 in hexadecimal.
+      keyed: The files that tell a secret that the guarantee rests on: they have an HMAC-SHA-256.
+      key_file: The file whose contents are its key; empty where there are none.
+      flags: The flags of mf-report that make the statement again; None for those of a run
+        directory, and of a statement that was made in Python.
+      ledger: What the ledger is called in the text.
+      counts: What has the server's own count of clients.
+      num_sums: How many noised sums the record of a noise directory has; None if there is none.
+      record_sha256: The SHA-256 of that record.
+    """
+
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    keyed: tuple[str, ...] = ()
+    key_file: str = ""
+    flags: Mapping[str, Any] | None = None
+    ledger: str = "the ledger"
+    counts: str = "the server's counts"
+    num_sums: int | None = None
+    record_sha256: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """The guarantee of a run, planned and, once it ended, observed.
+
+    Attributes:
+      facts: About the run.
+      plan: The planned guarantee.
+      observed_participation: The participations in the ledger; None while the run is under way.
+      observed_guarantee: The guarantee that follows; None while the run is under way. It holds
+        only if participation did not depend on released models or on data.
+      worst_client: The client whose own participations changed the output most. None if that is
+        not known, and for a run whose batches a sampler draws: who was drawn is a secret.
+      worst_case: What ``guarantees.worst_case`` returned, for a run that broke its plan, or whose
+        draws nobody checked; None for others.
+      represented: The larger cohort that the run's clients stand for; None if for none.
+      stopping_rule: The rule that ends the run before an epsilon is exceeded, fixed before its
+        first round; None for none.
+      ended_by_rule: Whether that rule has ended the run.
+      earlier_plans: The planned guarantees of the plans that were extended to this run, the first
+        one first; empty for a run that was not extended.
+      other_runs: What holds of this run and others together; None where nobody said which.
+      audit: What canaries found, as ``RunAudit.to_dict`` has it, or their number alone before the
+        end of the run; None without canaries.
+      evidence: The files that it was made from.
+      date: The day on which it was made; empty if nobody said.
+
+    Raises:
+      ValueError: If an attribute is of another type, a run that ended and is not known to have kept
+        its plan has no worst-case guarantee, a plan of a run that was extended forbids what the
+        one before it allowed, a client is named for a run whose batches were to be drawn, a rule
+        that is not there ended the run, or more clients took part than there are.
+    """
+
+    facts: RunFacts
+    plan: Guarantee
+    observed_participation: ObservedParticipation | None = None
+    observed_guarantee: Guarantee | None = None
+    worst_client: WorstClient | None = None
+    worst_case: Guarantee | None = None
+    represented: Represented | None = None
+    stopping_rule: StoppingRule | None = None
+    ended_by_rule: bool = False
+    earlier_plans: tuple[Guarantee, ...] = ()
+    other_runs: OtherRuns | None = None
+    audit: Mapping[str, Any] | None = None
+    evidence: Evidence = dataclasses.field(default_factory=Evidence)
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        inputs.check_types(self)
+        observed = self.observed_participation
+        if self.ended_by_rule and (self.stopping_rule is None or self.observed_guarantee is None):
+            raise ValueError("only a run that has a stopping rule, and ended, is ended by it.")
+        if observed is not None and self.keeps_plan is not True and self.worst_case is None:
+            raise ValueError(
+                "a run that broke its plan, or whose draws nobody checked, needs its worst-case "
+                "guarantee, because the planned one need not hold: "
+                "worst_case=guarantees.worst_case(plan, observed)."
+            )
+        if observed is not None and (observed.num_clients or 0) > self.facts.population:
+            raise ValueError(
+                f"{observed.num_clients} clients took part, and the population is "
+                f"{self.facts.population}."
+            )
+        horizons = [plan.num_rounds for plan in (*self.earlier_plans, self.plan)]
+        if horizons != sorted(set(horizons)):
+            raise ValueError(
+                f"the plans of an extended run are for more and more rounds, found {horizons}."
+            )
+        check_extended(
+            {plan.num_rounds: guarantees.participation_of(plan) for plan in self.earlier_plans},
+            guarantees.participation_of(self.plan),
+        )
+        if self.plan.is_amplified and self.worst_client is not None:
+            raise ValueError(
+                "the statement of a sampled run must not name a client or its rounds: who was "
+                "drawn is a secret, which the amplified guarantee rests on."
+            )
+
+    @property
+    def status(self) -> str:
+        """``running``, ``finished``, ``stopped``, ``ended_by_rule`` or ``open``, if nobody said."""
+        observed = self.observed_participation
+        if observed is None:
+            return "running"
+        if self.ended_by_rule:
+            return "ended_by_rule"
+        if self.facts.is_finished is None:
+            return "open"
+        if not self.facts.is_finished:
+            return "running"
+        return "finished" if observed.num_rounds == self.plan.num_rounds else "stopped"
+
+    @property
+    def keeps_plan(self) -> bool | None:
+        """Whether the observed participations are within the plan.
+
+        None while the run is under way, and where nobody checked the draws of a sampler.
+        """
+        observed, sampling = self.observed_participation, guarantees.scheme_of(self.plan)
+        if observed is None or (sampling is not None and observed.keeps_sampling is None):
+            return None
+        return keeps_plan(sampling or guarantees.participation_of(self.plan), observed)
+
+    @property
+    def stated(self) -> Guarantee:
+        """The guarantee that is the headline.
+
+        A run that kept its plan satisfies the planned guarantee, finished or not, because fewer
+        rounds are a part of all. The observed one may be better, and is not the headline: it holds
+        only if participation did not depend on released models or on data. A finished run that
+        broke its plan has the observed guarantee; any other one that broke it, or whose observed
+        guarantee is the better one, has the worst case, which is no better than either.
+
+        The limit of a stopping rule was fixed before the first round, as the plan was, and holds
+        however the run ended (``stopping_rules``), unless what was observed shows that the rule
+        was not followed. So it is the headline of a run that broke its plan, and of one that kept
+        a plan with a larger epsilon.
+        """
+        rule, plan = self.stopping_rule, self.plan
+        is_kept = self.observed_guarantee is None or self.keeps_plan
+        if rule is not None and self.keeps_rule:
+            is_smaller = rule.guarantee.epsilon <= plan.epsilon
+            return rule.guarantee if is_smaller or not is_kept else plan
+        if is_kept:
+            return plan
+        assert self.observed_guarantee is not None
+        assert self.worst_case is not None
+        is_weaker = self.observed_guarantee.epsilon >= plan.epsilon
+        return (
+            self.observed_guarantee if self.status == "finished" and is_weaker else self.worst_case
+        )
+
+    @property
+    def named_guarantees(self) -> dict[str, Guarantee | None]:
+        """The guarantees of this run, by their names in the document."""
+        rule = self.stopping_rule
+        return {
+            "planned": self.plan,
+            "observed": self.observed_guarantee,
+            "worst_case": self.worst_case,
+            "by_rule": None if rule is None else rule.guarantee,
+        }
+
+    @property
+    def kept_guarantee(self) -> Guarantee | None:
+        """What clients that kept the planned schema have, where no other client has any guarantee.
+
+        None where there is one for every client, and where there is none for anybody.
+        """
+        has_none = math.isinf(self.stated.epsilon) and self._is_schema_broken
+        return self.plan if has_none and math.isfinite(self.plan.epsilon) else None
+
+    @property
+    def keeps_rule(self) -> bool:
+        """Whether the stopping rule, if there is one, allows what was observed."""
+        rule, observed = self.stopping_rule, self.observed_participation
+        if rule is None or observed is None or self.observed_guarantee is None:
+            return True
+        # A sampler that left its scheme has nothing amplified, and the rule promised that.
+        if self.plan.is_amplified:
+            return rule.allows(observed)
+        # As the rule does, without the sensitivity of the observed rounds once more.
+        return self.observed_guarantee.noise_multiplier >= rule.guarantee.noise_multiplier
+
+    @property
+    def _is_schema_broken(self) -> bool:
+        """Whether clients broke the planned schema, or may have: others have the plan's pair."""
+        return self.keeps_plan is False and not self.plan.is_amplified
+
+    @property
+    def _is_by_times(self) -> bool:
+        """Whether the times of rounds show what clients could do, and nobody saw what they did."""
+        observed = self.observed_participation
+        return observed is not None and observed.conditions is not None
+
+    def with_other_runs(self, events: Mapping[str, dp_event.DpEvent]) -> "Statement":
+        """Returns the statement with what holds of this run and others together.
+
+        It is for clients that were in all of them: of any others, fewer runs are composed. This run
+        counts as it was planned, or as its worst case where it is not known to have kept its plan.
+
+        Args:
+          events: What ``Mechanism.event`` returned of each other run, by a name for readers.
+
+        Raises:
+          ValueError: If no other run is named, or they cannot be composed at this delta
+            (``accounting.composed_epsilon``). With too little noise, there is no guarantee.
+        """
+        if not events:
+            raise ValueError("with_other_runs needs at least one run: without any, leave it out.")
+        own = self.plan if self.worst_case is None else self.worst_case
+        epsilon = math.inf
+        if math.isfinite(own.epsilon) and not self.facts.seed_is_fixed:
+            with contextlib.suppress(accounting.TailError):
+                epsilon = _composed_epsilon(
+                    (guarantees.event(own), *events.values()), self.plan.delta
+                )
+        runs = OtherRuns(tuple(events), epsilon, self.plan.delta)
+        return dataclasses.replace(self, other_runs=runs)
+
+    def assumptions(self) -> list[dict[str, str]]:
+        """Returns what the stated guarantee rests on, with the basis of each assumption."""
+        return [
+            {"name": each.value, "sentence": each.sentence, "basis": self._basis(each)}
+            for each in self.stated.assumptions
+        ]
+
+    def _basis(self, assumption: Assumption) -> str:
+        """``checked by ...``, ``stated by ...``, ``simulated ...`` or ``not checked``."""
+        observed, facts, evidence = self.observed_participation, self.facts, self.evidence
+        is_complete = observed is not None and observed.gap is None and not self._is_by_times
+        if assumption is Assumption.PARTICIPATION:
+            if is_complete and self.keeps_plan:
+                return f"checked by {evidence.ledger}, for the rounds in it"
+            if facts.simulation:
+                return f"simulated: {facts.enforcement}"
+            return f"stated by {facts.person}: {facts.enforcement}"
+        if assumption is Assumption.SECRET_DRAWS and self.keeps_plan:
+            return "the draws: checked by the sampler's seed; that they stay secret: not checked"
+        if assumption is Assumption.COMPLETE_LEDGER and is_complete:
+            return f"checked by {evidence.counts}"
+        if assumption is Assumption.STOPPING_RULE and is_complete and self.keeps_rule:
+            return f"checked by {evidence.ledger}"
+        if assumption is Assumption.SERVER:
+            if evidence.num_sums is not None:
+                return (
+                    f"in part checked by the record of {evidence.num_sums} noised sums, made by "
+                    f"{facts.aggregator}; that the seed is kept: not checked"
+                )
+            if facts.aggregator:
+                return f"stated: the noise came from {facts.aggregator}; not checked"
+        if assumption is Assumption.RANDOMNESS and facts.seed_is_fixed:
+            return "false: the seed was given"
+        return "not checked"
+
+    def to_dict(self, *, name_clients: bool = False) -> dict[str, Any]:
+        """Returns the document, JSON-able: its numbers are integers and printed decimals.
+
+        Args:
+          name_clients: Whether the client that was protected least is named, with its rounds,
+            which tell it from all others as well.
+        """
+        observed, worst, rule = self.observed_participation, self.worst_client, self.stopping_rule
+        scheme = guarantees.scheme_of(self.plan)
+        larger, others = self.represented, self.other_runs
+        is_void = self.facts.seed_is_fixed or math.isinf(self.stated.epsilon)
+        return {
+            "format": FORMAT,
+            "program": versions(),
+            "date": self.date,
+            "simulation": list(self.facts.simulation),
+            "status": self.status,
+            "is_private": not is_void,
+            "headline": self._headline(),
+            "unit": "client",
+            "adjacency": "zero-out",
+            "assumptions": self.assumptions(),
+            "keeps_plan": self.keeps_plan,
+            "keeps_rule": self.keeps_rule,
+            "planned": described(self.plan),
+            "earlier_plans": [described(plan) for plan in self.earlier_plans],
+            **{
+                name: None if each is None else described(each)
+                for name, each in self.named_guarantees.items()
+                if name != "planned"
+            },
+            "stop_at_epsilon": None if rule is None else in_full(rule.epsilon),
+            "part_of_client": _part_of_client(self.stated),
+            "noise": {
+                "mechanism": self.facts.mechanism,
+                "digest": self.plan.noise_digest.hex(),
+                "noise_multipliers": [
+                    repr(plan.noise_multiplier) for plan in (*self.earlier_plans, self.plan)
+                ],
+                "recorded_sums": self.evidence.num_sums,
+                "record_sha256": self.evidence.record_sha256,
+            },
+            "participation": {
+                "accounting": None if scheme is None else scheme.accounting_words(),
+                "assumption": None if scheme is None else scheme.assumption_words(),
+                "together": None if scheme is None else scheme.together_words(),
+                "has_random_sizes": scheme is not None and scheme.has_random_sizes,
+                "num_alike_names": self.facts.num_alike_names,
+                "observed": None if observed is None else _observed(observed),
+            },
+            "worst_client": None if worst is None else _of_client(worst, is_named=name_clients),
+            "clipping": self._clipping(),
+            "facts": self.facts.to_dict(),
+            "has_run_directory": self.facts.has_run_directory,
+            "represents": (
+                None
+                if larger is None
+                else {
+                    "clients_per_round": larger.clients_per_round,
+                    "population": larger.population,
+                    "planned": described(larger.guarantee),
+                }
+            ),
+            "audit": None if self.audit is None else dict(self.audit),
+            "other_runs": None if others is None else others.to_dict(),
+            "files": dict(self.evidence.files),
+            "keyed_files": list(self.evidence.keyed),
+            "key_file": self.evidence.key_file,
+            "flags": None if self.evidence.flags is None else dict(self.evidence.flags),
+        }
+
+    def to_markdown(self) -> str:
+        """Returns the text, which follows from :meth:`to_dict` alone."""
+        from mf_aggregators.privacy import statement_file
+
+        return statement_file.render(self.to_dict())
+
+    def _headline(self) -> dict[str, Any]:
+        stated, kept, others = self.stated, self.kept_guarantee, self.other_runs
+        names = [name for name, each in self.named_guarantees.items() if each == stated]
+        factor = None
+        if stated.epsilon < 700.0:
+            factor = up(math.nextafter(math.exp(stated.epsilon), math.inf), ".4g")
+        return {
+            "guarantee": names[0],
+            "epsilon": up(stated.epsilon),
+            "delta": up(stated.delta),
+            "factor": factor,
+            "delta_times_population": up(
+                float(in_full(stated.delta, self.facts.population)), ".4g"
+            ),
+            "epsilon_with_named_runs": None if others is None else up(others.epsilon),
+            "epsilon_of_who_kept_the_plan": None if kept is None else up(kept.epsilon),
+        }
+
+    def _clipping(self) -> dict[str, Any]:
+        """How the clip norm adapts, and how noise is split between updates and what goes along."""
+        clip, split, metrics = self.facts.clip, self.facts.split, self.facts.metrics
+        ranges = () if metrics is None else metrics.metrics
+        return {
+            "adaptive": _in_full(_with_bounds(clip)) if isinstance(clip, AdaptiveClip) else None,
+            "split": None
+            if split is None
+            else {name: down(value) for name, value in dataclasses.asdict(split).items()},
+            "metrics": [_in_full(each) for each in ranges],
+        }
+
+
+def up(value: float | None, form: str = ".6g") -> str | None:
+    """Returns a number as it is printed where a larger one claims less; None for infinity.
+
+    Args:
+      value: The number.
+      form: As ``numbers.rounded_up`` takes it.
+    """
+    return None if value is None or math.isinf(value) else rounded_up(value, form)
+
+
+def down(value: float | None) -> str | None:
+    """Returns a number as it is printed where a smaller one claims less; None for infinity.
+
+    Args:
+      value: The number.
+    """
+    return None if value is None or math.isinf(value) else rounded_down(value, ".6g")
+
+
+def _with_bounds(clip: AdaptiveClip) -> AdaptiveClip:
+    smallest, largest = clip.bounds
+    return dataclasses.replace(clip, smallest_norm=smallest, largest_norm=largest)
+
+
+def _in_full(parameters: AdaptiveClip | BoundedMetric) -> dict[str, Any]:
+    """Parameters as they were given."""
+    return {
+        name: in_full(value) if isinstance(value, float) else value
+        for name, value in dataclasses.asdict(parameters).items()
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of this program and of the packages that its numbers come from."""
+    own = {"mf_aggregators": version.__version__, "python": platform.python_version()}
+    return own | {name: importlib.metadata.version(name) for name in _COMPUTES}
+
+
+def described(guarantee: Guarantee) -> dict[str, Any]:
+    """Returns a guarantee as the document has it.
+
+    Args:
+      guarantee: The guarantee.
+    """
+    scheme, certificate = guarantees.scheme_of(guarantee), guarantee.claim.certificate
+    has_rho = math.isfinite(guarantee.rho)
+    rates = attackers.rates(guarantee)
+    return {
+        "epsilon": up(guarantee.epsilon),
+        "delta": up(guarantee.delta),
+        "rho": up(guarantee.rho),
+        "zcdp_delta": up(guarantee.zcdp_delta, ".2g") if has_rho else None,
+        "num_rounds": guarantee.num_rounds,
+        "taking_part": (
+            "any participation that the stopping rule allows"
+            if guarantee.is_by_rule
+            else str(scheme or guarantee.claim.taking_part)
+        ),
+        "schema": (
+            None if guarantee.is_by_rule else guarantees.participation_of(guarantee).to_dict()
+        ),
+        "sampling": None if scheme is None else scheme.to_dict(),
+        "sensitivity": up(guarantee.sensitivity.value),
+        "sensitivity_is_exact": guarantee.sensitivity.is_exact,
+        "sensitivity_theorem": guarantee.sensitivity.theorem,
+        "noise_multiplier": down(guarantee.noise_multiplier),
+        "only_if": ONLY_IF if guarantee.is_observed else None,
+        "true_positive_percent": {
+            f"{100.0 * rate:g}": up(100.0 * most, ".4g")
+            for rate in attackers.FALSE_POSITIVE_RATES
+            if (most := rates[attackers.rate_field(rate)]) is not None
+        },
+        "certificate": (
+            None
+            if certificate is None
+            else {
+                "seed": certificate.seed,
+                "num_samples": certificate.num_samples + certificate.num_untilted,
+                "failure_probability": up(certificate.failure_probability, ".2g"),
+            }
+        ),
+    }
+
+
+def _part_of_client(guarantee: Guarantee) -> dict[str, Any]:
+    part = dataclasses.asdict(guarantees.part_of_client(guarantee))
+    multiplier = down(part.pop("noise_multiplier"))
+    return {"noise_multiplier": multiplier, **{name: up(part[name]) for name in part}}
+
+
+def _observed(found: ObservedParticipation) -> dict[str, Any]:
+    values = dataclasses.asdict(found)
+    # The ledger of clients who were drawn is a secret.
+    shown = ("num_rounds", "keeps_sampling") if found.keeps_sampling else values
+    return {name: value if name in shown else None for name, value in values.items()}
+
+
+def _of_client(worst: WorstClient, *, is_named: bool) -> dict[str, Any]:
+    return {
+        "client_id": worst.client_id if is_named else None,
+        "rounds": list(worst.rounds) if is_named else None,
+        "num_rounds": len(worst.rounds),
+        "sensitivity": up(worst.sensitivity),
+        "epsilon": up(worst.epsilon),
+    }
+
+
+# A run asks as it begins and as it ends.
+@functools.lru_cache(maxsize=16)
+def _composed_epsilon(events: tuple[dp_event.DpEvent, ...], delta: float) -> float:
+    return accounting.composed_epsilon(events, delta)
