@@ -31,6 +31,7 @@ from mf_aggregators.kernel import (
     numbers,
     sensitivity,
     strategies,
+    units,
     validation,
 )
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
@@ -46,6 +47,7 @@ from mf_aggregators.kernel.rows import NoiseRecursion, fingerprint
 from mf_aggregators.kernel.sampled_runs import SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
+from mf_aggregators.kernel.units import Unit
 
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
@@ -70,6 +72,7 @@ class Assumption(enum.Enum):
     SECRET_DRAWS = "draws_are_secret"
     COMPLETE_LEDGER = "ledger_is_complete"
     INDEPENDENCE = "participation_independent_of_releases"
+    PEOPLE = "all_clients_of_a_person_are_counted"
     STOPPING_RULE = "run_ends_by_rule"
     RUNS = "events_describe_independent_runs"
     SERVER = "server_sums_and_keeps_seed"
@@ -86,6 +89,7 @@ _SENTENCES = {
     Assumption.SECRET_DRAWS: "Clients are drawn as stated, and nobody learns which ones.",
     Assumption.COMPLETE_LEDGER: "The ledger has every participation of every client.",
     Assumption.INDEPENDENCE: "Participation did not depend on released models or on data.",
+    Assumption.PEOPLE: "No person has other clients than those that are counted.",
     Assumption.STOPPING_RULE: "The server releases no round that the stopping rule forbids.",
     Assumption.RUNS: (
         "What is composed is true of each run, and runs draw noise and clients independently."
@@ -107,16 +111,18 @@ class Basis(enum.Enum):
     PLAN = (Assumption.PARTICIPATION,)
     DRAWS = (Assumption.SECRET_DRAWS,)
     LEDGER = (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE)
+    PEOPLE = (Assumption.COMPLETE_LEDGER, Assumption.INDEPENDENCE, Assumption.PEOPLE)
     RULE = (Assumption.COMPLETE_LEDGER, Assumption.STOPPING_RULE)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """The rounds of one client, for a guarantee of that client alone.
+    """The rounds of one client or of all clients of a person, for a guarantee of these alone.
 
     Attributes:
-      rounds: Counted from 0, increasing.
+      rounds: Counted from 0, never decreasing: a round once for each client of the person that
+        takes part in it.
     """
 
     rounds: tuple[int, ...]
@@ -127,8 +133,8 @@ class Pattern:
 
     def __post_init__(self) -> None:
         rounds = tuple(validation.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
-        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
-            raise ValueError(f"rounds must increase, found {validation.shown(rounds)}.")
+        if any(later < earlier for earlier, later in itertools.pairwise(rounds)):
+            raise ValueError(f"rounds must not decrease, found {validation.shown(rounds)}.")
         object.__setattr__(self, "rounds", rounds)
 
 
@@ -148,11 +154,12 @@ class Limit:
         object.__setattr__(self, "sensitivity", bound)
 
 
-# In which rounds one client takes part: of everybody by a schema, of one client, or drawn.
-TakingPart: TypeAlias = Schema | Pattern | Limit | Draws
+# In which rounds a client or another unit takes part: of everybody by a schema, of one, or drawn.
+TakingPart: TypeAlias = Schema | Unit | Pattern | Limit | Draws
 _BASES: Mapping[type, tuple[Basis, ...]] = {
     Schema: (Basis.PLAN, Basis.LEDGER),
-    Pattern: (Basis.LEDGER,),
+    Unit: (Basis.PLAN,),
+    Pattern: (Basis.LEDGER, Basis.PEOPLE),
     Limit: (Basis.RULE,),
 }
 
@@ -198,6 +205,13 @@ class Claim:
         if basis not in possible:
             raise TypeError(f"a claim of {kind.__name__} cannot rest on {basis!r}.")
         object.__setattr__(self, "basis", basis)
+        if isinstance(self.taking_part, Pattern) and basis is not Basis.PEOPLE:
+            rounds_of_client = self.taking_part.rounds
+            if len(set(rounds_of_client)) < len(rounds_of_client):
+                raise ValueError(
+                    f"one client takes part in a round once: {validation.shown(rounds_of_client)} "
+                    "are of several clients, which a claim on the basis PEOPLE is about."
+                )
         if kind not in _BASES:
             # Refuses other classes than those of the kernel.
             run = SampledRun(self.taking_part, 1.0, self.columns)  # type: ignore[arg-type]
@@ -344,14 +358,16 @@ class Guarantee(Sealed):
         return f"<({self.epsilon!r}, {self.delta!r})-DP of {self.claim.taking_part!r}>"
 
     def __str__(self) -> str:
-        stated = f"{numbers.stated_pair(self.epsilon, self.delta)} for each client"
+        taking_part = self.claim.taking_part
+        who = taking_part.who if isinstance(taking_part, Unit) else "each client"
+        stated = f"{numbers.stated_pair(self.epsilon, self.delta)} for {who}"
         ifs = " ".join(each.sentence for each in self.assumptions)
         if self.is_by_rule:
             return f"{stated}, by a stopping rule\nif: {ifs}"
         rounds = numbers.counted(self.num_rounds, "round")
         secret = ", if nobody learns who was drawn" if self.is_amplified else ""
         only_if = f", {ONLY_IF}" if self.is_observed else ""
-        return f"{stated} over {rounds}: {self.claim.taking_part}{secret}{only_if}\nif: {ifs}"
+        return f"{stated} over {rounds}: {taking_part}{secret}{only_if}\nif: {ifs}"
 
     @property
     def sigma(self) -> float:
@@ -453,6 +469,8 @@ def check(claim: Claim) -> Guarantee:
     together = AllParticipations()
     if isinstance(taking_part, Schema):
         bound = sensitivity.of_rows(rows, rounds, taking_part)
+    elif isinstance(taking_part, Unit):
+        bound = units.of_unit(rows, rounds, taking_part)
     elif taking_part == Pattern(()):
         bound = Sensitivity(0.0, is_exact=True, theorem="nobody took part")
     elif isinstance(taking_part, Pattern):
@@ -476,6 +494,8 @@ def check(claim: Claim) -> Guarantee:
         )
     basis = claim.basis
     assert basis is not None
+    has_several = isinstance(taking_part, Unit) and taking_part.num_clients > 1
+    people = (Assumption.PEOPLE,) * has_several
     values = {
         "claim": dataclasses.replace(claim, epsilon=proved, num_rounds=rounds),
         "sensitivity": bound,
@@ -484,7 +504,7 @@ def check(claim: Claim) -> Guarantee:
         "delta": claim.delta,
         "rho": _rho(left / together.norm, together.disjoint),
         "together": together,
-        "assumptions": (*basis.value, Assumption.SERVER, Assumption.RANDOMNESS),
+        "assumptions": (*basis.value, *people, Assumption.SERVER, Assumption.RANDOMNESS),
     }
     return made(Guarantee, values)
 
@@ -492,7 +512,7 @@ def check(claim: Claim) -> Guarantee:
 def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     """The largest column norm of C, whose rounds, bands and noise fit the draws (BandMF Thm 4)."""
     rows, draws = claim.rows, claim.taking_part
-    assert not isinstance(draws, (Schema, Pattern, Limit))
+    assert not isinstance(draws, (Schema, Unit, Pattern, Limit))
     if draws.num_rounds < num_rounds:
         raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
     if claim.columns is not None:
@@ -548,7 +568,7 @@ def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticip
         return 0.0
     certificate, proved = claim.certificate, math.inf
     try:
-        if not isinstance(draws, (Schema, Pattern, Limit, MinSeparation, BallsInBins)):
+        if not isinstance(draws, (Schema, Unit, Pattern, Limit, MinSeparation, BallsInBins)):
             return groups.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
         if certificate is not None:
             assert isinstance(draws, (MinSeparation, BallsInBins))

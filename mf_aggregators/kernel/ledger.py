@@ -20,6 +20,7 @@ from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.units import Unit
 
 # The gap of a ledger without counts.
 NO_COUNTS = "nobody gave the number of clients of each round, by the server's own count"
@@ -260,7 +261,7 @@ def observed(plan: Guarantee, participation: ObservedParticipation) -> Guarantee
         # that were never drawn are covered too.
         first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
         # Else fewer rounds are post-processing of all. Another certificate would take minutes.
-        if not isinstance(draws, (Schema, Pattern, Limit, MinSeparation, BallsInBins)):
+        if not isinstance(draws, (Schema, Unit, Pattern, Limit, MinSeparation, BallsInBins)):
             fewer = dataclasses.replace(draws, num_rounds=max(rounds, draws.num_bands))
             first = dataclasses.replace(first, taking_part=fewer)
         return check(first)
@@ -303,11 +304,11 @@ def schema_of(plan: Guarantee) -> Schema:
       plan: The plan.
 
     Raises:
-      ValueError: If the guarantee is for the rounds of one client, or by a stopping rule.
+      ValueError: If the guarantee is for another unit, for the rounds of one client, or by a rule.
     """
     taking_part = plan.claim.taking_part
-    if isinstance(taking_part, (Pattern, Limit)):
-        raise ValueError(f"a plan is for a schema or for draws, found {taking_part}.")
+    if isinstance(taking_part, (Unit, Pattern, Limit)):
+        raise ValueError(f"a plan is for a schema or for draws, found {taking_part!r}.")
     return taking_part if isinstance(taking_part, Schema) else taking_part.schema
 
 
@@ -327,14 +328,40 @@ def without_draws(plan: Guarantee) -> Claim:
     )
 
 
-def observed_claim(plan: Guarantee, taking_part: Schema | Pattern, num_rounds: int) -> Claim:
+def of_unit(
+    plan: Guarantee,
+    *,
+    num_clients: int = 1,
+    window: int | None = None,
+    num_windows: int | None = None,
+) -> Guarantee:
+    """Returns the guarantee of another unit than a client, whose clients keep the plan's schema.
+
+    Args:
+      plan: The plan.
+      num_clients: As in ``Unit``.
+      window: As there.
+      num_windows: As there.
+    """
+    schema = dataclasses.asdict(schema_of(plan))
+    unit = Unit(**schema, num_clients=num_clients, window=window, num_windows=num_windows)
+    return check(dataclasses.replace(without_draws(plan), taking_part=unit))
+
+
+def observed_claim(
+    plan: Guarantee,
+    taking_part: Schema | Pattern,
+    num_rounds: int,
+    basis: Basis = Basis.LEDGER,
+) -> Claim:
     """Returns the claim that a ledger supports, of the noise of a plan.
 
     Args:
       plan: The plan.
       taking_part: The participation that the ledger shows.
       num_rounds: The rounds that were released.
+      basis: ``PEOPLE`` for the rounds of all clients of a person.
     """
     return dataclasses.replace(
-        without_draws(plan), taking_part=taking_part, num_rounds=num_rounds, basis=Basis.LEDGER
+        without_draws(plan), taking_part=taking_part, num_rounds=num_rounds, basis=basis
     )

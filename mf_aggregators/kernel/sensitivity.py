@@ -263,17 +263,21 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
     else:
         array = found.coefficients
         value = _of_scaled_columns(array, found.column_scales, schema)
-    error = most * found.error + value.value * _roundings(array, num_rounds, most)
+    error = most * found.error + value.value * roundings(array, num_rounds, most)
     return Sensitivity(value.value, is_exact=value.is_exact, theorem=value.theorem, error=error)
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
-    """Bounds the sensitivity for one client that takes part in given rounds (BandMF Eq. 5).
+    """Bounds the sensitivity for given rounds of one client or person (BandMF Eq. 5).
+
+    c clients of a person in one round add up to a contribution of norm at most c, so that the bound
+    is the root of the sum of c_i c_j |X[i, j]| over pairs of rounds.
 
     Args:
       rows: As in :func:`of_rows`.
       num_rounds: As there.
-      rounds: The rounds of the client, increasing, each below ``num_rounds``.
+      rounds: The rounds, never decreasing, each below ``num_rounds``; a round c times for c
+        clients of one person.
 
     Returns:
       The root of the sum of |X[i, j]| over its rounds, and its ``error``.
@@ -290,13 +294,14 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
         value = _root(trees.sum_of_pattern(tree.num_leaves, rounds), theorem, is_exact=False)
         return _by_tree(value, tree, most)
     found = strategies.strategy(rows, num_rounds)
-    columns = strategies.columns(found, rounds)
+    distinct, counts = np.unique(rounds, return_counts=True)
+    columns = strategies.columns(found, tuple(distinct.tolist())) * counts
     value = _root(np.sum(np.abs(columns.T @ columns)), theorem, is_exact=False)
-    error = most * found.error + value.value * _roundings(columns.T, num_rounds, most)
+    error = most * found.error + value.value * roundings(columns.T, num_rounds, most)
     return Sensitivity(value.value, is_exact=False, theorem=theorem, error=error)
 
 
-def _roundings(array: FloatArray, num_rounds: int, most: int) -> float:
+def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     """The relative error of a sensitivity by roundings, of a C that is known exactly.
 
     In k columns of at most m entries at most t = min(n, k m) rounds count, and the squared value
@@ -548,17 +553,17 @@ def _largest_of_both_sides(
     others, separation = schema.most_in(num_rounds) - 1, schema.separation
     fitting = [(len(side) - 1) // separation for side in (after, before)]
     if others >= min(sum(fitting), (num_rounds - 1) // separation):
-        unlimited = [_largest_sums(side, separation, None)[-1] for side in (after, before)]
+        unlimited = [largest_sums(side, separation, None)[-1] for side in (after, before)]
         return unlimited[0] + unlimited[1]
     levels = min(others, max(fitting))
-    later, earlier = (_largest_sums(side, separation, levels) for side in (after, before))
+    later, earlier = (largest_sums(side, separation, levels) for side in (after, before))
     # m participations after the row leave k - 1 - m before it.
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
     )
 
 
-def _largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
+def largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
     """The largest sums over at most 0, 1, ..., ``levels`` entries of each row, b or more apart.
 
     The first is at least b from the diagonal as well. Without levels, one sum without a limit.

@@ -32,6 +32,7 @@ from mf_aggregators.kernel.ledger import (
 )
 from mf_aggregators.kernel.rows import independent_rows
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.units import Unit
 from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
@@ -137,7 +138,7 @@ def scheme_of(guarantee: Guarantee) -> SamplingScheme | None:
       guarantee: The guarantee.
     """
     draws = guarantee.claim.taking_part
-    return None if isinstance(draws, (Schema, Pattern, Limit)) else of_draws(draws)
+    return None if isinstance(draws, (Schema, Unit, Pattern, Limit)) else of_draws(draws)
 
 
 def independence(guarantee: Guarantee) -> Mapping[str, str]:
