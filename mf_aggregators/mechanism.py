@@ -24,6 +24,7 @@ from mf_aggregators.kernel.claim import Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
 from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.ledger import of_unit
 from mf_aggregators.kernel.numbers import rounded_down
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.noise import costs
@@ -247,6 +248,37 @@ class Mechanism:
         if self.sampling is None:
             return check(self.claim(delta))
         return guarantees.certified(self.claim(delta), self.sampling, certification)
+
+    def unit_guarantee(
+        self,
+        delta: float,
+        *,
+        num_clients: int = 1,
+        window: int | None = None,
+        num_windows: int | None = None,
+    ) -> Guarantee:
+        """Returns what holds of a person with several clients, or where client ids change.
+
+        It is without amplification, and holds if each client keeps to the participation and nobody
+        has more clients. Data of a device in other windows are covered only if they are in
+        ``num_windows``.
+
+        Args:
+          delta: Above 0 and below 1.
+          num_clients: The most clients of one person; with windows, the most devices.
+          window: The rounds W after which client ids change: a client is in one of the windows of
+            rounds 0 to W - 1, W to 2 W - 1, and so on. None if ids stay.
+          num_windows: In how many windows one device is: 1 for the guarantee of a client in one
+            window; None for a device in all of them, whose timer starts again in each.
+
+        Returns:
+          The guarantee, which says who is protected.
+
+        Raises:
+          ValueError: If a number is out of its range.
+        """
+        whole = check(self.claim(delta))
+        return of_unit(whole, num_clients=num_clients, window=window, num_windows=num_windows)
 
     def observed(
         self,

@@ -13,6 +13,7 @@ from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.people import People, Person
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.privacy.worst_client import WorstClient
@@ -166,6 +167,25 @@ class Observed:
         if self.ledger is None or self.gap is not None:
             return None
         return WorstClient.of_ledger(self._unamplified(delta), self.ledger)
+
+    def least_protected_person(self, people: People, delta: float) -> Person | None:
+        """Returns the person whose clients together are protected least, without amplification.
+
+        Its guarantee holds only if participation did not depend on released models or on data.
+
+        Args:
+          people: Whose clients are whose (``privacy.people.load`` reads a file).
+          delta: Above 0 and below 1.
+
+        Returns:
+          The person; None as for :meth:`worst_client`.
+
+        Raises:
+          LedgerError: If a client that took part is nobody's.
+        """
+        if self.ledger is None or self.gap is not None:
+            return None
+        return people.least_protected(self._unamplified(delta), self.ledger)
 
     def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
         """Returns the privacy statement of a run that ended.

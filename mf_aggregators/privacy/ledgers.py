@@ -399,7 +399,7 @@ def _rounds_in_lines(
         text = line.strip()
         if not text:
             continue
-        fields = _fields(text)
+        fields = fields_of_line(text)
         is_heading = may_be_heading and _is_heading(fields)
         may_be_heading = False
         if is_heading:
@@ -419,8 +419,12 @@ def _rounds_in_lines(
     return of_clients
 
 
-def _fields(text: str) -> tuple[str, str] | None:
-    """Returns the two fields of a line, without quotes; None if it does not have two."""
+def fields_of_line(text: str) -> tuple[str, str] | None:
+    """Returns the two fields of a line, without quotes; None if it does not have two.
+
+    Args:
+      text: The line, as :func:`load` describes it.
+    """
     match = _LINE.fullmatch(text)
     if match is None:
         return None
@@ -463,16 +467,28 @@ def _client_and_round(
             f"found round {round_index}, and {num_rounds} rounds were released, of which the "
             f"last is round {num_rounds - 1}."
         )
-    if not client:
-        raise LedgerError("the client has no name, and participations are counted by name.")
-    hidden = client_names.hidden_character(client)
+    check_name(client)
+    return client, round_index
+
+
+def check_name(name: str) -> None:
+    """Checks a name in a text file: it is there, and each of its characters can be seen.
+
+    Args:
+      name: The name, of a client or of a person.
+
+    Raises:
+      LedgerError: If it is empty, or has a character that cannot be seen.
+    """
+    if not name:
+        raise LedgerError("a name is empty, and participations are counted by name.")
+    hidden = client_names.hidden_character(name)
     if hidden is not None:
         raise LedgerError(
-            f"the name {_shown(client)} has the character U+{ord(hidden):04X}, which cannot be "
+            f"the name {_shown(name)} has the character U+{ord(hidden):04X}, which cannot be "
             "seen or told from a space, so that two names may look like one: remove it, or write "
             "a space."
         )
-    return client, round_index
 
 
 def _shown(text: str) -> str:

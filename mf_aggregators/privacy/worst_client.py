@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from mf_aggregators import inputs
 from mf_aggregators.kernel import claim, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.claim import Guarantee, Pattern
+from mf_aggregators.kernel.claim import Basis, Guarantee, Pattern
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, observed_claim
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -62,26 +63,11 @@ class WorstClient:
           The client, the first of several; None if nobody took part, or for more than 8,192 rounds,
           whose Gram matrix would not fit into memory.
         """
-        of_clients = ledger.rounds_of_clients
-        by_count: dict[int, list[int]] = {}
-        for index, number in enumerate(map(len, of_clients)):
-            if number:
-                by_count.setdefault(number, []).append(index)
-        if not by_count or ledger.num_rounds > _MOST_ROUNDS_OF_GRAM:
+        found = least_protected(plan, ledger.rounds_of_clients, ledger.num_rounds)
+        if found is None:
             return None
-        # Without the rows of C that only later rounds see.
-        strategy = strategies.strategy(plan.claim.rows, ledger.num_rounds)
-        leading = strategies.columns(strategy, tuple(range(ledger.num_rounds)))
-        magnitudes = np.abs(leading.T @ leading)
-        worst, largest = -1, -1.0
-        for indices in by_count.values():
-            squared = _squared(magnitudes, np.stack([of_clients[index] for index in indices]))
-            at = int(np.argmax(squared))
-            found = float(np.sqrt(squared[at]))
-            if found > largest or (found == largest and indices[at] < worst):
-                worst, largest = indices[at], found
-        rounds = tuple(int(i) for i in of_clients[worst])
-        alone = claim.check(observed_claim(plan, Pattern(rounds), ledger.num_rounds))
+        worst, alone = found
+        rounds = tuple(ledger.rounds_of_clients[worst].tolist())
         return cls(ledger.client_ids[worst], rounds, alone.sensitivity.value, alone.epsilon)
 
     def to_dict(self, *, is_named: bool = False) -> dict[str, Any]:
@@ -98,6 +84,45 @@ class WorstClient:
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
             **INDEPENDENCE,
         }
+
+
+def least_protected(
+    plan: Guarantee,
+    rounds_of_units: Sequence[IntArray],
+    num_rounds: int,
+    basis: Basis = Basis.LEDGER,
+) -> tuple[int, Guarantee] | None:
+    """Returns the client or person whose own rounds can change C x the most, and its guarantee.
+
+    Args:
+      plan: What fixes the noise.
+      rounds_of_units: For each client the rounds that it took part in, increasing; for each person
+        those of all clients, where a round stands once for each client.
+      num_rounds: The rounds that were released.
+      basis: ``PEOPLE`` for people.
+
+    Returns:
+      Its index, the first of several; None if nobody took part, or for more than 8,192 rounds.
+    """
+    by_count: dict[int, list[int]] = {}
+    for index, number in enumerate(map(len, rounds_of_units)):
+        if number:
+            by_count.setdefault(number, []).append(index)
+    if not by_count or num_rounds > _MOST_ROUNDS_OF_GRAM:
+        return None
+    # Without the rows of C that only later rounds see.
+    strategy = strategies.strategy(plan.claim.rows, num_rounds)
+    leading = strategies.columns(strategy, tuple(range(num_rounds)))
+    magnitudes = np.abs(leading.T @ leading)
+    worst, largest = -1, -1.0
+    for indices in by_count.values():
+        squared = _squared(magnitudes, np.stack([rounds_of_units[index] for index in indices]))
+        at = int(np.argmax(squared))
+        found = float(np.sqrt(squared[at]))
+        if found > largest or (found == largest and indices[at] < worst):
+            worst, largest = indices[at], found
+    pattern = Pattern(tuple(rounds_of_units[worst].tolist()))
+    return worst, claim.check(observed_claim(plan, pattern, num_rounds, basis))
 
 
 def _squared(magnitudes: FloatArray, patterns: IntArray) -> FloatArray:
