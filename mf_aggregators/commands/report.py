@@ -36,6 +36,7 @@ from mf_aggregators.commands import (
     output_paths,
     report_contents,
     report_statement,
+    report_units,
     stated_runs,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -94,6 +95,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "released_rounds",
         "How many rounds the run of a text --ledger released. Default: all of the checkpoint.",
     )
+    report_units.define_flags(values)
     _define_round_times(values)
     mechanism_flags.define_workload(values)
     group = FlagGroup(values, "Training")
@@ -231,7 +233,11 @@ def main(values: flags.FlagValues) -> int:
         stated = found.guarantees()
     is_broken = found is not None and found.keeps_plan is False
     warnings = [] if found is None else found.warnings()
-    sentences = [*_sentences(subject, values.delta, found, drawn), *subject.notes()]
+    of_run = mechanism if found is None else found.observed.mechanism
+    of_units, about_units = report_units.fields_and_sentences(values, of_run, found)
+    fields |= of_units
+    said = _sentences(subject, values.delta, found, drawn)
+    sentences = [*said, *about_units, *subject.notes()]
     # What draws takes a second to import, which these flags alone need.
     if values.figure is not None:
         from mf_aggregators.commands import report_page
@@ -408,6 +414,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         values.round_counts is None or values.ledger is not None,
         "--round_counts needs --ledger, whose rows are compared with the counts.",
     )
+    report_units.check_flags(values)
     if values.figure is not None:
         command_line.check_extra("--figure", ("matplotlib",))
         output_paths.check_parent(values.figure, "figure")

@@ -84,10 +84,10 @@ class People:
         named = zip(ledger.client_ids, ledger.rounds_of_clients, strict=True)
         rounds = {client: each for client, each in named if len(each)}
         weights, people = self.weights, tuple(self.clients.items())
-        if strangers := sorted(rounds.keys() - weights.keys()):
+        if strangers := rounds.keys() - weights.keys():
             raise LedgerError(
-                f"{len(strangers)} clients of the ledger are nobody's, such as {strangers[0]!r}: "
-                "give each client a line with its person."
+                f"{len(strangers)} of {len(rounds)} clients that took part are nobody's: give each "
+                "client a line with its person."
             )
         none = np.empty(0, np.int64)
         of_people = [
