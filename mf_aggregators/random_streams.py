@@ -6,9 +6,9 @@ import os
 import pathlib
 import secrets
 
-import numpy as np
-
 from mf_aggregators import atomic_files, inputs
+from mf_aggregators.kernel import cohorts
+from mf_aggregators.kernel.cohorts import generator_of as generator_of
 from mf_aggregators.kernel.errors import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
@@ -32,49 +32,9 @@ class Stream(enum.IntEnum):
 
     EXAMPLES = 1
     EVALUATION = 2
-    BATCHES = 3
+    BATCHES = cohorts.BATCHES
     DEVICES = 4
     CANARIES = 5
-
-
-@enum.unique
-class Draw(enum.IntEnum):
-    """The second coordinate of the streams of a sampler, below ``Stream.BATCHES``.
-
-    Attributes:
-      PARTITION: The order of all clients that groups are slices of.
-      ROUND: The batch of a round: the round.
-      PASS: The shuffle of a pass over a group: the group, the pass.
-      FIRST_WAITS: When timers first run out.
-      JOINS: Who joins in a round: the round.
-      BINS: The bin of each client.
-      CUT: Who stays in a batch that is cut: the round.
-      ALLOCATION: Which round of a cycle each client is in: the group, the cycle.
-    """
-
-    PARTITION = 0
-    ROUND = 1
-    PASS = 2
-    FIRST_WAITS = 3
-    JOINS = 4
-    BINS = 5
-    CUT = 6
-    ALLOCATION = 7
-
-
-def generator_of(seed: int, *coordinates: int) -> np.random.Generator:
-    """Returns a random generator that is a function of a seed and coordinates alone.
-
-    Args:
-      seed: Any non-negative integer.
-      *coordinates: Non-negative integers: a :class:`Stream` and at least one more, or, for a
-        cohort, the round alone.
-
-    Returns:
-      The generator; other coordinates give independent ones.
-    """
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=coordinates)
-    return np.random.Generator(np.random.Philox(sequence))
 
 
 class SeedError(Error, ValueError):

@@ -38,7 +38,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     secret_seed,
 )
-from mf_aggregators.participation.cyclic_groups import GroupSampler
 from mf_aggregators.participation.separated import SeparatedScheme
 
 # At these, a feasible number of observations shows much of an epsilon. At the larger one, sampling
@@ -182,9 +181,7 @@ def _draws(scheme: SamplingScheme) -> FloatArray:
     joins = np.zeros((scheme.population, scheme.num_rounds))
     for index in range(scheme.num_rounds):
         joins[sampler.draw(index), index] = 1.0
-    if isinstance(sampler, GroupSampler):
-        return joins[sampler.group_of_round(0)]
-    return joins
+    return joins[sampler.group_of_round(0)]
 
 
 def _mixture(scheme: SamplingScheme) -> tuple[FloatArray, FloatArray]:

@@ -114,6 +114,24 @@ class _Groups(_Draws):
 
     largest_move: ClassVar[float] = 2.0
 
+    @property
+    def group_size(self) -> int:
+        """The clients floor(m / b) of each group."""
+        return self.population // self.num_bands
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability B over the group's size that a client is in a round of its group."""
+        return self.clients_per_round / self.group_size
+
+    def group_slice(self, group: int) -> slice:
+        """Returns which places of a random order of all clients are a group.
+
+        Args:
+          group: The group, from 0.
+        """
+        return slice(group * self.group_size, (group + 1) * self.group_size)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Coins(_Groups):
@@ -123,6 +141,11 @@ class _Coins(_Groups):
     def sampling_probability(self) -> float:
         """The probability q = B b / m that a client of a round's group joins."""
         return self.clients_per_round * self.num_bands / self.population
+
+    def group_slice(self, group: int) -> slice:
+        """Returns the places of a group: the groups leave nobody out."""
+        m, b = self.population, self.num_bands
+        return slice(group * m // b, (group + 1) * m // b)
 
 
 @final
@@ -158,16 +181,6 @@ class FixedSize(_Groups):
     """Exactly B of the floor(m / b) clients of a round's group, a random subset each time."""
 
     name: ClassVar[str] = "fixed_size"
-
-    @property
-    def group_size(self) -> int:
-        """The clients floor(m / b) of each group."""
-        return self.population // self.num_bands
-
-    @property
-    def sampling_probability(self) -> float:
-        """The probability B / floor(m / b) that a client of a round's group is drawn."""
-        return self.clients_per_round / self.group_size
 
 
 @dataclasses.dataclass(frozen=True)

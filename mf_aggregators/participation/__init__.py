@@ -34,8 +34,7 @@ from mf_aggregators.participation.registry import (
     sampling_schemes,
     smallest_population,
 )
-from mf_aggregators.participation.samplers import Sampler
-from mf_aggregators.participation.schemes import SamplingScheme
+from mf_aggregators.participation.schemes import Sampler, SamplingScheme
 from mf_aggregators.participation.separated import SeparatedScheme
 from mf_aggregators.participation.shuffling import Shuffling
 from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling

@@ -4,15 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
-from mf_aggregators import random_streams
 from mf_aggregators.kernel import draws_of_clients, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.numbers import counted
-from mf_aggregators.participation.samplers import Sampler
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +55,6 @@ class BallsInBins(SeparatedScheme):
         """Returns the scheme as the integers that the kernel takes."""
         return draws_of_clients.BallsInBins(*dataclasses.astuple(self))
 
-    def sampler(self, seed: int) -> "BinSampler":
-        """Creates the sampler of a run, of 8 bytes for each client."""
-        return BinSampler(self, seed)
-
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         return self.deviation_of_bins(cohorts)
 
@@ -96,29 +87,3 @@ class BallsInBins(SeparatedScheme):
             "each as likely as the others, independently of all others, and takes part in all "
             f"rounds i with i modulo {self.separation} equal to its bin. {SECRET_OF_CLIENTS}"
         )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BinSampler(Sampler):
-    """Who is in which bin.
-
-    Attributes:
-      scheme: How bins are drawn.
-      bins: (population,) int64: the bin of each client.
-    """
-
-    scheme: BallsInBins
-    bins: IntArray = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        generator = random_streams.generator_of(self.seed, Stream.BATCHES, Draw.BINS)
-        bins = generator.integers(self.scheme.separation, size=self.scheme.population)
-        bins.flags.writeable = False
-        object.__setattr__(self, "bins", bins)
-
-    def _draw(self, round_index: int) -> IntArray:
-        return np.flatnonzero(self.bins == round_index % self.scheme.separation)
-
-    def _num_eligible(self, round_index: int) -> int:
-        return self.scheme.population

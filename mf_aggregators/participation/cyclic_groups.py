@@ -14,7 +14,6 @@ from typing import ClassVar
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel import cycles, gaussian, groups, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
@@ -25,12 +24,7 @@ from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
 from mf_aggregators.kernel.losses import delta_of, safe_delta
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
-from mf_aggregators.participation.samplers import (
-    LEAST_PROBABILITY,
-    Sampler,
-)
-from mf_aggregators.participation.schemes import SamplingScheme, nth_round
-from mf_aggregators.random_streams import Draw, Stream
+from mf_aggregators.participation.schemes import LEAST_PROBABILITY, SamplingScheme, nth_round
 
 # A first search for a noise multiplier takes intervals so many times as large, and for random
 # allocation this relative step.
@@ -199,41 +193,14 @@ class CyclicGroups(SamplingScheme):
             root, step = min(root + step, high), 2.0 * step
         return math.exp(root)
 
-    @property
-    def group_size(self) -> int:
-        """The clients floor(m / b) of each group."""
-        return self.population // self.num_bands
-
-    def group_slice(self, group: int) -> slice:
-        """Returns which places of a random order of all clients are a group.
-
-        Args:
-          group: The group, from 0.
-        """
-        return slice(group * self.group_size, (group + 1) * self.group_size)
-
     def size_of_group(self, group: int) -> int:
         """Returns how many clients a group has.
 
         Args:
           group: The group, from 0.
         """
-        places = self.group_slice(group)
+        places = self.as_draws().group_slice(group)
         return int(places.stop - places.start)
-
-    def sampler(self, seed: int) -> "GroupSampler":
-        """Creates the sampler of a run, of 8 bytes for each client."""
-        return GroupSampler(self, seed)
-
-    @abc.abstractmethod
-    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
-        """Returns the clients of a group that a round draws, in any order.
-
-        Args:
-          group: The clients of the round's group, in a random order.
-          seed: The secret seed.
-          round_index: The round, from 0.
-        """
 
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         group_of, last = np.full(self.population, -1), np.full(self.population, -1)
@@ -302,46 +269,3 @@ class CyclicGroups(SamplingScheme):
             f"{self._draw_words()} The server draws every batch itself, keeps who was drawn "
             "secret, and every client that was drawn takes part."
         )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class GroupSampler(Sampler):
-    """Batches of one group after the other.
-
-    Attributes:
-      scheme: How batches are drawn.
-      order: (population,) int64: all clients in random order. Each group is a slice of it.
-    """
-
-    scheme: CyclicGroups
-    order: IntArray = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        order = random_streams.generator_of(self.seed, Stream.BATCHES, Draw.PARTITION).permutation(
-            self.scheme.population
-        )
-        order.flags.writeable = False
-        object.__setattr__(self, "order", order)
-
-    def group_of_round(self, round_index: int) -> IntArray:
-        """Returns the group of the population that a round draws from.
-
-        Args:
-          round_index: The round, from 0.
-
-        Returns:
-          int64 indices of clients, in random order.
-
-        Raises:
-          ValueError: If the scheme has no such round.
-        """
-        self._check_round(round_index)
-        return self.order[self.scheme.group_slice(round_index % self.scheme.num_bands)]
-
-    def _num_eligible(self, round_index: int) -> int:
-        return len(self.group_of_round(round_index))
-
-    def _draw(self, round_index: int) -> IntArray:
-        group = self.group_of_round(round_index)
-        return np.sort(self.scheme.draw_from(group, self.seed, round_index))

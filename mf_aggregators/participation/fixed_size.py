@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +30,7 @@ class FixedSizeSampling(CyclicGroups):
     @property
     def sampling_probability(self) -> float:
         """The probability B / floor(m / b) that a client of a round's group is drawn."""
-        return self.clients_per_round / self.group_size
-
-    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
-        """Returns a random subset."""
-        generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.ROUND, round_index)
-        return generator.choice(group, self.clients_per_round, replace=False, shuffle=False)
+        return self.as_draws().sampling_probability
 
     def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:
         return self._too_often(groups, cohorts, self.sampling_probability)
@@ -51,4 +44,5 @@ class FixedSizeSampling(CyclicGroups):
         )
 
     def _draw_words(self) -> str:
-        return f"a uniformly random subset of {self.clients_per_round} of its {self.group_size}."
+        size = self.size_of_group(0)
+        return f"a uniformly random subset of {self.clients_per_round} of its {size}."

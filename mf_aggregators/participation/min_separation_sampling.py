@@ -6,19 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.numbers import counted, rounded_up
-from mf_aggregators.participation.samplers import (
-    LEAST_PROBABILITY,
-    Sampler,
-    too_large,
-)
-from mf_aggregators.participation.schemes import nth_round
+from mf_aggregators.participation.schemes import LEAST_PROBABILITY, nth_round, too_large
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
-from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +56,6 @@ class MinSeparationSampling(SeparatedScheme):
     def as_draws(self) -> draws_of_clients.MinSeparation:
         """Returns the scheme as the integers that the kernel takes."""
         return draws_of_clients.MinSeparation(*dataclasses.astuple(self))
-
-    def sampler(self, seed: int) -> "MinSeparationSampler":
-        """Creates the sampler of a run: 8 bytes for each participation of the whole run."""
-        return MinSeparationSampler(self, seed)
 
     def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
         if self.joining_probability == 1.0:
@@ -150,44 +139,3 @@ class MinSeparationSampling(SeparatedScheme):
             f"{rounded_up(self.probability_free_at_first, '.6g')}, or else first in one of the "
             f"rounds 1 to {self.separation - 1}, each of which is as likely. {SECRET_OF_CLIENTS}"
         )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MinSeparationSampler(Sampler):
-    """Draws by min-separation sampling: all timers and coins are played from round 0 on.
-
-    Attributes:
-      scheme: How clients join.
-      cohorts: For each round the increasing indices of the clients that joined.
-      num_free: For each round, how many clients were free to join.
-    """
-
-    scheme: MinSeparationSampling
-    cohorts: tuple[IntArray, ...] = dataclasses.field(init=False, repr=False)
-    num_free: tuple[int, ...] = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        scheme, seed = self.scheme, self.seed
-        waits = np.full(scheme.separation, scheme.probability_of_first_wait)
-        waits[0] = scheme.probability_free_at_first
-        generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.FIRST_WAITS)
-        free_from = generator.choice(scheme.separation, size=scheme.population, p=waits)
-        cohorts, num_free = [], []
-        for index in range(scheme.num_rounds):
-            free = np.flatnonzero(free_from <= index)
-            generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.JOINS, index)
-            # A random number has 53 bits: the probability is p to within 2^-53.
-            joined = free[generator.random(len(free)) < scheme.joining_probability]
-            free_from[joined] = index + scheme.separation
-            joined.flags.writeable = False
-            cohorts.append(joined)
-            num_free.append(len(free))
-        object.__setattr__(self, "cohorts", tuple(cohorts))
-        object.__setattr__(self, "num_free", tuple(num_free))
-
-    def _draw(self, round_index: int) -> IntArray:
-        return self.cohorts[round_index]
-
-    def _num_eligible(self, round_index: int) -> int:
-        return self.num_free[round_index]

@@ -6,15 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.samplers import LEAST_PROBABILITY, too_large
-from mf_aggregators.random_streams import Draw, Stream
+from mf_aggregators.participation.schemes import LEAST_PROBABILITY, too_large
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +35,7 @@ class PoissonSampling(CyclicGroups):
     @property
     def sampling_probability(self) -> float:
         """The probability q = B b / m that a client of a round's group joins."""
-        return self.clients_per_round * self.num_bands / self.population
-
-    def group_slice(self, group: int) -> slice:
-        """Returns the places of a group: the groups leave nobody out."""
-        return slice(
-            group * self.population // self.num_bands,
-            (group + 1) * self.population // self.num_bands,
-        )
-
-    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
-        """Returns whose coins come up heads."""
-        generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.ROUND, round_index)
-        # A random number has 53 bits: the probability is q to within 2^-53.
-        return group[generator.random(len(group)) < self.sampling_probability]
+        return self.as_draws().sampling_probability
 
     def _batch_size(self) -> int | None:
         return None if self.sampling_probability < 1.0 else self.clients_per_round

@@ -7,14 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.samplers import too_large
-from mf_aggregators.participation.schemes import nth_round
-from mf_aggregators.random_streams import Draw, Stream
+from mf_aggregators.participation.schemes import nth_round, too_large
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +40,6 @@ class RandomAllocation(CyclicGroups):
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns the cycles of a group, in each of which a client is once."""
         return math.ceil(super().most_participations(num_rounds) / self.rounds_of_cycle)
-
-    @property
-    def group_size(self) -> int:
-        """The clients t B of each group."""
-        return self.rounds_of_cycle * self.clients_per_round
-
-    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
-        """Returns who has this round of the cycle."""
-        cycle, place = divmod(round_index // self.num_bands, self.rounds_of_cycle)
-        generator = random_streams.generator_of(
-            seed, Stream.BATCHES, Draw.ALLOCATION, round_index % self.num_bands, cycle
-        )
-        places = generator.integers(self.rounds_of_cycle, size=len(group))
-        return np.asarray(group[places == place])
 
     def _cycle_of(self, round_index: int) -> int:
         return round_index // self.num_bands // self.rounds_of_cycle

@@ -7,13 +7,13 @@ probability, follow no scheme, and nothing amplifies their guarantee.
 An amplified guarantee is worth nothing if the batches came about in another way. What the cohorts
 alone can show, anyone can check who may read them (:meth:`SamplingScheme.deviation`). That they are
 the very batches of a secret seed, and not chosen to look like such, only the holder of the seed can
-tell (``samplers.Sampler.deviation``).
+tell (:meth:`Sampler.deviation`).
 """
 
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from dp_accounting import dp_event
@@ -22,6 +22,8 @@ from mf_aggregators import accounting
 from mf_aggregators.accounting import composition
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel.batches import binomial_tail
+from mf_aggregators.kernel.cohorts import Cohorts
 from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import AllParticipations, Draws
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -31,9 +33,9 @@ from mf_aggregators.participation.kinds import Participation, of_schema
 from mf_aggregators.participation.monte_carlo import columns as compact_columns
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 
-if TYPE_CHECKING:
-    from mf_aggregators.participation.samplers import Sampler
-
+# What a scheme draws with a smaller probability counts as drawn in another way. A run by the scheme
+# fails each of three checks with at most this probability.
+LEAST_PROBABILITY = 1e-12
 _TOGETHER = """\
 Each participation of a client is one Gaussian mechanism on the rounds that it changes,
      which are those of no other participation of that client."""
@@ -402,9 +404,10 @@ class SamplingScheme(Participation):
 
     # Draws.
 
-    @abc.abstractmethod
     def sampler(self, seed: int) -> "Sampler":
         """Creates the sampler of a run, and draws what all of its rounds have in common.
+
+        It takes 8 bytes for each client, and with min-separation sampling for each participation.
 
         Args:
           seed: Any non-negative integer, the same for all rounds of one run and for no other
@@ -416,6 +419,7 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: If the seed is negative.
         """
+        return Sampler(self, seed)
 
     def deviation(self, num_clients: int, cohorts: Sequence[IntArray]) -> str | None:
         """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
@@ -500,3 +504,90 @@ def nth_round(index: int) -> str:
       index: The round, from 0, as in the ledger.
     """
     return f"round {index + 1} (counted from 1)"
+
+
+class Sampler(Cohorts):
+    """A scheme and a seed, and whom they draw in all rounds; ``scheme.sampler(seed)``.
+
+    Privacy amplification holds only towards those who do not know who was drawn, and the seed
+    tells it all. It must come from ``participation.secret_seed``, serve one run, and stay as
+    secret as the seed of the noise; so must whatever lists the batches, a run's ledger above all.
+    No population whose devices decide themselves when to take part may be described as sampled,
+    unless they decide by the secret coins of a scheme.
+
+    Attributes:
+      scheme: How clients are drawn.
+      seed: What they are drawn from.
+
+    Raises:
+      ValueError: If the seed is no integer of at least 0, or the scheme is of another type.
+    """
+
+    __slots__ = ("scheme",)
+
+    scheme: SamplingScheme
+
+    def __init__(self, scheme: SamplingScheme, seed: int) -> None:
+        if not isinstance(scheme, SamplingScheme):
+            raise ValueError(f"scheme must be a SamplingScheme, found {validation.shown(scheme)}.")
+        super().__init__(scheme.as_draws(), seed)
+        object.__setattr__(self, "scheme", scheme)
+
+    def deviation(
+        self, num_clients: int, cohorts: Sequence[IntArray], *, may_be_absent: bool = False
+    ) -> str | None:
+        """Returns how the first rounds of a run differ from what is drawn, or None.
+
+        Args:
+          num_clients: As in :meth:`SamplingScheme.deviation`.
+          cohorts: As there.
+          may_be_absent: Whether clients that were drawn may be missing, as those that could not be
+            asked are: only where the scheme ``covers_absences``.
+
+        Returns:
+          The first difference, as the end of a sentence that names no client.
+        """
+        found = self.scheme.deviation(num_clients, cohorts)
+        if found is not None:
+            return found
+        for index, cohort in enumerate(cohorts):
+            drawn = self.draw(index)
+            if may_be_absent:
+                if not np.all(np.isin(cohort, drawn)):
+                    return (
+                        f"a client of {nth_round(index)} is not one of those that the sampler draws"
+                    )
+            elif not np.array_equal(cohort, drawn):
+                return f"the clients of {nth_round(index)} are not those that the sampler draws"
+        return None
+
+    def num_absent(self, cohorts: Sequence[IntArray]) -> int:
+        """Returns how many participations that are drawn the first rounds of a run lack.
+
+        Args:
+          cohorts: As in :meth:`SamplingScheme.deviation`.
+        """
+        return sum(
+            len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
+        )
+
+
+def too_large(
+    sizes: IntArray, drawn_from: IntArray, probability: float, expected: int
+) -> str | None:
+    """Returns which round has more clients than independent draws give, or None.
+
+    Args:
+      sizes: (rounds,) the clients of each round.
+      drawn_from: (rounds,) how many could have been drawn.
+      probability: That each of them is drawn.
+      expected: The clients that are expected in a round.
+    """
+    too_many = binomial_tail(sizes, drawn_from, probability) * len(sizes)
+    if not np.any(too_many < LEAST_PROBABILITY):
+        return None
+    worst = int(np.argmin(too_many))
+    return (
+        f"{nth_round(worst)} had {sizes[worst]} clients, more than chance gives where "
+        f"{expected} are expected"
+    )

@@ -37,8 +37,7 @@ from mf_aggregators.participation.monte_carlo.certification import (
     Certification,
     MechanismBudget,
 )
-from mf_aggregators.participation.samplers import too_large
-from mf_aggregators.participation.schemes import SamplingScheme, nth_round
+from mf_aggregators.participation.schemes import SamplingScheme, nth_round, too_large
 
 # For the rates of an attacker: at which epsilons the divergence is bounded, by how many samples.
 _EPSILONS = tuple(0.25 * step for step in range(41))

@@ -7,13 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import Groups
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.schemes import nth_round
-from mf_aggregators.random_streams import Draw, Stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +38,9 @@ class Shuffling(CyclicGroups):
         """The batches floor(m / (b B)) of one pass over a group."""
         return self.population // (self.num_bands * self.clients_per_round)
 
-    @property
-    def group_size(self) -> int:
-        """The clients floor(m / (b B)) B of each group."""
-        return self.batches_per_pass * self.clients_per_round
-
     def most_participations(self, num_rounds: int | None = None) -> int:
         """Returns the passes over a group, in each of which a client is once."""
         return math.ceil(super().most_participations(num_rounds) / self.batches_per_pass)
-
-    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
-        """Returns the next batch of the pass; all batches of a pass come from one shuffle."""
-        number, batch = divmod(round_index // self.num_bands, self.batches_per_pass)
-        generator = random_streams.generator_of(
-            seed, Stream.BATCHES, Draw.PASS, round_index % self.num_bands, number
-        )
-        size = self.clients_per_round
-        return generator.permutation(group)[batch * size : (batch + 1) * size]
 
     def _deviation_of_round(self, index: int, last: IntArray) -> str | None:
         before = last[last >= 0] // self.num_bands // self.batches_per_pass
@@ -78,5 +62,5 @@ class Shuffling(CyclicGroups):
     def _draw_words(self) -> str:
         return (
             f"the next batch of {self.clients_per_round} of a shuffled list of all its "
-            f"{self.group_size}, shuffled afresh for each pass."
+            f"{self.size_of_group(0)}, shuffled afresh for each pass."
         )

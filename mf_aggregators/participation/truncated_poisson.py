@@ -4,13 +4,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from mf_aggregators import random_streams
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups, TruncatedPoisson
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.schemes import nth_round
-from mf_aggregators.random_streams import Draw, Stream
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
 _PROBABILITY_OF_CUT = 1e-6
@@ -57,14 +55,6 @@ class TruncatedPoissonSampling(PoissonSampling):
     def largest_cohort(self) -> int:
         """The most clients of a round."""
         return self.largest_batch
-
-    def draw_from(self, group: IntArray, seed: int, round_index: int) -> IntArray:
-        """Returns whose coins come up heads, or a random subset of them."""
-        came = super().draw_from(group, seed, round_index)
-        if len(came) <= self.largest_batch:
-            return came
-        generator = random_streams.generator_of(seed, Stream.BATCHES, Draw.CUT, round_index)
-        return generator.choice(came, self.largest_batch, replace=False, shuffle=False)
 
     def _improbable(self, groups: IntArray, cohorts: Sequence[IntArray]) -> str | None:
         for index, cohort in enumerate(cohorts):

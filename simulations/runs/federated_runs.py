@@ -453,7 +453,7 @@ def _with_sampler(run: Run) -> Run:
         return run
     sampler = planned_runs.sampler_of(scheme, run.directory, run.config.seed)
     if behaviour != DeviceBehaviour():
-        sampler = availability.among(
+        sampler = availability.AvailableClients(
             sampler, behaviour.availability, run.seed, behaviour.round_seconds
         )
     return dataclasses.replace(run, sampler=sampler, behaviour=DeviceBehaviour())

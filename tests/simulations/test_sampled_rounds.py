@@ -34,12 +34,9 @@ def process() -> Any:
 class _Sampler(Sampler):
     """A sampler of which some rounds are known to be empty."""
 
-    def _draw(self, round_index: int) -> np.ndarray:
-        clients = self.scheme.sampler(self.seed).draw(round_index)
+    def draw(self, round_index: int) -> np.ndarray:
+        clients = super().draw(round_index)
         return clients[:0] if round_index in (0, 3) else clients
-
-    def _num_eligible(self, round_index: int) -> int:
-        return self.scheme.sampler(self.seed).num_eligible(round_index)
 
 
 def _sampler(seed: int = 1) -> Sampler:
@@ -88,14 +85,14 @@ def test_batches_of_any_size_are_released_and_resumed(
 ) -> None:
     """Clients that draw for themselves, of whom half cannot be asked."""
     drawn = scheme.sampler(2)
-    sampler = availability.among(drawn, Independent(0.5), 7, 300.0)
+    sampler = availability.AvailableClients(drawn, Independent(0.5), 7, 300.0)
     models, ledger = linear_run.finish(_run(process, sampler=sampler), tmp_path / "whole")
     assert len({len(cohort) for cohort in ledger.cohorts}) > 1
     assert sampler.deviation(len(ledger.client_ids), ledger.cohorts) is None
     assert drawn.deviation(len(ledger.client_ids), ledger.cohorts) is not None
     parts: list[np.ndarray] = []
     for at_most in (2, None):
-        again = availability.among(scheme.sampler(2), Independent(0.5), 7, 300.0)
+        again = availability.AvailableClients(scheme.sampler(2), Independent(0.5), 7, 300.0)
         more, resumed = linear_run.finish(_run(process, sampler=again), tmp_path / "parts", at_most)
         parts.extend(more)
     np.testing.assert_array_equal(np.array(parts), np.array(models))

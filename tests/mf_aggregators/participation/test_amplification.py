@@ -465,5 +465,5 @@ def test_schemes_describe_themselves() -> None:
     with refuses("sampling scheme"):
         sampling_from_dict({"name": "poisson"})
     assert PoissonSampling(10, 3, 100, 7).sampling_probability == pytest.approx(0.21)
-    assert Shuffling(10, 3, 100, 7).group_size == 28
+    assert Shuffling(10, 3, 100, 7).as_draws().group_size == 28
     assert Shuffling(13, 3, 100, 7).most_participations() == 2

@@ -20,11 +20,10 @@ from mf_aggregators.participation import (
     CyclicGroups,
     FixedSizeSampling,
     PoissonSampling,
-    SamplingScheme,
+    Sampler,
     Shuffling,
     sampling_scheme,
 )
-from mf_aggregators.participation.cyclic_groups import GroupSampler
 from simulations.devices.device_populations import draw_cohort
 from tests.examples import examples
 from tests.refusals import refuses
@@ -32,7 +31,7 @@ from tests.refusals import refuses
 _FALSE_ALARM = 1e-4
 
 
-def _order(sampler: GroupSampler) -> np.ndarray:
+def _order(sampler: Sampler) -> np.ndarray:
     """The clients of all parts, one part after the other."""
     parts = range(sampler.scheme.num_bands)
     return np.concatenate([sampler.group_of_round(part) for part in parts])
@@ -52,12 +51,6 @@ def _schemes(draw: st.DrawFn) -> CyclicGroups:
     )
     assert isinstance(scheme, CyclicGroups)
     return scheme
-
-
-def _sampler(scheme: SamplingScheme, seed: int) -> GroupSampler:
-    sampler = scheme.sampler(seed)
-    assert isinstance(sampler, GroupSampler)
-    return sampler
 
 
 _SEEDS = st.integers(0, 2**128 - 1)
@@ -96,7 +89,7 @@ def test_parts_are_disjoint_and_of_the_sizes_of_the_scheme(scheme: CyclicGroups,
         assert all(len(part) in (smallest, smallest + 1) for part in parts)
     else:
         assert isinstance(scheme, FixedSizeSampling | Shuffling)
-        assert {len(part) for part in parts} == {scheme.group_size}
+        assert {len(part) for part in parts} == {scheme.as_draws().group_size}
 
 
 @given(_schemes(), _SEEDS)
@@ -154,7 +147,7 @@ def test_a_batch_is_a_function_of_scheme_seed_and_round_alone(
 def test_all_128_bits_of_a_seed_change_the_partition_and_the_draws(name: str) -> None:
     scheme = sampling_scheme(name, num_rounds=4, num_bands=2, population=400, clients_per_round=50)
     seeds = [0, *(1 << bit for bit in range(128))]
-    samplers = [_sampler(scheme, seed) for seed in seeds]
+    samplers = [scheme.sampler(seed) for seed in seeds]
     assert len({_order(sampler).tobytes() for sampler in samplers}) == len(seeds)
     # Where in its part a batch is, whatever the partition.
     places = {np.isin(sampler.group_of_round(1), sampler.draw(1)).tobytes() for sampler in samplers}
@@ -167,7 +160,7 @@ def test_the_partition_is_random(name: str) -> None:
     scheme = sampling_scheme(name, num_rounds=3, num_bands=3, population=12, clients_per_round=4)
     counts = np.zeros((12, 3))
     for seed in range(2000):
-        sampler = _sampler(scheme, seed)
+        sampler = scheme.sampler(seed)
         for part in range(3):
             counts[sampler.group_of_round(part), part] += 1
     assert np.all(counts.sum(axis=1) == 2000)
@@ -263,7 +256,7 @@ def test_all_subsets_of_a_fixed_size_are_equally_likely() -> None:
 def test_all_ways_to_cut_a_part_into_batches_are_equally_likely() -> None:
     """Against the 90 orders of 3 batches of 2 clients, and in pairs of passes."""
     scheme = Shuffling(num_rounds=54_000, num_bands=2, population=13, clients_per_round=2)
-    assert (scheme.group_size, scheme.batches_per_pass) == (6, 3)
+    assert (scheme.as_draws().group_size, scheme.batches_per_pass) == (6, 3)
     sampler = scheme.sampler(6)
     part = np.sort(sampler.group_of_round(1)).tolist()
     number: dict[tuple[int, ...], int] = {}
@@ -290,7 +283,7 @@ def test_parts_draw_independently(name: str) -> None:
     scheme = sampling_scheme(
         name, num_rounds=12_000, num_bands=2, population=8, clients_per_round=2
     )
-    sampler = _sampler(scheme, 7)
+    sampler = scheme.sampler(7)
     first, second = sampler.group_of_round(0)[0], sampler.group_of_round(1)[0]
     counts = np.zeros((2, 2))
     # Only the first batch of each pass, where there are passes: the second is the rest.

@@ -26,7 +26,7 @@ def _groups(*sizes: int) -> list[CyclicGroups]:
 def _partitions(scheme: CyclicGroups) -> list[list[frozenset[int]]]:
     """All ways to split the population into the scheme's parts."""
     clients = range(scheme.population)
-    slices = [scheme.group_slice(part) for part in range(scheme.num_bands)]
+    slices = [scheme.as_draws().group_slice(part) for part in range(scheme.num_bands)]
     found = {
         tuple(frozenset(order[places]) for places in slices)
         for order in itertools.permutations(clients)
@@ -189,7 +189,7 @@ def test_random_draws_do_not_deviate(name: str, rounds: int) -> None:
         cohorts = []
         for index in range(rounds):
             assert isinstance(scheme, PoissonSampling | FixedSizeSampling)
-            part = order[scheme.group_slice(index % 3)]
+            part = order[scheme.as_draws().group_slice(index % 3)]
             if isinstance(scheme, PoissonSampling):
                 batch = part[generator.random(len(part)) < scheme.sampling_probability]
             else:

@@ -66,7 +66,7 @@ def test_every_client_is_once_in_every_cycle() -> None:
         np.testing.assert_array_equal(np.sort(clients), expected)
     # Places in a cycle, and pairs of places in adjacent ones, are as likely as each other: two
     # chi-square tests with 1e-6 of false alarms.
-    assert scheme.group_size == 44
+    assert scheme.as_draws().group_size == 44
     places = np.zeros((90, 6), np.int64)
     for index, cohort in enumerate(cohorts):
         cycle, place = divmod(index // 2, 4)

@@ -8,6 +8,7 @@ none fails by chance on the seeds that are here.
 
 import collections
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.kernel.draws_of_clients import MinSeparation
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -104,39 +106,23 @@ def test_the_rate_of_participation_is_stationary_from_round_0_on() -> None:
     _check_rate(_MIN_SEPARATION, _MIN_SEPARATION.sampler(1))
 
 
-class _WrongProbability(MinSeparationSampling):
-    """The mutant whose coin has the rate of participation p0 for its probability."""
-
-    @property
-    def joining_probability(self) -> float:
-        return self.clients_per_round / self.population
-
-    @property
-    def probability_free_at_first(self) -> float:
-        return _MIN_SEPARATION.probability_free_at_first
-
-    @property
-    def probability_of_first_wait(self) -> float:
-        return _MIN_SEPARATION.probability_of_first_wait
+def test_a_coin_of_the_rate_of_participation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = property(lambda draws: draws.clients_per_round / draws.population)
+    monkeypatch.setattr(MinSeparation, "joining_probability", rate)
+    with pytest.raises(AssertionError):
+        _check_rate(_MIN_SEPARATION, _MIN_SEPARATION.sampler(1))
 
 
-class _ColdStart(MinSeparationSampling):
-    """The mutant whose clients are all free in round 0."""
+def test_timers_that_all_begin_free_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = np.random.Generator
 
-    @property
-    def probability_free_at_first(self) -> float:
-        return 1.0
+    class Free(np.random.Generator):
+        def choice(self, a: Any, size: Any = None, **options: Any) -> Any:
+            return np.zeros(size, np.int64)
 
-    @property
-    def probability_of_first_wait(self) -> float:
-        return 0.0
-
-
-@pytest.mark.parametrize("mutant", [_WrongProbability, _ColdStart])
-def test_mutants_of_the_coin_and_of_the_start_are_found(
-    mutant: type[MinSeparationSampling],
-) -> None:
-    sampler = mutant(40, 3, 13_000, 1000, 4).sampler(1)
+    monkeypatch.setattr(np.random, "Generator", Free)
+    sampler = _MIN_SEPARATION.sampler(1)
+    monkeypatch.setattr(np.random, "Generator", original)
     with pytest.raises(AssertionError):
         _check_rate(_MIN_SEPARATION, sampler)
 

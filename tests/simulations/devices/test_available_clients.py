@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
-from simulations.devices.availability import Always, Availability, Independent, among
+from simulations.devices.availability import Always, Availability, AvailableClients, Independent
 
 _FALSE_ALARM = 1e-4
 _SCHEMES: list[SeparatedScheme] = [
@@ -34,7 +34,7 @@ def test_absences_do_not_move_later_rounds(scheme: SeparatedScheme) -> None:
     """A timer starts in every round that its coin says, whoever could be asked in it."""
     sampler = scheme.sampler(3)
     availability: Availability = _Recorded([])
-    available = among(sampler, availability, 8, 300.0)
+    available = AvailableClients(sampler, availability, 8, 300.0)
     assert available.scheme == scheme
     for index in range(scheme.num_rounds):
         drawn = sampler.draw(index)
@@ -51,29 +51,29 @@ def test_each_drawn_client_is_there_with_the_probability_of_availability(
 ) -> None:
     """A binomial test of all rounds, which a correct sampler fails for 1e-4 of all seeds."""
     sampler = scheme.sampler(3)
-    available = among(sampler, Independent(0.7), 9, 300.0)
+    available = AvailableClients(sampler, Independent(0.7), 9, 300.0)
     there = sum(len(available.draw(index)) for index in range(40))
     drawn = sum(len(sampler.draw(index)) for index in range(40))
     assert scipy.stats.binomtest(there, drawn, 0.7).pvalue > _FALSE_ALARM
-    again = among(scheme.sampler(3), Independent(0.7), 9, 300.0)
+    again = AvailableClients(scheme.sampler(3), Independent(0.7), 9, 300.0)
     np.testing.assert_array_equal(again.draw(7), available.draw(7))
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES, ids=str)
 def test_ledgers_with_absences_are_those_of_the_scheme(scheme: SeparatedScheme) -> None:
     sampler = scheme.sampler(4)
-    available = among(sampler, Independent(0.5), 9, 300.0)
+    available = AvailableClients(sampler, Independent(0.5), 9, 300.0)
     cohorts = [available.draw(index) for index in range(40)]
     assert available.deviation(6500, cohorts) is None
     found = sampler.deviation(6500, cohorts)
     assert found == "the clients of round 1 (counted from 1) are not those that the sampler draws"
     assert sampler.deviation(6500, cohorts, may_be_absent=True) is None
-    everybody = among(sampler, Always(), 9, 300.0)
+    everybody = AvailableClients(sampler, Always(), 9, 300.0)
     np.testing.assert_array_equal(everybody.draw(5), sampler.draw(5))
 
 
 def test_the_seeds_are_not_shown() -> None:
     sampler = _SCHEMES[0].sampler(123456789)
-    shown = repr(among(sampler, Always(), 987654321, 300.0))
+    shown = repr(AvailableClients(sampler, Always(), 987654321, 300.0))
     assert "123456789" not in shown
     assert "987654321" not in shown

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import random_streams
+from mf_aggregators.kernel import cohorts
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparation,
@@ -89,7 +90,8 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
         assert owners.setdefault(coordinates, owner) == owner
         return original(seed, *coordinates)
 
-    monkeypatch.setattr(random_streams, "generator_of", generator_of)
+    for module in (random_streams, cohorts):
+        monkeypatch.setattr(module, "generator_of", generator_of)
     rounds = 12
     owner = "cohorts"
     for i in range(rounds):

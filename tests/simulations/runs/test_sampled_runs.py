@@ -134,7 +134,7 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
     assert scheme is not None
     sampler = scheme.sampler(5)
     if available is not None:
-        sampler = availability.among(sampler, Independent(available), 2, 300.0)
+        sampler = availability.AvailableClients(sampler, Independent(available), 2, 300.0)
     names = tuple(f"zebra-{index}." for index in range(_CLIENTS))
     drawn = ParticipationLedger(names, tuple(map(sampler.draw, range(_ROUNDS))), scheme)
     directory = plan.directory
