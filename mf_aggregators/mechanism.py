@@ -20,12 +20,12 @@ from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import composition, gaussian, sampled_runs, validation
 from mf_aggregators.kernel import losses as losses_of_runs
-from mf_aggregators.kernel.claim import Claim, Guarantee, check
+from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.ledger import of_unit
-from mf_aggregators.kernel.numbers import rounded_down
+from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
@@ -38,7 +38,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.participation.monte_carlo.certification import Certification
 from mf_aggregators.privacy import guarantees, ledgers
-from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.ledgers import GivenLedger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.workloads import Workload
@@ -282,7 +282,7 @@ class Mechanism:
 
     def observed(
         self,
-        ledger: Ledger | RoundTimes | str | os.PathLike[str],
+        ledger: GivenLedger | RoundTimes,
         *,
         round_counts: Iterable[int] | str | os.PathLike[str] | None = None,
         clients_per_round: float | None = None,
@@ -295,8 +295,9 @@ class Mechanism:
         only if participation did not depend on released models or on data.
 
         Args:
-          ledger: Who took part in which round; or its file, which ``ledgers.load`` reads; or, where
-            nobody knows that, the times of the rounds and the timers of devices.
+          ledger: Who took part in which round: a ``Ledger``, its file, a mapping from each client
+            to its rounds, or a list with the clients of each released round (``ledgers.of``); or,
+            where nobody knows that, the times of the rounds and the timers of devices.
           round_counts: How many clients each round summed, by the server's own count; or the file
             of these numbers, which ``ledgers.round_counts`` reads. A ledger that lacks lines
             has too good a guarantee: without these counts, or if the ledger has others, nothing
@@ -711,6 +712,55 @@ def _reaches(
     assert epsilon is not None
     assert delta is not None
     return mechanism.guarantee(delta).epsilon <= epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class Spent:
+    """The privacy that a run has spent.
+
+    Attributes:
+      planned: The guarantee of the whole run, if it keeps to its participation.
+      so_far: That of the rounds in the ledger. A smaller epsilon than the planned one holds only if
+        participation did not depend on released models or on data.
+    """
+
+    planned: Guarantee
+    so_far: Guarantee
+
+    def __str__(self) -> str:
+        planned, so_far = (
+            stated_pair(each.epsilon, each.delta) for each in (self.planned, self.so_far)
+        )
+        rounds = counted(self.so_far.num_rounds, "round")
+        only_if = f", {ONLY_IF}" if self.so_far.is_observed else ""
+        return f"{planned} as planned; {so_far} so far, in {rounds}{only_if}"
+
+
+def spent(
+    mechanism: Mechanism, ledger: GivenLedger | RoundTimes, delta: float, **options: Any
+) -> Spent:
+    """Returns what a run has spent so far: the planned epsilon, and that of a ledger.
+
+    Args:
+      mechanism: That of the run.
+      ledger: As ``Mechanism.observed`` takes it. A mapping, or a text, is taken for a ledger of all
+        rounds.
+      delta: Above 0 and below 1.
+      **options: As there. Without ``round_counts``, so far nothing better than the plan is stated.
+
+    Raises:
+      LedgerError: If a file cannot be read, or the ledger is broken.
+      ValueError: If delta is out of its range, or more rounds were released than there are.
+
+    Example:
+      >>> import mf_aggregators as mfa
+      >>> once = mfa.participation.SingleParticipation()
+      >>> mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=4), once, 2.0)
+      >>> print(mfa.spent(mechanism, [["ada", "bo"]], 1e-6, round_counts=[2]).planned.epsilon > 1.0)
+      True
+    """
+    found = mechanism.observed(ledger, **options)
+    return Spent(mechanism.guarantee(delta), found.guarantee(delta))
 
 
 def load(directory: str | os.PathLike[str]) -> Mechanism:

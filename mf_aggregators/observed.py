@@ -1,7 +1,6 @@
 """What a ledger, or the times of rounds, show of a run of a mechanism."""
 
 import dataclasses
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import ObservedParticipation
-from mf_aggregators.privacy.ledgers import Ledger
+from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
 from mf_aggregators.privacy.people import People, Person
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -256,13 +255,13 @@ class Observed:
 
 def of_run(
     mechanism: "Mechanism",
-    ledger: Ledger | RoundTimes | str | os.PathLike[str],
+    ledger: GivenLedger | RoundTimes,
     sampling_seed: int | None,
     sampler: Sampler | None,
 ) -> Observed:
     """Measures a ledger, or the times of rounds; ``Mechanism.observed`` adds counts."""
-    if not isinstance(ledger, (Ledger, RoundTimes)):
-        ledger = ledgers.load(ledger, mechanism.num_rounds)
+    if not isinstance(ledger, RoundTimes):
+        ledger = ledgers.of(ledger, mechanism.num_rounds)
     if ledger.num_rounds > mechanism.num_rounds:
         raise ValueError(
             f"{ledger.num_rounds} rounds were released, and the mechanism is for "

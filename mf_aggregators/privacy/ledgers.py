@@ -18,7 +18,7 @@ import pathlib
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,12 @@ class Ledger:
         write(path, self.client_ids, offsets, rounds, self.num_rounds, self.sampling)
 
 
+# What ``of`` makes a ledger from.
+GivenLedger: TypeAlias = (
+    Ledger | str | os.PathLike[str] | Mapping[Any, Iterable[int]] | Sequence[Iterable[Any]]
+)
+
+
 def write(
     path: str | os.PathLike[str],
     client_ids: Sequence[str],
@@ -196,6 +202,39 @@ def write(
                     entry, np.asarray(array), allow_pickle=False
                 )
     atomic_files.write_bytes(path, archive.getbuffer())
+
+
+def of(given: GivenLedger, num_rounds: int) -> Ledger:
+    """Returns a ledger from any of its forms.
+
+    Args:
+      given: A ledger; its file, which :func:`load` reads; a mapping from each client to its rounds,
+        from 0, in any order; or a list with the clients of each released round.
+      num_rounds: The rounds that were released, for a text file and a mapping, which do not say it.
+
+    Raises:
+      LedgerError: If it is none of these, a client is in a round twice, or a round was not
+        released.
+    """
+    if isinstance(given, Ledger):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return load(given, num_rounds)
+    of_clients: dict[Any, list[Any]] = {}
+    if isinstance(given, Mapping):
+        of_clients = {client: sorted(rounds) for client, rounds in given.items()}
+    elif isinstance(given, Sequence) and not any(isinstance(each, str) for each in given):
+        num_rounds = len(given)
+        for index, cohort in enumerate(given):
+            for client in cohort:
+                of_clients.setdefault(client, []).append(index)
+    else:
+        raise LedgerError(
+            "a ledger is a Ledger, a file, a mapping from clients to rounds, or a list with the "
+            f"clients of each round, found {validation.shown(given)}."
+        )
+    rounds = tuple(map(np.asarray, of_clients.values()))
+    return Ledger(tuple(map(str, of_clients)), rounds, num_rounds)
 
 
 def load(path: str | os.PathLike[str], num_rounds: int) -> Ledger:
