@@ -38,8 +38,7 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     warn_unless_stationary,
 )
-from mf_aggregators.kernel import sensitivity as sensitivities
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import schemas, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
@@ -237,9 +236,9 @@ class PatternOfRounds:
         Returns:
           The value and an (n,) gradient by ``column``.
         """
-        total = sensitivities.pattern_sum(column, self.separation, self.most)
+        total = schemas.pattern_sum(column, self.separation, self.most)
         # The adjoint of summing shifted copies is summing copies shifted the other way.
-        gradient = sensitivities.pattern_sum_adjoint(total, self.separation, self.most)
+        gradient = schemas.pattern_sum_adjoint(total, self.separation, self.most)
         return float(total @ total), 2.0 * gradient
 
     def sum_of_squared_norms(self, column: FloatArray) -> tuple[float, FloatArray]:

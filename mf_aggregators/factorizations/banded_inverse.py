@@ -41,8 +41,8 @@ from mf_aggregators.factorizations.toeplitz import (
     check_range,
     checked_coefficients,
 )
+from mf_aggregators.kernel import schemas, validation
 from mf_aggregators.kernel import sensitivity as sensitivities
-from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import power_series
@@ -566,7 +566,7 @@ class _ErrorWithin:
         squared_sensitivity, by_column = self._pattern.squared_sensitivity(column)
         by_column /= squared_sensitivity
         by_sensitivity = -_correlation(by_column, first, bands)
-        of_pattern = sensitivities.pattern_sum(first, separation, most)
+        of_pattern = schemas.pattern_sum(first, separation, most)
         curvature = 2.0 * _unweighted_gram(of_pattern, bands) / squared_sensitivity
         curvature -= np.outer(by_sensitivity, by_sensitivity)
         by_rows, of_rows = self._rows.derivatives(noising, barrier)

@@ -29,13 +29,12 @@ from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
 from mf_aggregators.kernel.trees import (
-    Tree,
-    binary_tree,
-    complete_variances,
     full_recursion,
+    is_complete,
+    left_size,
     most_rounds,
     online_recursion,
-    variances_from_below,
+    variances,
 )
 from mf_aggregators.participation import (
     Participation,
@@ -48,6 +47,89 @@ _DECODERS = ("online", "full")
 _BYTES_PER_ROUND = {"online": 30, "full": 150}
 # State vectors that no round of a plan needs, and those of one of four times its rounds do.
 _SPARE_SLOTS = 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tree:
+    """The tree over n leaves; node v covers the leaves starts[v] to stops[v] - 1.
+
+    The 2 n - 1 nodes are numbered children before parents and left before right, which for n = 2^k
+    is the order of the papers' matrix (Denisov et al. App. C, Eq. 12).
+
+    Attributes:
+      starts: (2 n - 1,) int64.
+      stops: (2 n - 1,) int64.
+      left: (2 n - 1,) int64: left children; -1 for leaves.
+      right: (2 n - 1,) int64: right children; -1 for leaves.
+      parents: (2 n - 1,) int64; -1 for the root, which is the last node.
+      depths: (2 n - 1,) int64: edges to the root.
+      precisions: (2 n - 1,) float64: those of the nodes' observations: 1 where the sum over
+        the node is released, that is over 2^h leaves, and 0 elsewhere.
+      leaves: (n,) int64: the leaf of each round.
+      levels: For each depth, the nodes there that have children.
+    """
+
+    starts: IntArray
+    stops: IntArray
+    left: IntArray
+    right: IntArray
+    parents: IntArray
+    depths: IntArray
+    precisions: FloatArray
+    leaves: IntArray
+    levels: tuple[IntArray, ...]
+
+    @property
+    def sizes(self) -> IntArray:
+        """The leaves of each node, (2 n - 1,) int64."""
+        return self.stops - self.starts
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of leaves n."""
+        return int(self.leaves.shape[0])
+
+    @property
+    def height(self) -> int:
+        """The edges from the root to the deepest leaf."""
+        return len(self.levels)
+
+
+def binary_tree(num_rounds: int) -> Tree:
+    """Returns the tree.
+
+    Args:
+      num_rounds: The number of leaves n, at least 1.
+    """
+    num_nodes = 2 * num_rounds - 1
+    starts, stops, depths = (np.zeros(num_nodes, np.int64) for _ in range(3))
+    left, right, parents = (np.full(num_nodes, -1) for _ in range(3))
+    leaves = np.zeros(num_rounds, np.int64)
+    levels = []
+    # A subtree of m leaves that starts at leaf a, its nodes numbered from o, ends with its
+    # own root, node o + 2 m - 2.
+    first_leaves, sizes, offsets = np.array([0]), np.array([num_rounds]), np.array([0])
+    depth = 0
+    while len(sizes):
+        nodes = offsets + 2 * sizes - 2
+        starts[nodes], stops[nodes], depths[nodes] = first_leaves, first_leaves + sizes, depth
+        leaves[first_leaves[sizes == 1]] = nodes[sizes == 1]
+        inner = sizes > 1
+        nodes, first_leaves, sizes, offsets = (
+            values[inner] for values in (nodes, first_leaves, sizes, offsets)
+        )
+        if len(nodes):
+            levels.append(nodes)
+        left_sizes = left_size(sizes)
+        left[nodes] = offsets + 2 * left_sizes - 2
+        right[nodes] = nodes - 1
+        parents[left[nodes]] = parents[right[nodes]] = nodes
+        first_leaves = np.concatenate([first_leaves, first_leaves + left_sizes])
+        offsets = np.concatenate([offsets, offsets + 2 * left_sizes - 1])
+        sizes = np.concatenate([left_sizes, sizes - left_sizes])
+        depth += 1
+    precisions = np.where(is_complete(stops - starts), 1.0, 0.0)
+    return Tree(starts, stops, left, right, parents, depths, precisions, leaves, tuple(levels))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -116,7 +198,7 @@ class TreeAggregationFactorization(Factorization):
     def noise_recursion(self) -> StateSpaceNoise:
         """Returns the recursion of O(log n) state vectors and one row of Z a round."""
         if self.decoder == "full":
-            return full_recursion(self._tree)
+            return full_recursion(self.num_rounds)
         first = self.plans[0] if self.plans else self.num_rounds
         return online_recursion(self.num_rounds, num_slots(first))
 
@@ -230,7 +312,7 @@ def online_noising_matrix(tree: Tree) -> FloatArray:
     Returns:
       (n, 2 n - 1) float64.
     """
-    weights = variances_from_below(tree)
+    weights = variances(tree.sizes)
     noising = np.zeros((tree.num_rounds, len(tree.starts)))
     # E of the largest completed nodes, from left to right.
     estimates: list[FloatArray] = []
@@ -274,7 +356,7 @@ def online_prefix_variances(num_rounds: int) -> FloatArray:
     """
     lengths = np.arange(1, num_rounds + 1)
     result = np.zeros(num_rounds)
-    for height, variance in enumerate(complete_variances(num_rounds.bit_length())):
+    for height, variance in enumerate(variances(1 << np.arange(num_rounds.bit_length()))):
         result += variance * (lengths >> height & 1)
     return result
 
@@ -296,20 +378,20 @@ def full_prefix_variances(tree: Tree) -> FloatArray:
     Returns:
       (n,) float64.
     """
-    variances = variances_from_below(tree)
+    of_nodes = variances(tree.sizes)
     slopes, remainders = np.ones(tree.num_rounds), np.zeros(tree.num_rounds)
     for rounds, nodes in _paths(tree):
         parents = tree.parents[nodes]
         if not np.all(parents >= 0):
             break
-        left, right = variances[tree.left[parents]], variances[tree.right[parents]]
+        left, right = of_nodes[tree.left[parents]], of_nodes[tree.right[parents]]
         share = left / (left + right)
         from_left = tree.left[parents] == nodes
         slope = slopes[rounds]
         of_left_sum = np.where(from_left, slope, 1.0 - slope)
         remainders[rounds] += np.square(of_left_sum) * share * right
         slopes[rounds] = np.where(from_left, slope * share, slope + of_left_sum * share)
-    return np.asarray(np.square(slopes) * variances[-1] + remainders)
+    return np.asarray(np.square(slopes) * of_nodes[-1] + remainders)
 
 
 def _paths(tree: Tree) -> Iterator[tuple[IntArray, IntArray]]:

@@ -536,10 +536,10 @@ def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
     found = strategies.strategy(normalised, normalised.num_rounds)
     # Errors of columns, added up along a row or a column.
     error = normalised.num_rounds * found.error
-    if isinstance(found, strategies.Coefficients):
-        largest = float(np.sum(np.abs(found.coefficients))) + error
+    magnitudes = np.abs(found.entries)
+    if not found.is_dense:
+        # The coefficients of a Toeplitz matrix.
+        largest = float(np.sum(magnitudes)) + error
         return largest, largest
-    assert isinstance(found, strategies.Dense)
-    magnitudes = np.abs(found.matrix)
     by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
     return by_columns + error, by_rows + error

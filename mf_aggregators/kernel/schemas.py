@@ -125,31 +125,73 @@ class Schema:
     def largest_sum(self, weights: FloatArray) -> float:
         """Returns the largest sum of weights over a pattern (BandMF Alg. 3).
 
-        F[i], the largest sums over at most 0, 1, ..., k rounds from round i on, follow from
-        F[i + 1] and F[i + b], so that b of them are kept: O(n k) operations, O(b k) memory. If k
-        limits nothing, one number for each round is enough.
-
         Args:
           weights: (n,) non-negative numbers.
         """
-        num_rounds = len(weights)
-        most, separation = self.most_in(num_rounds), self.separation_in(num_rounds)
+        most, separation = self.most_in(len(weights)), self.separation_in(len(weights))
         if self.is_even:
-            sums = (
-                np.sum(weights[start::separation][:most]) for start in self.starts_in(num_rounds)
-            )
-            return float(max(sums))
-        backwards = range(num_rounds - 1, -1, -1)
-        if most == -(-num_rounds // separation):
-            unlimited = [0.0] * (num_rounds + separation)
-            for i, weight in zip(backwards, weights[::-1].tolist(), strict=True):
-                unlimited[i] = max(weight + unlimited[i + separation], unlimited[i + 1])
-            return unlimited[0]
-        kept = np.zeros((separation, most + 1))
-        sums_from, taken = np.zeros(most + 1), np.empty(most)
-        for i, weight in zip(backwards, weights[::-1].tolist(), strict=True):
-            of_round = kept[i % separation]
-            np.add(of_round[:-1], weight, out=taken)
-            np.maximum(taken, sums_from[1:], out=sums_from[1:])
-            of_round[:] = sums_from
-        return float(sums_from[most])
+            starts = self.starts_in(len(weights))
+            return float(max(np.sum(weights[start::separation][:most]) for start in starts))
+        is_limited = most < -(-len(weights) // separation)
+        return float(largest_sums(weights, separation, most if is_limited else None)[-1])
+
+
+def largest_sums(weights: FloatArray, separation: int, most: int | None) -> FloatArray:
+    """Returns the largest sums of entries along the first axis that are b or more apart.
+
+    F[i], the largest sums from entry i on, follow from F[i + 1] and F[i + b], so that b of them
+    are kept. Those of b entries are computed at once, from the last ones on.
+
+    Args:
+      weights: (n, ...) non-negative numbers.
+      separation: b.
+      most: k; None for as many as fit.
+
+    Returns:
+      (k + 1, ...) sums of at most 0, 1, ..., k entries; (1, ...) without a limit.
+    """
+    chunks, shape = -(-len(weights) // separation), weights.shape[1:]
+    filled = np.zeros((chunks * separation, *shape))
+    filled[: len(weights)] = weights
+    sums = np.zeros((1 if most is None else most + 1, separation, *shape))
+    # One entry more is taken of those that begin b further on.
+    fewer, more = (sums, sums) if most is None else (sums[:-1], sums[1:])
+    for chunk in filled.reshape(chunks, separation, *shape)[::-1]:
+        taken = np.maximum.accumulate((chunk + fewer)[:, ::-1], axis=1)[:, ::-1]
+        more[...] = np.maximum(taken, more[:, :1])
+    return np.asarray(sums[:, 0])
+
+
+def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
+    """Returns the sum of a Toeplitz matrix's columns 0, b, 2 b, ..., k of them.
+
+    Args:
+      column: (n,) the first column.
+      separation: b.
+      most: k, with (k - 1) b < n.
+
+    Returns:
+      (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
+    """
+    # Sums over windows of 1, 2, 4, ... participations, put together by the bits of k.
+    window, width, done = np.array(column), separation, 0
+    total = np.zeros_like(window)
+    while most:
+        if most % 2:
+            total[done:] += window[: len(window) - done]
+            done += width
+        further = window.copy()
+        further[width:] += window[:-width]
+        window, width, most = further, 2 * width, most // 2
+    return total
+
+
+def pattern_sum_adjoint(values: FloatArray, separation: int, most: int) -> FloatArray:
+    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k.
+
+    Args:
+      values: (n,) floats.
+      separation: The separation b.
+      most: The number k of participations.
+    """
+    return pattern_sum(values[::-1], separation, most)[::-1]

@@ -23,15 +23,18 @@ theorems applies:
 Squares are carried throughout and one square root is taken at the very end.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse.csgraph
 
 from mf_aggregators.kernel import strategies, trees, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.schemas import Schema, largest_sums, pattern_sum, pattern_sum_adjoint
+from mf_aggregators.kernel.strategies import Strategy
 
 # Entries of X, relative to its diagonal, that may be rounding errors of a product.
 _ROUNDING_OF_GRAM = 1e-14
@@ -73,23 +76,13 @@ class Sensitivity(float):
     ) -> "Sensitivity":
         """Creates a sensitivity of ``value``."""
         self = super().__new__(cls, value)
-        self.is_exact = is_exact
-        self.theorem = theorem
-        self.error = error
+        self.is_exact, self.theorem, self.error = is_exact, theorem, error
         return self
 
     @property
     def value(self) -> float:
         """The sensitivity as a plain float."""
         return float(self)
-
-    def times(self, factor: float) -> "Sensitivity":
-        """Returns the sensitivity of a matrix that is ``factor`` > 0 times as large.
-
-        Args:
-          factor: Above zero.
-        """
-        return Sensitivity(float(self) * factor, is_exact=self.is_exact, theorem=self.theorem)
 
     def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
         return (float(self),), vars(self)
@@ -111,16 +104,11 @@ def of_matrix(strategy: Any, schema: Schema) -> Sensitivity:
     Raises:
       ValueError: If C is not a finite two-dimensional array with a column for each round.
     """
-    strategy = _array(strategy, "the strategy matrix", 2)
-    largest = _largest(strategy, "the strategy matrix")
-    if largest == 0.0:
-        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
-    # Squares of very large or small entries would over- or underflow.
-    strategy = strategy / largest
+    strategy, largest = _unit(strategy, "the strategy matrix", 2)
     norms = np.einsum("ij,ij->j", strategy, strategy)
     num_rounds = len(norms)
     if schema.most_in(num_rounds) == 1:
-        return _root(np.max(norms), _COLUMN_NORM).times(largest)
+        return _times(_root(np.max(norms), _COLUMN_NORM), largest)
     separation = schema.separation_in(num_rounds)
     below, above = _diagonals(num_rounds, num_rounds)
     for first in range(0, num_rounds, _COLUMNS_AT_A_TIME):
@@ -137,7 +125,7 @@ def of_matrix(strategy: Any, schema: Schema) -> Sensitivity:
         found = _of_tree(norms, below, schema, largest)
         if found is not None:
             return found
-    return _of_gram(norms, below, above, schema).times(largest)
+    return _times(_of_gram(norms, below, above, schema), largest)
 
 
 def of_bands(bands: Any, schema: Schema) -> Sensitivity:
@@ -153,35 +141,31 @@ def of_bands(bands: Any, schema: Schema) -> Sensitivity:
     Raises:
       ValueError: If the bands are not a finite array of 1 to n columns.
     """
-    bands = _array(bands, "bands", 2)
+    bands, largest = _unit(bands, "bands", 2)
     num_rounds, num_bands = bands.shape
     if num_bands > num_rounds:
         raise ValueError(f"bands must have at most {num_rounds} columns, found {num_bands}.")
-    largest = _largest(bands, "bands")
     # Entries of C by columns: columns[t, j] = C[j + t, j].
     columns = np.zeros((num_bands, num_rounds))
     for t in range(num_bands):
         columns[t, : num_rounds - t] = bands[t:, t]
-    used = np.flatnonzero(np.any(columns, axis=1))
-    if not len(used):
-        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
-    columns = columns[: used[-1] + 1] / largest
+    columns = columns[: np.max(np.flatnonzero(np.any(columns, axis=1)), initial=0) + 1]
     num_bands = len(columns)
     norms = np.einsum("tj,tj->j", columns, columns)
     if schema.most_in(num_rounds) == 1:
-        return _root(np.max(norms), _COLUMN_NORM).times(largest)
+        return _times(_root(np.max(norms), _COLUMN_NORM), largest)
     separation = schema.separation_in(num_rounds)
     if 4 * num_bands > num_rounds and num_bands > separation:
         # Products of dense matrices are quicker.
         dense = np.zeros((num_rounds, num_rounds))
         for t, diagonal in enumerate(columns):
             np.fill_diagonal(dense[t:], diagonal[: num_rounds - t])
-        return of_matrix(dense, schema).times(largest)
+        return _times(of_matrix(dense, schema), largest)
     below, above = _diagonals(num_rounds, num_bands)
     for t in range(separation, num_bands, separation if schema.is_even else 1):
         pairs = columns[: num_bands - t, t:], columns[t:, : num_rounds - t]
         below[t, t:] = np.einsum("sj,sj->j", *pairs)
-    return _of_gram(norms, below, above, schema).times(largest)
+    return _times(_of_gram(norms, below, above, schema), largest)
 
 
 def of_coefficients(coefficients: Any, num_rounds: int, schema: Schema) -> Sensitivity:
@@ -204,7 +188,8 @@ def of_coefficients(coefficients: Any, num_rounds: int, schema: Schema) -> Sensi
         return found
     column = np.zeros(num_rounds)
     column[: len(coefficients)] = coefficients
-    return min(of_matrix(scipy.linalg.toeplitz(column, np.zeros(num_rounds)), schema), found)
+    dense = of_matrix(scipy.linalg.toeplitz(column, np.zeros(num_rounds)), schema)
+    return min(dense, found)
 
 
 def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
@@ -222,8 +207,9 @@ def of_tree(num_leaves: int, num_rounds: int, schema: Schema) -> Sensitivity:
     if most == 1:
         return _root(num_leaves.bit_length(), _COLUMN_NORM)
     if schema.is_even:
-        sums = trees.even_sums(num_leaves, num_rounds, schema.separation, most)
-        return _root(float(np.max(sums)), _ENUMERATION)
+        return _root(
+            trees.largest_even_sum(num_leaves, num_rounds, schema.separation, most), _ENUMERATION
+        )
     found, is_exact = trees.largest_sum(num_leaves, num_rounds, schema.separation, most)
     if is_exact:
         return _root(found, "search over the patterns of the tree (BandMF Prop. E.1)")
@@ -249,22 +235,13 @@ def of_rows(rows: NoiseRecursion, num_rounds: int, schema: Schema) -> Sensitivit
     Raises:
       NotProved: If C does not follow from the rows, see :func:`strategies.strategy`.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-    most, tree = schema.most_in(num_rounds), _tree(rows, num_rounds)
-    if tree is not None:
-        return _by_tree(of_tree(tree.num_leaves, num_rounds, schema), tree, most)
-    found = strategies.strategy(rows, num_rounds)
-    if isinstance(found, strategies.Dense):
-        array, value = found.matrix, of_matrix(found.matrix, schema)
-    elif isinstance(found, strategies.Bands):
-        array, value = found.bands, of_bands(found.bands, schema)
-    elif found.column_scales is None:
-        array, value = found.coefficients, of_coefficients(found.coefficients, num_rounds, schema)
-    else:
-        array = found.coefficients
-        value = _of_scaled_columns(array, found.column_scales, schema)
-    error = most * found.error + value.value * roundings(array, num_rounds, most)
-    return Sensitivity(value.value, is_exact=value.is_exact, theorem=value.theorem, error=error)
+    return _of_rows(
+        rows,
+        num_rounds,
+        schema.most_in(num_rounds),
+        lambda num_leaves: of_tree(num_leaves, num_rounds, schema),
+        lambda found: _of_strategy(found, schema),
+    )
 
 
 def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -> Sensitivity:
@@ -288,17 +265,52 @@ def of_pattern(rows: NoiseRecursion, num_rounds: int, rounds: tuple[int, ...]) -
     """
     if not rounds or rounds[-1] >= num_rounds:
         raise ValueError(f"the rounds of a client must be below {num_rounds}, found {rounds}.")
-    most, tree = len(rounds), _tree(rows, num_rounds)
+
+    def by_tree(num_leaves: int) -> Sensitivity:
+        return _root(trees.sum_of_pattern(num_leaves, rounds), theorem, is_exact=False)
+
+    def by_strategy(found: Strategy) -> Sensitivity:
+        distinct, counts = np.unique(rounds, return_counts=True)
+        columns = strategies.columns(found, tuple(distinct.tolist())) * counts
+        return _root(np.sum(np.abs(columns.T @ columns)), theorem, is_exact=False)
+
     theorem = "sum of one pattern (BandMF Eq. 5)"
-    if tree is not None:
-        value = _root(trees.sum_of_pattern(tree.num_leaves, rounds), theorem, is_exact=False)
-        return _by_tree(value, tree, most)
-    found = strategies.strategy(rows, num_rounds)
-    distinct, counts = np.unique(rounds, return_counts=True)
-    columns = strategies.columns(found, tuple(distinct.tolist())) * counts
-    value = _root(np.sum(np.abs(columns.T @ columns)), theorem, is_exact=False)
-    error = most * found.error + value.value * roundings(columns.T, num_rounds, most)
-    return Sensitivity(value.value, is_exact=False, theorem=theorem, error=error)
+    return _of_rows(rows, num_rounds, len(rounds), by_tree, by_strategy)
+
+
+def _of_rows(
+    rows: NoiseRecursion,
+    num_rounds: int,
+    most: int,
+    by_tree: Callable[[int], Sensitivity],
+    by_strategy: Callable[[Strategy], Sensitivity],
+) -> Sensitivity:
+    """The sensitivity of rows with its error, by the leaves of their tree or by their C."""
+    strategies.check_rounds(rows, num_rounds)
+    tree = trees.tree_of_rows(rows, num_rounds) if isinstance(rows, StateSpaceNoise) else None
+    if tree is None:
+        found = strategies.strategy(rows, num_rounds)
+        value = by_strategy(found)
+        is_exact, theorem = value.is_exact, value.theorem
+        error = most * found.error + value.value * roundings(found.entries, num_rounds, most)
+    else:
+        value = by_tree(tree.num_leaves)
+        is_exact, theorem = value.is_exact and tree.is_equal, value.theorem
+        if not tree.is_equal:
+            theorem = f"upper bound by a binary tree: {theorem.removeprefix('upper bound: ')}"
+        # No column of C is larger than one of C_T, whose ones are those of the nodes over it.
+        error = most * tree.error * tree.num_leaves.bit_length() ** 0.5
+    return Sensitivity(value.value, is_exact=is_exact, theorem=theorem, error=error)
+
+
+def _of_strategy(found: Strategy, schema: Schema) -> Sensitivity:
+    if found.is_dense:
+        return of_matrix(found.entries, schema)
+    if len(found.entries) > 1:
+        return of_bands(found.entries, schema)
+    if found.column_scales is None:
+        return of_coefficients(found.entries[0], found.num_rounds, schema)
+    return _of_scaled_columns(found.entries[0], found.column_scales, schema)
 
 
 def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
@@ -317,28 +329,6 @@ def roundings(array: FloatArray, num_rounds: int, most: int) -> float:
     entries = most * array.shape[-1]
     signed = entries / 4.0 if np.min(array) < 0.0 else 0.0
     return float((min(num_rounds, entries) + 4.0 + signed) * 2.0**-52)
-
-
-def _tree(rows: NoiseRecursion, num_rounds: int) -> trees.TreeRows | None:
-    """The tree that rows are of, if they are of one."""
-    if type(rows) is not StateSpaceNoise or num_rounds > rows.num_rounds:
-        return None
-    return trees.tree_of_rows(rows, num_rounds)
-
-
-def _by_tree(value: Sensitivity, tree: trees.TreeRows, most: int) -> Sensitivity:
-    """The sensitivity of rows of a tree, from that of its C_T."""
-    # No column of C is larger than one of C_T, which has as many ones as there are nodes over it.
-    error = most * tree.error * tree.num_leaves.bit_length() ** 0.5
-    theorem = value.theorem
-    if not tree.is_equal:
-        theorem = f"upper bound by a binary tree: {theorem.removeprefix('upper bound: ')}"
-    return Sensitivity(
-        value.value * tree.factor,
-        is_exact=value.is_exact and tree.is_equal,
-        theorem=theorem,
-        error=error * tree.factor,
-    )
 
 
 def _of_scaled_columns(coefficients: FloatArray, scales: FloatArray, schema: Schema) -> Sensitivity:
@@ -380,77 +370,50 @@ def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensit
       ValueError: If the coefficients are not a finite vector of 1 to n entries.
     """
     most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
-    series = _array(coefficients, "coefficients", 1)
+    series, largest = _unit(coefficients, "coefficients", 1)
     if len(series) > num_rounds:
         raise ValueError(
             f"coefficients must be a vector of 1 to {num_rounds} entries, found {len(series)}."
         )
-    largest = _largest(series, "the coefficients")
-    if largest == 0.0:
-        return Sensitivity(0.0, is_exact=True, theorem="zero matrix")
     column = np.zeros(num_rounds)
-    column[: len(series)] = series / largest
+    column[: len(series)] = series
     sizes = np.abs(column)
     # Columns end at the last round: their norms fall.
     norms = np.cumsum(np.square(sizes))[::-1][::separation][:most]
     if most == 1 or not np.any(column[separation:]):
-        return _root(np.sum(norms), _COLUMN_NORM if most == 1 else _BANDED).times(largest)
+        return _times(_root(np.sum(norms), _COLUMN_NORM if most == 1 else _BANDED), largest)
     envelope = sizes.copy()
     envelope[separation:] = np.maximum.accumulate(sizes[separation:][::-1])[::-1]
     has_one_sign = max(np.min(column), -np.max(column)) >= -_ROUNDING_OF_COEFFICIENTS
     if has_one_sign and np.all(envelope - sizes <= _ROUNDING_OF_COEFFICIENTS):
         total = np.square(pattern_sum(envelope, separation, most))
-        return _root(np.sum(total), _TOEPLITZ).times(largest)
-    # Twice the sum over i < j of sum_s |c|_(s - (j - 1) b) e_(s - (i - 1) b), and the norms. With
-    # s = r b + o, the inner sum is one over rows a < a' of tables of b columns.
-    products = _pairs_within_windows(_table(sizes, separation), _table(envelope, separation), most)
-    squared = np.sum(norms) + 2.0 * np.sum(products.ravel()[:num_rounds])
+        return _times(_root(np.sum(total), _TOEPLITZ), largest)
+    squared, earlier = float(np.sum(norms)), np.zeros(num_rounds)
+    for start in range(separation, most * separation, separation):
+        # Twice the product of the column from this round on with all earlier ones of the pattern.
+        earlier[start - separation :] += envelope[: num_rounds - start + separation]
+        squared += 2.0 * float(sizes[: num_rounds - start] @ earlier[start:])
     # All terms are non-negative, so that rounding is relative to the sum itself.
-    rounding = 8.0 * (np.log2(num_rounds + 1.0) + most) * np.finfo(np.float64).eps
+    rounding = (num_rounds + 2.0 * most) * np.finfo(np.float64).eps
     theorem = f"upper bound by {_TOEPLITZ}"
-    return _root(squared * (1.0 + rounding), theorem, is_exact=False).times(largest)
+    return _times(_root(float(squared * (1.0 + rounding)), theorem, is_exact=False), largest)
 
 
-def pattern_sum(column: FloatArray, separation: int, most: int) -> FloatArray:
-    """Returns the sum of a Toeplitz matrix's columns 0, b, 2 b, ..., k of them.
-
-    Args:
-      column: (n,) the first column.
-      separation: b.
-      most: k, with (k - 1) b < n.
-
-    Returns:
-      (n,): entry t is the sum of ``column[t - j b]`` over j < k with j b <= t.
-    """
-    return _window_sums(_table(column, separation), most).ravel()[: len(column)]
-
-
-def pattern_sum_adjoint(values: FloatArray, separation: int, most: int) -> FloatArray:
-    """Returns the adjoint of :func:`pattern_sum`: entry t sums ``values[t + j b]`` over j < k.
-
-    Args:
-      values: (n,) floats.
-      separation: The separation b.
-      most: The number k of participations.
-    """
-    sums = _window_sums(_table(values, separation)[::-1], most)[::-1]
-    return sums.ravel()[: len(values)]
-
-
-def _array(values: Any, name: str, dimensions: int) -> FloatArray:
+def _unit(values: Any, name: str, dimensions: int) -> tuple[FloatArray, float]:
+    """A finite array over its largest magnitude, and that: squares are then within floats."""
     array = validation.real_array(values, name)
     if array.ndim != dimensions or array.size == 0:
         kind = {1: "a vector", 2: "two-dimensional"}[dimensions]
         raise ValueError(f"{name} must be {kind}, found an array of shape {array.shape}.")
-    return array
-
-
-def _largest(array: FloatArray, name: str) -> float:
-    """The largest magnitude of entries, of a finite array."""
     largest = max(float(np.max(array)), -float(np.min(array)))
     if not np.isfinite(largest):
         raise ValueError(f"{name} must be finite, found NaN or infinite entries.")
-    return largest
+    return (array / largest, largest) if largest else (array, 1.0)
+
+
+def _times(found: Sensitivity, factor: float) -> Sensitivity:
+    """The sensitivity of a matrix that is ``factor`` > 0 times as large."""
+    return Sensitivity(found.value * factor, is_exact=found.is_exact, theorem=found.theorem)
 
 
 def _root(squared: float, theorem: str, is_exact: bool = True) -> Sensitivity:
@@ -510,8 +473,8 @@ def _is_reached(lags: FloatArray, largest: float) -> bool:
     """Returns whether sum |X[i, j]| over a pattern is reached.
 
     It is if signs s exist with s_i s_j X[i, j] >= 0 for all i, j: then contributions s_i u, with
-    one unit vector u, change C x by exactly the bound. Signs are spread along the non-zero entries
-    from each connected group's first round. Entries of the size of rounding errors have no sign.
+    one unit vector u, change C x by exactly the bound. Entries of the size of rounding errors have
+    no sign.
 
     Args:
       lags: ``lags[c - 1, i]`` is X for participations i and i + c of the pattern.
@@ -526,17 +489,11 @@ def _is_reached(lags: FloatArray, largest: float) -> bool:
     pattern = np.zeros((count, count))
     for lag, values in enumerate(signs_of, 1):
         np.fill_diagonal(pattern[:, lag:], values[: count - lag])
-    pattern += pattern.T
-    signs = np.zeros(count)
-    for first in range(count):
-        waiting = [first] if signs[first] == 0.0 else []
-        signs[waiting] = 1.0
-        while waiting:
-            i = waiting.pop()
-            fresh = np.flatnonzero((pattern[i] != 0.0) & (signs == 0.0))
-            signs[fresh] = signs[i] * pattern[i, fresh]
-            waiting.extend(fresh.tolist())
-    return bool(np.all(signs[:, np.newaxis] * pattern * signs >= 0.0))
+    # Each participation with either sign: no sign may be connected with its opposite.
+    equal, opposite = pattern > 0.0, pattern < 0.0
+    graph = np.block([[equal, opposite], [opposite, equal]])
+    _, parts = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    return not np.any(parts[:count] == parts[count:])
 
 
 def _largest_of_both_sides(
@@ -551,34 +508,16 @@ def _largest_of_both_sides(
       num_rounds: n.
     """
     others, separation = schema.most_in(num_rounds) - 1, schema.separation
-    fitting = [(len(side) - 1) // separation for side in (after, before)]
+    sides = [side[separation:] for side in (after, before)]
+    fitting = [-(-len(side) // separation) for side in sides]
     if others >= min(sum(fitting), (num_rounds - 1) // separation):
-        unlimited = [largest_sums(side, separation, None)[-1] for side in (after, before)]
-        return unlimited[0] + unlimited[1]
+        return np.asarray(sum(largest_sums(side, separation, None)[0] for side in sides))
     levels = min(others, max(fitting))
-    later, earlier = (largest_sums(side, separation, levels) for side in (after, before))
+    later, earlier = (largest_sums(side, separation, levels) for side in sides)
     # m participations after the row leave k - 1 - m before it.
     return np.asarray(
         np.max([later[m] + earlier[min(others - m, levels)] for m in range(levels + 1)], axis=0)
     )
-
-
-def largest_sums(side: FloatArray, separation: int, levels: int | None) -> list[FloatArray]:
-    """The largest sums over at most 0, 1, ..., ``levels`` entries of each row, b or more apart.
-
-    The first is at least b from the diagonal as well. Without levels, one sum without a limit.
-    """
-    width, rows = side.shape
-    found = [np.zeros(rows)]
-    fewer = np.zeros((width + separation + 1, rows))
-    for _ in range(1 if levels is None else levels):
-        sums = np.zeros_like(fewer)
-        rest = sums if levels is None else fewer
-        for t in range(width - 1, separation - 1, -1):
-            np.maximum(side[t] + rest[t + separation], sums[t + 1], out=sums[t])
-        found.append(sums[separation])
-        fewer = sums
-    return found
 
 
 def _of_tree(
@@ -615,55 +554,3 @@ def _of_tree(
     found = of_tree(num_leaves, num_rounds, schema)
     squared = found.value**2 + deviation * schema.most_in(num_rounds) ** 2
     return _root(squared, found.theorem, found.is_exact)
-
-
-def _table(column: FloatArray, separation: int) -> FloatArray:
-    """The (ceil(n / b), b) table whose rows are a vector's entries, zeros at its end."""
-    table = np.zeros((-(-len(column) // separation), separation))
-    table.ravel()[: len(column)] = column
-    return table
-
-
-def _in_blocks(table: FloatArray, rows: int) -> FloatArray:
-    """The (blocks, rows, b) view of a table filled up with zeros."""
-    blocks = -(-len(table) // rows)
-    filled = np.zeros((blocks * rows, table.shape[1]))
-    filled[: len(table)] = table
-    return filled.reshape(blocks, rows, -1)
-
-
-def _running(blocks: FloatArray) -> FloatArray:
-    return np.cumsum(blocks, axis=1)
-
-
-def _running_back(blocks: FloatArray) -> FloatArray:
-    return np.asarray(np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1])
-
-
-def _window_sums(table: FloatArray, most: int) -> FloatArray:
-    """For each row, the sum of it and the k - 1 rows before it, without differences.
-
-    A window reaches from within one block of k rows into the next: the end of the one
-    and the beginning of the other are running sums, of non-negative terms where the
-    table's are, so that nothing cancels.
-    """
-    blocks = _in_blocks(table, most)
-    sums = _running(blocks)
-    sums[1:, :-1] += _running_back(blocks)[:-1, 1:]
-    return sums.reshape(-1, table.shape[1])[: len(table)]
-
-
-def _pairs_within_windows(first: FloatArray, second: FloatArray, most: int) -> FloatArray:
-    """For each row r, the sum of first[a] second[a'] over r - k < a < a' <= r.
-
-    As in :func:`_window_sums`, a window reaches from within one block of k rows into the next:
-    both rows of a pair are in the later block, or both in the earlier one, or one in each.
-    """
-    ours, theirs = _in_blocks(first, most), _in_blocks(second, most)
-    ours_before, theirs_after = np.zeros_like(ours), np.zeros_like(theirs)
-    ours_before[:, 1:] = _running(ours)[:, :-1]
-    theirs_after[:, :-1] = _running_back(theirs)[:, 1:]
-    pairs = _running(theirs * ours_before)
-    pairs[1:, :-1] += _running_back(ours * theirs_after)[:-1, 1:]
-    pairs[1:, :-1] += _running_back(ours)[:-1, 1:] * _running(theirs)[1:, :-1]
-    return pairs.reshape(-1, first.shape[1])[: len(first)]

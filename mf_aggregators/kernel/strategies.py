@@ -8,6 +8,7 @@ Every kind of rows gives C as data, with a bound on its errors:
   feedback, so that an entry of C is a sum of m products of at most i - j + 2 factors, and floats
   change it by at most gamma_(i - j + m + 4) times the sum of their magnitudes (gamma_k =
   k u / (1 - k u), u = 2^-53; Higham, Accuracy and Stability of Numerical Algorithms, Ch. 3).
+  Numbers of normalised rows, which are what is drawn, have up to four roundings more.
 * **All others**: C is the inverse of N, the noising matrix, by a triangular solve, or by the
   reciprocal of a power series if N is Toeplitz. The computed matrix M is believed only because of
   its *left residual* E = M N - I. With e >= ||E||_2 and e < 1, M = (I + E) C, so that
@@ -36,14 +37,13 @@ it is what a run that stopped early has released.
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import scipy.fft
 from scipy.linalg.lapack import dtrtri
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import noising_matrices, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import (
@@ -68,49 +68,23 @@ _ROWS_AT_A_TIME = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dense:
-    """C as an array.
+class Strategy:
+    """C as data: lower triangular, with few bands, or Toeplitz times a diagonal matrix.
 
     Attributes:
-      matrix: (n, n) float64, lower triangular.
-      error: At least the norms of the columns of C minus ``matrix``.
-    """
-
-    matrix: FloatArray
-    error: float
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Bands:
-    """C with few bands.
-
-    Attributes:
-      bands: (n, b) float64 with ``bands[i, t] = C[i, i - t]``, zero where i < t.
-      error: At least the norms of the columns of C minus that matrix.
-    """
-
-    bands: FloatArray
-    error: float
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Coefficients:
-    """C = T D, T lower triangular and Toeplitz, D diagonal.
-
-    Attributes:
-      coefficients: (m,) float64: the first column of T, m at most n; zeros follow.
+      entries: If ``is_dense``, C as (n, n) float64. Otherwise (n, b) bands with ``entries[i, t] =
+        C[i, i - t]``, zero where i < t; or (1, m) for C = T D with these coefficients of T.
       num_rounds: n.
       error: At least the norms of the columns of C minus that matrix.
-      column_scales: (n,) float64: the diagonal of D; None for ones.
+      is_dense: Whether entries are those of a matrix.
+      column_scales: (n,) float64: the diagonal of D of a Toeplitz T; None for ones.
     """
 
-    coefficients: FloatArray
+    entries: FloatArray
     num_rounds: int
     error: float
+    is_dense: bool = False
     column_scales: FloatArray | None = None
-
-
-Strategy: TypeAlias = Dense | Bands | Coefficients
 
 
 def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
@@ -130,7 +104,10 @@ def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
         diagonal = rows.diagonal[:num_rounds]
         if not np.all(np.isfinite(diagonal) & (diagonal != 0.0)):
             raise NotProved("the diagonal of C^-1 has a zero, or C has one: there is no inverse.")
-        found, size = _OF_KIND[type(rows)](rows, num_rounds)
+        try:
+            found, size = _of_kind(rows, num_rounds)
+        except ValueError as error:  # Normalised rows have numbers beyond floats.
+            raise NotProved(str(error)) from error
     # Comparisons are written so that NaN does not pass.
     if not (_LEAST <= size <= _LARGEST and found.error <= _LARGEST_ERROR * size):
         raise NotProved(
@@ -147,7 +124,7 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
       rows: The rows.
       num_rounds: How many of their rounds are used.
     """
-    if type(rows) not in _OF_KIND:
+    if type(rows) not in (BandedNoise, StateSpaceNoise, WindowNoise, DenseNoise):
         raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
     if num_rounds > rows.num_rounds:
         raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
@@ -159,11 +136,10 @@ def num_bands(found: Strategy) -> int:
     Args:
       found: C.
     """
-    if isinstance(found, Dense):
-        is_entry = found.matrix != 0.0
+    if found.is_dense:
+        is_entry = found.entries != 0.0
         return int(np.max(np.arange(len(is_entry)) - np.argmax(is_entry, axis=1))) + 1
-    entries = found.coefficients if isinstance(found, Coefficients) else np.any(found.bands, axis=0)
-    return int(np.flatnonzero(entries)[-1]) + 1
+    return int(np.flatnonzero(np.any(found.entries, axis=0))[-1]) + 1
 
 
 def compact_columns(found: Strategy, width: int) -> FloatArray:
@@ -173,9 +149,8 @@ def compact_columns(found: Strategy, width: int) -> FloatArray:
       found: C.
       width: The entries of each column, at least one; those below the last round are zero.
     """
-    num_rounds = _num_rounds(found)
-    made = np.zeros((num_rounds, width))
-    for j in range(num_rounds):
+    made = np.zeros((found.num_rounds, width))
+    for j in range(found.num_rounds):
         entries = _column(found, j)[:width]
         made[j, : len(entries)] = entries
     return made
@@ -188,97 +163,75 @@ def columns(found: Strategy, rounds: tuple[int, ...]) -> FloatArray:
       found: C.
       rounds: The m columns, from 0.
     """
-    made = np.zeros((_num_rounds(found), len(rounds)))
+    made = np.zeros((found.num_rounds, len(rounds)))
     for place, j in enumerate(rounds):
         entries = _column(found, j)
         made[j : j + len(entries), place] = entries
     return made
 
 
-def _num_rounds(found: Strategy) -> int:
-    if isinstance(found, Coefficients):
-        return found.num_rounds
-    return len(found.matrix if isinstance(found, Dense) else found.bands)
-
-
 def _column(found: Strategy, j: int) -> FloatArray:
     """Column j of C from its diagonal on, without the zeros below its bands."""
-    if isinstance(found, Dense):
-        return found.matrix[j:, j]
-    if isinstance(found, Bands):
-        lags = np.arange(min(found.bands.shape[1], len(found.bands) - j))
-        return np.asarray(found.bands[j + lags, lags])
+    if found.is_dense:
+        return found.entries[j:, j]
+    lags = np.arange(min(found.entries.shape[1], found.num_rounds - j))
     scale = 1.0 if found.column_scales is None else found.column_scales[j]
-    return np.asarray(scale * found.coefficients[: found.num_rounds - j])
+    return np.asarray(scale * found.entries[j + lags if len(found.entries) > 1 else 0, lags])
 
 
-def _of_bands(rows: BandedNoise, num_rounds: int) -> tuple[Strategy, float]:
-    return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
-
-
-def _of_state_space(rows: StateSpaceNoise, num_rounds: int) -> tuple[Strategy, float]:
-    phases, vectors = rows.phases[:num_rounds], rows.num_state_vectors
-    outputs = -rows.outputs / rows.gains[:, np.newaxis]
-    keeps_places = np.array_equal(rows.sources[phases[0]], np.arange(vectors))
-    if np.all(phases == phases[0]) and keeps_places:
-        phase = phases[0]
-        weights = outputs[phase] * rows.feedbacks[phase]
-        # Powers are within four units in the last place.
-        powers = rows.decays[phase][:, np.newaxis] ** np.arange(num_rounds - 1)
-        first = 1.0 / rows.gains[phase : phase + 1]
-        coefficients = np.concatenate([first, weights @ powers])
-        sizes = float(np.linalg.norm(np.append(first, np.abs(weights) @ np.abs(powers))))
-        error = _gamma(vectors + 12) * sizes
-        found = Coefficients(coefficients, num_rounds, error)
-        return found, float(np.linalg.norm(coefficients))
-    _check_dense(num_rounds)
-    matrix, states = np.diag(1.0 / rows.gains[phases]), np.zeros((vectors, num_rounds))
-    squares = np.square(np.diagonal(matrix))
-    for i, phase in enumerate(phases):
-        before = states[:, :i]
-        matrix[i, :i] = outputs[phase] @ before
-        squares[:i] += np.square(np.abs(outputs[phase]) @ np.abs(before))
-        states[:, :i] = rows.decays[phase][:, np.newaxis] * before[rows.sources[phase]]
-        states[:, i] = rows.feedbacks[phase]
-    error = _gamma(num_rounds + vectors + 8) * float(np.sqrt(np.max(squares)))
-    return Dense(matrix, error), _largest_column(matrix)
-
-
-def _of_window(rows: WindowNoise, num_rounds: int) -> tuple[Strategy, float]:
-    window, rank = rows.window[:num_rounds, :num_rounds], rows.num_state_vectors
-    scales = np.ones(num_rounds) if rows.row_scales is None else rows.row_scales[:num_rounds]
-    if len(window) == 1 and not rank:
-        series = window[0]
+def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
+    """C and its largest column norm."""
+    if isinstance(rows, BandedNoise):
+        return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
+    unit, vectors = rows.normalised, rows.num_state_vectors
+    if isinstance(rows, WindowNoise) and noising_matrices.is_toeplitz(unit):
+        series = rows.window[0, :num_rounds]
         coefficients = _reciprocal(series, num_rounds)
         residual = _residual_of_series(coefficients, series)
         error = _error(residual) * float(np.linalg.norm(coefficients))
         return _scaled(coefficients[np.newaxis], rows.row_scales, num_rounds, error)
+    if isinstance(unit, StateSpaceNoise):
+        phases = unit.phases[:num_rounds]
+        phase = phases[0]
+        keeps_places = np.array_equal(unit.sources[phase], np.arange(vectors))
+        if np.all(phases == phase) and keeps_places:
+            weights = unit.outputs[phase] * unit.feedbacks[phase]
+            # Powers are within four units in the last place.
+            powers = unit.decays[phase][:, np.newaxis] ** np.arange(num_rounds - 1)
+            coefficients = np.append(1.0, -weights @ powers) / rows.diagonal[0]
+            sizes = np.append(1.0, np.abs(weights) @ np.abs(powers)) / rows.diagonal[0]
+            error = _gamma(vectors + 14) * float(np.linalg.norm(sizes))
+            found = Strategy(coefficients[np.newaxis], num_rounds, error)
+            return found, float(np.linalg.norm(coefficients))
+    return _of_transition(rows, num_rounds)
+
+
+def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
+    """Dense C from the weights of all rows together, for rows of Z or for earlier rows."""
     _check_dense(num_rounds)
-    length = rows.window_length
-    lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
-    # As in the class's definition, where beta has the rows of Z up to i - length + 1.
-    inside = (lags >= 0) & (lags < length)
-    windows = np.broadcast_to(window, (num_rounds, window.shape[1]))
-    of_window = np.take_along_axis(windows, np.where(inside, lags, 0), axis=1) * inside
-    left, right = rows.left[:num_rounds], rows.right[:num_rounds].T
-    leaves = lags >= length - 1
-    noising = scales[:, np.newaxis] * (of_window + (left @ right) * leaves)
-    sizes = np.abs(of_window) + (np.abs(left) @ np.abs(right)) * leaves
-    return _inverted(noising, np.abs(scales)[:, np.newaxis] * sizes, rank + 3)
+    unit: Any = rows.normalised
+    diagonal, one = rows.diagonal[:num_rounds], np.diag_indices(num_rounds)
+    vectors = rows.num_state_vectors
 
+    def weights(of: NoiseRecursion) -> FloatArray:
+        return noising_matrices.transition(of, 0, num_rounds)[:num_rounds, vectors:]
 
-def _of_dense(rows: DenseNoise, num_rounds: int) -> tuple[Strategy, float]:
-    _check_dense(num_rounds)
-    noising = rows.inverse[:num_rounds, :num_rounds]
-    return _inverted(noising, np.abs(noising), 0)
-
-
-_OF_KIND: dict[type, Callable[[Any, int], tuple[Strategy, float]]] = {
-    BandedNoise: _of_bands,
-    StateSpaceNoise: _of_state_space,
-    WindowNoise: _of_window,
-    DenseNoise: _of_dense,
-}
+    matrix = weights(unit)
+    matrix[one] = 1.0
+    sizes = np.abs(matrix)
+    if vectors:
+        # The sums of the magnitudes of what the entries are sums of.
+        arrays = {name: np.abs(each) for name, each in vars(unit).items() if np.ndim(each)}
+        magnitudes: Any = dataclasses.replace(unit, **arrays)
+        sizes = weights(magnitudes)
+        sizes[one] = magnitudes.diagonal[:num_rounds]
+    if rows.draws_earlier_rows_of_z:
+        scales = diagonal[:, np.newaxis]
+        return _inverted(matrix * scales, sizes * np.abs(scales), vectors + 8)
+    # N Y = Z for rows that follow from earlier ones.
+    matrix = (2.0 * np.eye(num_rounds) - matrix) / diagonal
+    error = _gamma(num_rounds + vectors + 12) * _largest_column(sizes / diagonal)
+    return Strategy(matrix, num_rounds, error, is_dense=True), _largest_column(matrix)
 
 
 def _scaled(
@@ -297,12 +250,12 @@ def _scaled(
         error, size = (error + _gamma(4) * size) * largest, size * largest
     is_long = num_rounds * bands.shape[1] > _MOST_ENTRIES_OF_BANDS
     if is_toeplitz and (scales is None or is_long):
-        return Coefficients(bands[0], num_rounds, error, scales), size
+        return Strategy(bands, num_rounds, error, column_scales=scales), size
     if scales is not None:
         columns = np.arange(num_rounds)[:, np.newaxis] - np.arange(bands.shape[1])
         bands = np.where(columns >= 0, bands * scales[np.maximum(columns, 0)], 0.0)
         size = _largest_column_of_bands(bands)
-    return Bands(bands, error), size
+    return Strategy(bands, num_rounds, error), size
 
 
 def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strategy, float]:
@@ -333,7 +286,7 @@ def _inverted(noising: FloatArray, sizes: FloatArray, terms: int) -> tuple[Strat
         rows[is_rounding] = 0.0
     largest = float(np.max(norms))
     error = _error(residual) * largest + float(np.sqrt(np.max(dropped)))
-    return Dense(matrix, error), largest
+    return Strategy(matrix, num_rounds, error, is_dense=True), largest
 
 
 def _reciprocal(series: FloatArray, num_rounds: int) -> FloatArray:

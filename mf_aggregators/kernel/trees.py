@@ -5,13 +5,10 @@ The tree over n leaves has a node over rounds a 2^h to (a + 1) 2^h - 1 for all a
 has no negative entry, and ||C_T u||^2 for ones u in a pattern is the sum over nodes of the squared
 number of participations in the node (Denisov et al. App. C; BandMF Prop. E.1).
 
-As data (:class:`Tree`), a node over m > 1 leaves splits at the largest power of two below m. The
-2 n - 1 nodes are numbered children before parents and left before right, which for n = 2^k is the
-order of the papers' matrix (Denisov et al. App. C, Eq. 12). A node's sum is released if it is over
-2^h leaves; the others join the complete trees of the binary expansion of n.
+A node over m > 1 leaves splits at the largest power of two below m. Its sum is released if it is
+over 2^h leaves; the other nodes join the complete trees of the binary expansion of n.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,13 +16,12 @@ import numpy as np
 
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
+from mf_aggregators.kernel.schemas import pattern_sum_adjoint
 
 # Pairs of partial patterns that a search may look at: a few seconds.
 _MOST_STEPS = 2_000_000
 # A subtree up to its place: its leaves, and how many of them are rounds that count.
 _Shape: TypeAlias = tuple[int, int]
-# Quotients of gains that count as one factor.
-_ROUNDING_OF_GAINS = 1e-13
 
 
 class _TooManySteps(Exception):  # noqa: N818 - a signal that ends a search, not an error.
@@ -44,40 +40,30 @@ def heights(num_leaves: int, num_rounds: int) -> IntArray:
     return np.asarray(np.sum(nodes, axis=0))
 
 
-def even_sums(num_leaves: int, num_rounds: int, separation: int, most: int) -> IntArray:
-    """Returns sums of squared counts of the maximal patterns of (k, b)-participation.
+def largest_even_sum(num_leaves: int, num_rounds: int, separation: int, most: int) -> int:
+    """Returns the largest sum of squared counts over the patterns of (k, b)-participation.
 
-    A further participation i adds 2 c - 1 for each node over i, with c the count in the node
-    including i, and dropping the first takes as much away. Sums of patterns that start in the
-    first b rounds give the others, pattern by pattern b rounds later.
+    A participation i after others adds 2 c - 1 for each node over i, with c the count in the node
+    including i. Counts begin anew in each node, but for the node over the first participation: if
+    c rounds of the node before that one are b, 2 b, ... before it, each participation in the node
+    is counted by 2 c less.
 
     Args:
       num_leaves: The leaves n of the tree.
       num_rounds: Rounds that count, from the first on.
       separation: b.
       most: k, at most the participations that fit.
-
-    Returns:
-      (s,) int64, by the first rounds of the patterns, 0 to s - 1.
     """
     rounds = np.arange(num_rounds)
-    first, appended, dropped = (np.zeros(num_rounds, np.int64) for _ in range(3))
+    added, counted_before = np.zeros((2, num_rounds), np.int64)
     for size in (1 << h for h in range(num_leaves.bit_length())):
-        has_node = rounds < num_leaves // size * size
-        until = rounds % size // separation + 1
-        after = (size - 1 - rounds % size) // separation + 1
-        first += has_node * (2 * until - 1)
-        appended += has_node * (2 * np.minimum(until, most) - 1)
-        dropped += has_node * (2 * np.minimum(after, most) - 1)
-    starts = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
-    changes = np.zeros(-(-starts // separation) * separation, np.int64)
-    for participation in range(most):
-        added = first[participation * separation :][:separation]
-        changes[: len(added)] += added
-    moved = np.arange(separation, starts)
-    changes[moved] = appended[moved + (most - 1) * separation] - dropped[moved - separation]
-    sums = np.cumsum(changes.reshape(-1, separation), axis=0)
-    return np.asarray(sums.ravel()[:starts])
+        has_node, place = rounds < num_leaves // size * size, rounds % size
+        before, after = place // separation, (size - 1 - place) // separation + 1
+        added += has_node * (2 * before + 1)
+        counted_before += has_node * 2 * before * np.minimum(after, most)
+    sums = pattern_sum_adjoint(added, separation, most) - counted_before
+    num_starts = max(num_rounds - (most - 1) * separation, min(separation, num_rounds))
+    return int(np.max(sums[:num_starts]))
 
 
 def sum_of_pattern(num_leaves: int, rounds: tuple[int, ...]) -> int:
@@ -114,7 +100,7 @@ def largest_sum(num_leaves: int, num_rounds: int, separation: int, most: int) ->
     Returns:
       The sum, and True; or an upper bound and False if the search would take too long.
     """
-    found = int(np.max(even_sums(num_leaves, num_rounds, separation, most)))
+    found = largest_even_sum(num_leaves, num_rounds, separation, most)
     search = _Search(separation, most)
     whole = (num_leaves, num_rounds)
     upper = search.by_counts(whole)
@@ -219,81 +205,6 @@ def _children(shape: _Shape) -> tuple[_Shape, ...]:
     return (left, min(released, left)), (size - left, max(released - left, 0))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tree:
-    """The tree over n leaves; node v covers the leaves starts[v] to stops[v] - 1.
-
-    Attributes:
-      starts: (2 n - 1,) int64.
-      stops: (2 n - 1,) int64.
-      left: (2 n - 1,) int64: left children; -1 for leaves.
-      right: (2 n - 1,) int64: right children; -1 for leaves.
-      parents: (2 n - 1,) int64; -1 for the root, which is the last node.
-      depths: (2 n - 1,) int64: edges to the root.
-      precisions: (2 n - 1,) float64: those of the nodes' observations: 1 where the sum over
-        the node is released, that is over 2^h leaves, and 0 elsewhere.
-      leaves: (n,) int64: the leaf of each round.
-      levels: For each depth, the nodes there that have children.
-    """
-
-    starts: IntArray
-    stops: IntArray
-    left: IntArray
-    right: IntArray
-    parents: IntArray
-    depths: IntArray
-    precisions: FloatArray
-    leaves: IntArray
-    levels: tuple[IntArray, ...]
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of leaves n."""
-        return int(self.leaves.shape[0])
-
-    @property
-    def height(self) -> int:
-        """The edges from the root to the deepest leaf."""
-        return len(self.levels)
-
-
-def binary_tree(num_rounds: int) -> Tree:
-    """Returns the tree.
-
-    Args:
-      num_rounds: The number of leaves n, at least 1.
-    """
-    num_nodes = 2 * num_rounds - 1
-    starts, stops, depths = (np.zeros(num_nodes, np.int64) for _ in range(3))
-    left, right, parents = (np.full(num_nodes, -1) for _ in range(3))
-    leaves = np.zeros(num_rounds, np.int64)
-    levels = []
-    # A subtree of m leaves that starts at leaf a, its nodes numbered from o, ends with its
-    # own root, node o + 2 m - 2.
-    first_leaves, sizes, offsets = np.array([0]), np.array([num_rounds]), np.array([0])
-    depth = 0
-    while len(sizes):
-        nodes = offsets + 2 * sizes - 2
-        starts[nodes], stops[nodes], depths[nodes] = first_leaves, first_leaves + sizes, depth
-        leaves[first_leaves[sizes == 1]] = nodes[sizes == 1]
-        inner = sizes > 1
-        nodes, first_leaves, sizes, offsets = (
-            values[inner] for values in (nodes, first_leaves, sizes, offsets)
-        )
-        if len(nodes):
-            levels.append(nodes)
-        left_sizes = _left_size(sizes)
-        left[nodes] = offsets + 2 * left_sizes - 2
-        right[nodes] = nodes - 1
-        parents[left[nodes]] = parents[right[nodes]] = nodes
-        first_leaves = np.concatenate([first_leaves, first_leaves + left_sizes])
-        offsets = np.concatenate([offsets, offsets + 2 * left_sizes - 1])
-        sizes = np.concatenate([left_sizes, sizes - left_sizes])
-        depth += 1
-    precisions = np.where(is_complete(stops - starts), 1.0, 0.0)
-    return Tree(starts, stops, left, right, parents, depths, precisions, leaves, tuple(levels))
-
-
 def is_complete(size: Any) -> Any:
     """Returns whether a node over so many leaves is released: powers of two are.
 
@@ -303,32 +214,38 @@ def is_complete(size: Any) -> Any:
     return size & (size - 1) == 0
 
 
-def _left_size(sizes: Any) -> Any:
-    """The largest power of two strictly below each size: the leaves of the left child."""
-    exponents = np.frexp(np.asarray(sizes, np.float64) - 1.0)[1]
+def left_size(size: Any) -> Any:
+    """Returns the leaves of the left child, the largest power of two below ``size``.
+
+    Args:
+      size: Leaves of the node, an integer above 1 or an array of them.
+    """
+    exponents = np.frexp(np.asarray(size, np.float64) - 1.0)[1]
     return np.left_shift(np.int64(1), np.asarray(exponents, np.int64) - 1)
 
 
-def variances_from_below(tree: Tree) -> FloatArray:
+def variances(sizes: IntArray) -> FloatArray:
     """Returns for each node the variance of the best estimate of its sum from its subtree alone.
 
     A leaf has only its own observation, of variance 1. The sum of a node is observed twice,
     by the node itself and by the sum of its children's estimates, and precisions add:
     1 / v = 1 + 1 / (v_left + v_right), without the 1 where the node is not released.
+
+    Args:
+      sizes: (m,) the leaves of each node.
     """
-    variances = np.ones(len(tree.starts))
-    for nodes in reversed(tree.levels):
-        below = variances[tree.left[nodes]] + variances[tree.right[nodes]]
-        variances[nodes] = below / (1.0 + tree.precisions[nodes] * below)
-    return variances
 
+    def variance(size: int) -> float:
+        if size == 1:
+            return 1.0
+        if is_complete(size):
+            below = 2.0 * variance(size // 2)
+            return below / (1.0 + below)
+        left = int(left_size(size))
+        return variance(left) + variance(size - left)
 
-def complete_variances(num_heights: int) -> FloatArray:
-    """Returns :func:`variances_from_below` of complete nodes over 1, 2, 4, ... leaves."""
-    variances = np.ones(num_heights)
-    for height in range(1, num_heights):
-        variances[height] = 2.0 * variances[height - 1] / (1.0 + 2.0 * variances[height - 1])
-    return variances
+    found, places = np.unique(sizes, return_inverse=True)
+    return np.array([variance(size) for size in found.tolist()])[places]
 
 
 def most_rounds(num_slots: int) -> int:
@@ -353,7 +270,7 @@ def online_recursion(num_rounds: int, num_slots: int) -> StateSpaceNoise:
       num_rounds: The number of rounds n.
       num_slots: The number of state vectors, for at least so many rounds.
     """
-    weights = complete_variances(num_slots + 1)
+    weights = variances(1 << np.arange(num_slots + 1))
     gains = np.ones(num_slots + 1)
     # A phase for each number of merges.
     outputs, kept = (np.zeros((num_slots + 1, num_slots)) for _ in range(2))
@@ -378,7 +295,7 @@ def online_recursion(num_rounds: int, num_slots: int) -> StateSpaceNoise:
     )
 
 
-def full_recursion(tree: Tree) -> StateSpaceNoise:
+def full_recursion(num_rounds: int) -> StateSpaceNoise:
     """Returns the recursion of the pseudo-inverse, whose noise has precision matrix C_T^T C_T.
 
     Its density is a product with a factor exp(-s_v^2 / 2) for the sum s_v over each
@@ -386,7 +303,7 @@ def full_recursion(tree: Tree) -> StateSpaceNoise:
     Given the rows before its first leaf, and by the factors of v and of all nodes that are
     not below v, the sum over v is normal with a precision lambda_v and a mean mu_v. Let
     p_v be 1 if v is released and else 0, and tau_v the variance of the sum by the factors
-    of v and below (:func:`variances_from_below`):
+    of v and below (:func:`variances`):
 
     * for the root r, lambda = p_r and mu = 0;
     * for the left child a of v, with b its sibling and
@@ -401,36 +318,44 @@ def full_recursion(tree: Tree) -> StateSpaceNoise:
     i + 1 get multiples of that ancestor's R, and the nodes above it lose the row.
 
     Args:
-      tree: The tree.
+      num_rounds: The number of leaves n.
     """
     # At least one state vector, unused for one round: a recurrence without a state is none.
-    num_rounds, height = tree.num_rounds, max(tree.height, 1)
-    variances = variances_from_below(tree)
-    precisions = tree.precisions.copy()
-    # mu of a node over R of the node from which the way to its first leaf branches off.
-    shares = np.ones(len(tree.starts))
-    for nodes in tree.levels:
-        left, right = tree.left[nodes], tree.right[nodes]
-        from_above = precisions[nodes] / (1.0 + precisions[nodes] * variances[right])
-        precisions[left] += from_above
-        precisions[right] += precisions[nodes]
-        shares[left] = shares[nodes] * from_above / precisions[left]
-        known = precisions[right] > 0.0
-        shares[right] = np.where(
-            known, precisions[nodes] / np.where(known, precisions[right], 1), 0
-        )
-    # Depth of the last common ancestor of each leaf and the one before it.
-    branchings = np.full(num_rounds, height)
-    np.minimum.at(branchings, tree.starts, tree.depths)
-    branchings -= 1
-    # Nodes that start at leaf i are those below the branching on its way.
+    height = max((num_rounds - 1).bit_length(), 1)
+    precisions_of_leaves, shares_of_leaves = np.ones((2, num_rounds))
+    # The depth of the last common ancestor of each leaf and the one before it.
+    branchings = np.zeros(num_rounds, np.int64)
     shares_on_path = np.zeros((num_rounds, height))
-    for nodes in tree.levels:
-        shares_on_path[tree.starts[nodes], tree.depths[nodes]] = shares[nodes]
+    # The nodes of a depth: their first leaves, their leaves, their lambda, and their mu over R of
+    # the node from which the way to their first leaf branches off.
+    starts, sizes = np.array([0]), np.array([num_rounds])
+    precisions, shares = np.array([float(is_complete(num_rounds))]), np.ones(1)
+    for depth in range(height + 1):
+        is_leaf = sizes == 1
+        precisions_of_leaves[starts[is_leaf]] = precisions[is_leaf]
+        shares_of_leaves[starts[is_leaf]] = shares[is_leaf]
+        starts, sizes, precisions, shares = (
+            each[~is_leaf] for each in (starts, sizes, precisions, shares)
+        )
+        if not len(sizes):
+            break
+        shares_on_path[starts, depth] = shares
+        left = left_size(sizes)
+        right = sizes - left
+        branchings[starts + left] = depth
+        from_above = precisions / (1.0 + precisions * variances(right))
+        of_left, of_right = 1.0 + from_above, is_complete(right) + precisions
+        share_of_left = shares * from_above / of_left
+        share_of_right = np.divide(
+            precisions, of_right, out=np.zeros_like(precisions), where=of_right > 0.0
+        )
+        starts, sizes = np.append(starts, starts + left), np.append(left, right)
+        precisions = np.append(of_left, of_right)
+        shares = np.append(share_of_left, share_of_right)
 
     outputs = np.zeros((num_rounds, height))
     later = np.arange(1, num_rounds)
-    outputs[later, branchings[later]] = shares[tree.leaves[later]]
+    outputs[later, branchings[later]] = shares_of_leaves[later]
     slots = np.arange(height)
     sources = np.tile(slots, (num_rounds, 1))
     decays = np.zeros((num_rounds, height))
@@ -438,7 +363,7 @@ def full_recursion(tree: Tree) -> StateSpaceNoise:
     decays[:-1] = np.where(slots <= branchings[later, np.newaxis], 1.0, shares_on_path[later])
     return StateSpaceNoise(
         phases=np.arange(num_rounds),
-        gains=1.0 / np.sqrt(precisions[tree.leaves]),
+        gains=1.0 / np.sqrt(precisions_of_leaves),
         outputs=outputs,
         sources=sources,
         decays=decays,
@@ -451,13 +376,11 @@ class TreeRows(NamedTuple):
 
     Attributes:
       num_leaves: The leaves of the tree.
-      factor: C over that of the kernel's own arrays.
       error: The most that roundings change an entry of C by, over its magnitude.
-      is_equal: Whether C^T C is C_T^T C_T times the squared factor, and not at most that.
+      is_equal: Whether C^T C is C_T^T C_T, and not at most that.
     """
 
     num_leaves: int
-    factor: float
     error: float
     is_equal: bool
 
@@ -465,11 +388,9 @@ class TreeRows(NamedTuple):
 def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> TreeRows | None:
     """Returns the tree whose noise is that of the first rounds, or None of other rows.
 
-    Arrays must be those of :func:`full_recursion` or :func:`online_recursion` number for number,
-    apart from one factor f of all gains. C, the inverse of the noising matrix N of the first
-    rounds, is then 1 / f times that of the kernel's own arrays. Without roundings and for f = 1,
-    C^T C is at most C_T^T C_T for the rounds' columns of C_T, in the order of positive
-    semi-definite matrices:
+    Arrays must be those of :func:`full_recursion` or :func:`online_recursion` number for number.
+    Without roundings and for C the inverse of the noising matrix N of the first rounds, C^T C is at
+    most C_T^T C_T for the rounds' columns of C_T, in the order of positive semi-definite matrices:
 
     * ``full``, all rounds: the two are equal, because N N^T is the inverse of C_T^T C_T.
     * ``full``, fewer rounds: C is a leading part of a lower-triangular matrix, so that ||C x|| is
@@ -495,19 +416,14 @@ def tree_of_rows(rows: StateSpaceNoise, num_rounds: int) -> TreeRows | None:
     rounds, (phases, vectors) = rows.num_rounds, rows.outputs.shape
     if phases == rounds == rows.phases[-1] + 1:
         leaves, roundings, is_equal = rounds, 7 * (vectors + 1) ** 2, num_rounds == rounds
-        made = full_recursion(binary_tree(rounds))
+        made = full_recursion(rounds)
     elif phases == vectors + 1 and num_rounds <= most_rounds(vectors):
         leaves, roundings, is_equal = num_rounds, 10 * vectors + 30, False
         made = online_recursion(num_rounds, vectors)
     else:
         return None
-    is_same = np.array_equal(rows.phases[:num_rounds], made.phases[:num_rounds])
-    for name in ("outputs", "sources", "decays", "feedbacks"):
-        is_same = is_same and np.array_equal(getattr(rows, name), getattr(made, name))
-    with np.errstate(all="ignore"):
-        factors = made.gains / rows.gains if is_same else np.zeros(1)
-    # Less noise by a rounding is C times a diagonal matrix. NaN does not pass comparisons.
-    largest = float(np.max(factors))
-    if 1e-100 < largest <= np.min(factors) * (1.0 + _ROUNDING_OF_GAINS) < 1e100:
-        return TreeRows(leaves, largest, roundings * 2.0**-53, is_equal)
-    return None
+    is_same = np.array_equal(rows.phases[:num_rounds], made.phases[:num_rounds]) and all(
+        np.array_equal(getattr(rows, name), getattr(made, name))
+        for name in ("gains", "outputs", "sources", "decays", "feedbacks")
+    )
+    return TreeRows(leaves, roundings * 2.0**-53, is_equal) if is_same else None

@@ -21,7 +21,7 @@ import numpy as np
 from mf_aggregators.kernel import sensitivity, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.kernel.schemas import Schema, largest_sums
 from mf_aggregators.kernel.sensitivity import Sensitivity
 
 # C and C^T C of more rounds take more than a quarter of a gigabyte.
@@ -166,7 +166,5 @@ def _largest(weights: FloatArray, schema: Schema) -> FloatArray:
     """For each column of (W, m) weights, its largest sum over a pattern of W rounds."""
     length = len(weights)
     separation, most = schema.separation_in(length), schema.most_in(length)
-    before = np.zeros((separation, weights.shape[1]))
     levels = None if most == -(-length // separation) else most
-    sums = sensitivity.largest_sums(np.vstack([before, weights]), separation, levels)
-    return sums[-1]
+    return np.asarray(largest_sums(weights, separation, levels)[-1])

@@ -376,7 +376,7 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
 
 def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """C of a tree has n^2 numbers, and its largest column is known without them."""
-    rows = trees.full_recursion(trees.binary_tree(64))
+    rows = trees.full_recursion(64)
     monkeypatch.setattr(strategies, "strategy", None)
     found = claim.check(Claim(rows, Poisson(64, 64, 640, 2), 2.0, _DELTA))
     assert found.sensitivity.value == pytest.approx(math.sqrt(7.0), rel=1e-14)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.kernel import claim, claim_file, ledger, sensitivity, units
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Pattern
-from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, NoiseRecursion, ToeplitzNoise
+from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, banded_rows, toeplitz_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.units import Unit
 from tests.examples import examples
@@ -170,7 +170,7 @@ def test_windows_do_not_compose_like_independent_runs() -> None:
 
 
 def test_windows_of_orthogonal_columns_are_exact() -> None:
-    rows = BandedNoise(np.ones((12, 1)))
+    rows = banded_rows(np.ones((12, 1)))
     for num_windows, squared in ((1, 2.0), (2, 4.0), (None, 6.0)):
         found = units.of_unit(rows, 12, Unit(2, 1, window=4, num_windows=num_windows))
         assert found.is_exact
@@ -178,14 +178,14 @@ def test_windows_of_orthogonal_columns_are_exact() -> None:
 
 
 def test_many_rounds_have_the_bound_of_a_schema_of_all_rounds() -> None:
-    rows = ToeplitzNoise(6000, np.array([1.0, 0.5]))
+    rows = toeplitz_rows(6000, np.array([1.0, 0.5]))
     found = units.of_unit(rows, 6000, Unit(3, 10, window=1000, num_windows=2))
     assert found.value == sensitivity.of_rows(rows, 6000, Schema(6, 1)).value
     assert not found.is_exact
 
 
 def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected(tmp_path: object) -> None:
-    rows, path = ToeplitzNoise(8, np.array([1.0, 0.5])), f"{tmp_path}/claim.npz"
+    rows, path = toeplitz_rows(8, np.array([1.0, 0.5])), f"{tmp_path}/claim.npz"
     unit = Unit(None, 2, num_clients=2, window=4)
     made = Claim(rows, unit, 30.0, _DELTA)
     claim_file.write_claim(made, path)
@@ -207,7 +207,7 @@ def test_a_claim_of_a_unit_is_proved_and_says_who_is_protected(tmp_path: object)
 
 
 def test_one_client_is_in_a_round_once() -> None:
-    rows = ToeplitzNoise(8, np.array([1.0, 0.5]))
+    rows = toeplitz_rows(8, np.array([1.0, 0.5]))
     with pytest.raises(ValueError, match="in a round once"):
         Claim(rows, Pattern((1, 1)), 2.0, _DELTA)
     with pytest.raises(ValueError, match="must not decrease"):
