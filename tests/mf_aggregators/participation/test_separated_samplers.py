@@ -117,7 +117,9 @@ def test_timers_that_all_begin_free_are_found(monkeypatch: pytest.MonkeyPatch) -
     original = np.random.Generator
 
     class Free(np.random.Generator):
-        def choice(self, a: Any, size: Any = None, **options: Any) -> Any:
+        def choice(  # type: ignore[override]
+            self, a: Any, size: Any = None, **options: Any
+        ) -> Any:
             return np.zeros(size, np.int64)
 
     monkeypatch.setattr(np.random, "Generator", Free)
