@@ -18,7 +18,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting import losses_below, trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import composition, gaussian, sampled_runs, validation
+from mf_aggregators.kernel import composition, gaussian, validation
 from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -488,7 +488,7 @@ class Mechanism:
             approximation = losses_of_runs.Approximation(
                 interval, failure, _LEVEL_OVER_FAILURE * failure, seed
             )
-            of_run = sampled_runs.losses if pessimistic else losses_below.losses_of_run
+            of_run = composition.losses_of_run if pessimistic else losses_below.losses_of_run
             found = of_run(run, approximation)
             part = run.part_noise_multiplier
             rounding = losses_of_runs.composition_rounding(run.compositions)

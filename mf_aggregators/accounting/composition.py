@@ -11,9 +11,8 @@ from dp_accounting import dp_event as dp_events
 
 from mf_aggregators.kernel import composition, validation
 from mf_aggregators.kernel.composition import Composed, Part
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
+from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.sampled_runs import SampledRun
 
 
 @dataclasses.dataclass(frozen=True)

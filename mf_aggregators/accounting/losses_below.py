@@ -21,12 +21,16 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import batches, losses, profiles, sampled_runs
+from mf_aggregators.kernel import composition, groups, losses, profiles
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificate import ROUNDING
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, FixedSize, MinSeparation, Poisson
+from mf_aggregators.kernel.draws_of_clients import (
+    FixedSize,
+    InSecret,
+    Poisson,
+    SampledRun,
+)
 from mf_aggregators.kernel.losses import Approximation
-from mf_aggregators.kernel.sampled_runs import SampledRun
 
 # Points of a grid of losses.
 _MOST_POINTS, _POINTS = 10_000, 400
@@ -47,8 +51,8 @@ def losses_of_run(run: SampledRun, approximation: Approximation) -> PrivacyLossD
         one = gaussian(run.sigma, interval, draws.sampling_probability)
     elif run.is_amplified and isinstance(draws, FixedSize):
         one = _of_fixed_size(run.sigma, draws.sampling_probability, interval)
-    elif run.is_amplified and isinstance(draws, MinSeparation | BallsInBins):
-        profile, steps = sampled_runs.profile_of(run, approximation, _POINTS)
+    elif run.is_amplified and isinstance(draws, InSecret):
+        profile, steps = composition.profile_of(run, approximation, _POINTS)
         # Terms are rounded up: a little larger epsilons undo it.
         failure = approximation.failure / (2 * len(steps))
         means = profile.means(steps * interval + 4.0 * ROUNDING, failure, lower_mean)
@@ -86,8 +90,8 @@ def _of_fixed_size(sigma: float, share: float, interval: float) -> PrivacyLossDi
     return connected_losses(
         interval,
         steps,
-        batches.divergence_with(sigma, share, steps * interval),
-        batches.divergence_without(sigma, share, steps * interval),
+        groups.divergence_with(sigma, share, steps * interval),
+        groups.divergence_without(sigma, share, steps * interval),
     )
 
 

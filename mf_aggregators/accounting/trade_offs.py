@@ -224,7 +224,7 @@ def curve(draws: Groups, sigma: float, num_coordinates: int) -> tuple[tuple[floa
       The pairs; none for less noise than is amplified.
     """
     draws = draws_of_clients.check(draws, Groups)
-    if sigma < groups.LEAST_NOISE_MULTIPLIER:
+    if sigma < draws_of_clients.LEAST_NOISE_MULTIPLIER:
         return ()
     if isinstance(draws, Shuffling):
         return groups.shuffled_pairs(draws, sigma, num_coordinates)

@@ -56,12 +56,10 @@ from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
-    StrategyColumns,
     dominating_pair,
-    largest_part,
     possible_orders,
 )
-from mf_aggregators.kernel.draws_of_clients import SecretRounds
+from mf_aggregators.kernel.draws_of_clients import SecretRounds, StrategyColumns, largest_part
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 
 _BATCH = 1024

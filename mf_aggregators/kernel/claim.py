@@ -35,16 +35,17 @@ from mf_aggregators.kernel import (
     validation,
 )
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
-    BallsInBins,
+    AnyDraws,
     Draws,
-    MinSeparation,
+    InGroups,
+    InSecret,
+    SampledRun,
+    StrategyColumns,
 )
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, fingerprint
-from mf_aggregators.kernel.sampled_runs import SampledRun
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.kernel.units import Unit
@@ -512,7 +513,7 @@ def check(claim: Claim) -> Guarantee:
 def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
     """The largest column norm of C, whose rounds, bands and noise fit the draws (BandMF Thm 4)."""
     rows, draws = claim.rows, claim.taking_part
-    assert not isinstance(draws, (Schema, Unit, Pattern, Limit))
+    assert isinstance(draws, AnyDraws)
     if draws.num_rounds < num_rounds:
         raise NotProved(f"clients are drawn for {draws.num_rounds} rounds, and not {num_rounds}.")
     if claim.columns is not None:
@@ -568,10 +569,10 @@ def _epsilon(claim: Claim, multiplier: float, left: float, together: AllParticip
         return 0.0
     certificate, proved = claim.certificate, math.inf
     try:
-        if not isinstance(draws, (Schema, Unit, Pattern, Limit, MinSeparation, BallsInBins)):
+        if isinstance(draws, InGroups):
             return groups.epsilon(draws, left, claim.delta, num_coordinates=coordinates)
         if certificate is not None:
-            assert isinstance(draws, (MinSeparation, BallsInBins))
+            assert isinstance(draws, InSecret)
             assert claim.columns is not None
             if not check_certificate(
                 certificate, claim.columns, draws, multiplier, claim.delta, coordinates

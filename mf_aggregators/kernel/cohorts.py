@@ -15,6 +15,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     BallsInBins,
     Draws,
     FixedSize,
+    InSecret,
     MinSeparation,
     RandomAllocation,
     Shuffling,
@@ -112,7 +113,7 @@ class Cohorts:
           ValueError: If the scheme has no such round.
         """
         group = self.group_of_round(round_index)
-        if isinstance(self.draws, MinSeparation | BallsInBins):
+        if isinstance(self.draws, InSecret):
             return self._of_rounds[round_index % len(self._of_rounds)]
         return np.sort(_batch(self.draws, group, self.seed, round_index))
 
@@ -126,7 +127,7 @@ class Cohorts:
           ValueError: If the scheme has no such round.
         """
         group = self.group_of_round(round_index)
-        if isinstance(self.draws, MinSeparation | BallsInBins):
+        if isinstance(self.draws, InSecret):
             return self._num_eligible[round_index % len(self._num_eligible)]
         return len(group)
 
@@ -147,7 +148,7 @@ class Cohorts:
                 f"round {round_index} is not one of the {self.draws.num_rounds} rounds, from 0, "
                 "of the sampling scheme."
             )
-        if isinstance(self.draws, MinSeparation | BallsInBins):
+        if isinstance(self.draws, InSecret):
             return self._order
         return self._order[self.draws.group_slice(round_index % self.draws.num_bands)]
 

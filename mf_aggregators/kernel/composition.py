@@ -1,25 +1,45 @@
-"""Claims about several runs together: adaptive composition of dominating losses.
+"""Losses of runs whose clients are drawn, and claims about several runs together.
 
 Runs compose adaptively, and the product of pairs that dominate them dominates the composition
 (``losses``), also for runs that are under way at the same time. :func:`check_composed` computes the
 epsilon of the product, for clients who may be in all runs.
+
+Losses of schemes with groups are computed (``groups``). Losses of clients who draw for themselves
+follow from bounds by samples on both divergences of the pair that dominates the run
+(``profiles``). They are infinite with the probability that these bounds fail.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
+import numpy as np
 from dp_accounting import dp_event as dp_events
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import gaussian, sampled_runs, validation
+from mf_aggregators.kernel import dominating_pairs, gaussian, groups, profiles, validation
+from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
+from mf_aggregators.kernel.draws_of_clients import (
+    InGroups,
+    InSecret,
+    SampledRun,
+)
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, underflow_is_zero
-from mf_aggregators.kernel.losses import Approximation, composition_rounding, epsilon_of, safe_delta
-from mf_aggregators.kernel.sampled_runs import SampledRun
+from mf_aggregators.kernel.losses import (
+    Approximation,
+    composition_rounding,
+    connected_losses,
+    epsilon_of,
+    gaussian_losses,
+    safe_delta,
+    steps_to,
+    with_infinite_losses,
+)
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
@@ -32,6 +52,11 @@ _FAILURE_SHARE, _COMPOSITIONS = 0.01, 16
 _LEVEL_SHARE = 0.1
 # A claimed epsilon may lack digits that a file has lost.
 _ROUNDING = 1e-9
+
+# Epsilons at which losses are bounded: from 0, with larger and larger gaps, up to where a bound is
+# a share of the level down to which bounds are close.
+_POINTS = 160
+_SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
 
 _WITH_NOISE = (dp_events.GaussianDpEvent, dp_events.LaplaceDpEvent)
 _WITHOUT = (dp_events.NoOpDpEvent, dp_events.NonPrivateDpEvent)
@@ -178,7 +203,7 @@ def _epsilon(claim: Composed) -> float:
         # Losses are infinite with this probability: delta pays for it where epsilon is found.
         failure = _FAILURE_SHARE * delta / (_COMPOSITIONS * sum(count for _, count in runs))
         approximation = Approximation(INTERVAL, failure, _LEVEL_SHARE * delta, claim.seed)
-        losses = {run: sampled_runs.losses(run, approximation) for run in {run for run, _ in runs}}
+        losses = {run: losses_of_run(run, approximation) for run in {run for run, _ in runs}}
         found = _composed(parts, losses, delta)
         # The unamplified composition has at least the epsilon of these runs alone.
         squares = sum(count * run.noise_multiplier**-2 for run, count in runs)
@@ -241,3 +266,63 @@ def _noise_of_part(mechanism: SampledRun | dp_events.DpEvent) -> float:
     if isinstance(inner, dp_events.GaussianDpEvent) and inner.noise_multiplier > 0.0:
         return float(inner.noise_multiplier)
     return math.inf
+
+
+def losses_of_run(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
+    """Returns losses that dominate a run, for real normal numbers, unless samples mislead.
+
+    Args:
+      run: The run.
+      approximation: The grid, and how samples bound losses.
+    """
+    if not run.is_amplified:
+        return gaussian_losses(run.noise_multiplier, approximation.interval)
+    if isinstance(run.draws, InGroups):
+        return groups.losses(run.draws, run.sigma, approximation.interval)
+    return _bounded_losses(run, approximation)
+
+
+# Compositions ask for the same losses again and again.
+@functools.lru_cache(maxsize=16)
+def _bounded_losses(run: SampledRun, approximation: Approximation) -> PrivacyLossDistribution:
+    interval = approximation.interval
+    profile, steps = profile_of(run, approximation, _POINTS)
+    unamplified = gaussian.exact_deltas(run.noise_multiplier, steps * interval)
+    bounds = [np.minimum(each, unamplified) for each in profile.upper(steps * interval)]
+    connected = connected_losses(interval, steps, *bounds)
+    return with_infinite_losses(connected, approximation.failure, interval)
+
+
+def profile_of(
+    run: SampledRun, approximation: Approximation, points: int
+) -> tuple[profiles.Profile, IntArray]:
+    """Returns the profile of the pair that dominates a run, and multiples of the interval.
+
+    Args:
+      run: A run of clients who draw for themselves.
+      approximation: The grid, and how samples bound losses.
+      points: About how many multiples, from 0 up to where divergences are negligible.
+    """
+    assert isinstance(run.draws, InSecret)
+    assert run.columns is not None
+    pair = dominating_pairs.dominating_pair(run.columns, run.draws, run.sigma)
+    level = approximation.level
+    profile = profiles.Profile(pair, approximation.failure, level, seed=approximation.seed)
+
+    def without_samples(epsilons: FloatArray) -> FloatArray:
+        unamplified = gaussian.exact_deltas(run.noise_multiplier, epsilons)
+        return np.minimum(profile.renyi_bounds(epsilons), unamplified)
+
+    most = _last_epsilon(without_samples, _SHARE_OF_TAIL * level)
+    return profile, steps_to(most, approximation.interval, points)
+
+
+def _last_epsilon(bound: Callable[[FloatArray], FloatArray], tail: float) -> float:
+    """An epsilon at which a bound that falls is below a tail, and not far beyond."""
+    low, high = 0.0, 1.0
+    while bound(np.array([high]))[0] > tail and high < _LARGEST_EPSILON:
+        low, high = high, 2.0 * high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if bound(np.array([middle]))[0] > tail else (low, middle)
+    return high

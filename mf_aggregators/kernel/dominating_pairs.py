@@ -83,7 +83,6 @@ For balls in bins, the replicas are a tuple of bins, and all tuples are enumerat
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import math
 from typing import Any, ClassVar, TypeAlias
@@ -91,77 +90,24 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
-from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
-from mf_aggregators.kernel.draws_of_clients import MinSeparation, SecretRounds
+from mf_aggregators.kernel.draws_of_clients import (
+    MinSeparation,
+    SecretRounds,
+    StrategyColumns,
+    sums_of_bins,
+)
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 
 # One step of Z in units of its standard deviation, rounded up.
 _STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)
-# Steps of Z by which roundings may move one number of a row: 1 and twice what floats err by, times
-# the largest sum of a row of C where rows follow from earlier rows of Z.
-LARGEST_ROUNDING = 4.0
-# More than the error of floats in a norm, relative to it.
-_ROUNDING_OF_NORMS = 1e-9
 # Linear arithmetic is used while all numbers are between these.
 _SMALLEST, _LARGEST = 1e-250, 1e250
 # Limits for the tables of one order: entries (130 MB), pairs of first waits or bins, and longer
 # tuples of them.
 _MOST_ENTRIES, _MOST_PAIRS, _MOST_TUPLES = 8_000_000, 4_000_000, 300_000
 LARGEST_ORDER = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class StrategyColumns:
-    """The compact columns of C, and how far roundings move a row.
-
-    Two are equal if their numbers are, bit for bit.
-
-    Attributes:
-      entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
-      rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
-        as they depend on one client. A claim compares it with that of the rows
-        (``integer_rows.largest_rounding``).
-      norm: The norm that noise multipliers are relative to, at least the norm of every column; None
-        for the largest norm of a column.
-
-    Raises:
-      ValueError: If an attribute is of another shape, or a number is out of its range.
-    """
-
-    entries: FloatArray = dataclasses.field(compare=False)
-    rounding: float = LARGEST_ROUNDING
-    norm: float | None = None
-    _digest: tuple[bytes, tuple[int, ...]] = dataclasses.field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        entries = np.array(self.entries, np.float64, order="C")
-        if entries.ndim != 2:
-            raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
-        entries.flags.writeable = False
-        digest = hashlib.sha256(entries.tobytes()).digest()
-        object.__setattr__(self, "entries", entries)
-        object.__setattr__(self, "_digest", (digest, entries.shape))
-        rounding = validation.non_negative_number(self.rounding, "rounding")
-        object.__setattr__(self, "rounding", rounding)
-        if self.norm is not None:
-            object.__setattr__(self, "norm", validation.positive_number(self.norm, "norm"))
-
-    def scaled(self) -> FloatArray:
-        """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
-
-        Raises:
-          ValueError: If all columns are zero, an entry is not finite, or a column is longer than
-            that norm.
-        """
-        entries = normalised(self.entries)
-        if self.norm is None:
-            return entries
-        share = float(np.max(np.linalg.norm(self.entries, axis=1))) / self.norm
-        if not share <= 1.0 + _ROUNDING_OF_NORMS:
-            raise ValueError(f"a column of C is {share:.6g} of the norm that noise is relative to.")
-        return entries * min(share, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +187,7 @@ class DominatingPair:
     """P and Q: a scaled matrix, noise, and the distribution of a client's rounds.
 
     Attributes:
-      columns: (n, b), as :func:`normalised` returns them: those of |C|.
+      columns: (n, b), as ``draws_of_clients.normalised`` returns them: those of |C|.
       sigma: The noise multiplier relative to the largest column norm.
       rounds: The distribution of a client's rounds; with timers, of a separation of at least b.
       rounding: How far roundings may move any row from a client's first round on, beyond what
@@ -331,36 +277,6 @@ def rounds_of(draws: SecretRounds) -> RoundsDistribution:
     return BallsInBinsRounds(draws.separation)
 
 
-def largest_part(columns: StrategyColumns, draws: SecretRounds) -> float:
-    """Returns an upper bound on the change of C x by participations of one client that share rows.
-
-    It is relative to the norm of ``columns``: 1 if participations share no rows, and otherwise the
-    norm of the longest sum of the columns of |C| in one bin.
-    """
-    if not draws.shares_rows:
-        return 1.0
-    norms = BinVectors(columns.scaled(), draws.separation).squared_norms
-    return math.sqrt(float(np.max(norms))) * (1.0 + _ROUNDING_OF_NORMS)
-
-
-def normalised(columns: FloatArray) -> FloatArray:
-    """Returns the columns of |C| over the largest norm of a column.
-
-    Args:
-      columns: (n, b), of C.
-
-    Raises:
-      ValueError: If all columns are zero, or an entry is not finite.
-    """
-    absolute = np.abs(columns)
-    largest_entry = float(np.max(absolute))
-    if not 0.0 < largest_entry < np.inf:
-        raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
-    # By a power of two, which rounds nothing: squares of the entries might be beyond floats.
-    absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
-    return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
-
-
 class BandedProducts:
     """Products with C and with its transpose, as dense products of blocks.
 
@@ -416,12 +332,8 @@ class BinVectors:
           num_bins: The number of bins.
           rounding: A number that is added to each row from the first round of a bin on.
         """
-        num_rounds, num_bands = columns.shape
-        vectors = np.zeros((num_rounds, num_bins))
-        for i in range(num_rounds):
-            height = min(num_bands, num_rounds - i)
-            vectors[i : i + height, i % num_bins] += columns[i, :height]
-        vectors += rounding * np.tri(num_rounds, num_bins)
+        vectors = sums_of_bins(columns, num_bins)
+        vectors += rounding * np.tri(len(vectors), num_bins)
         self.squared_norms = np.sum(vectors**2, axis=0)
         self.vectors: FloatArray = np.linalg.qr(vectors)[1]
         self.num_outputs = len(self.vectors)

@@ -1,4 +1,6 @@
-"""Sampling schemes as integers: a closed list, one frozen dataclass each.
+"""Sampling schemes as integers, the columns of C, and runs with randomly drawn clients, as data.
+
+The schemes are a closed list, one frozen dataclass each.
 
 **Groups.** The clients are split into as many groups as C has bands b, and round i draws from group
 i modulo b alone (BandMF Alg. 2 and 6), in secret. A client is in rounds of one group alone, b or
@@ -15,11 +17,27 @@ rounds with zero vectors. Noise multipliers are relative to the largest column n
 """
 
 import dataclasses
+import functools
+import hashlib
 import math
 from typing import Any, ClassVar, TypeAlias, TypeVar, final, get_args
 
-from mf_aggregators.kernel import validation
+import numpy as np
+
+from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.schemas import Schema
+
+# With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
+# privacy losses grows without bound.
+LEAST_NOISE_MULTIPLIER = 0.1
+# With more noise an attacker guesses, with or without sampling.
+LARGEST_NOISE_MULTIPLIER = 1e8
+# Steps of Z by which roundings may move one number of a row: 1 and twice what floats err by, times
+# the largest sum of a row of C where rows follow from earlier rows of Z.
+LARGEST_ROUNDING = 4.0
+# More than the error of floats in a norm, relative to it.
+_ROUNDING_OF_NORMS = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +58,31 @@ class AllParticipations:
         return self.norm / math.sqrt(self.disjoint)
 
 
+def unamplified(
+    together: AllParticipations, sigma: float, delta: float, num_coordinates: int
+) -> tuple[float, gaussian.TailError | None]:
+    """Returns the epsilon against an adversary who knows all draws, or infinity and the error.
+
+    Args:
+      together: All participations of a client.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      delta: Above 0 and below 1.
+      num_coordinates: Parameters times rounds.
+    """
+    try:
+        found = gaussian.epsilon(
+            sigma / together.norm,
+            delta,
+            num_coordinates=num_coordinates,
+            disjoint_participations=together.disjoint,
+        )
+    except gaussian.TailError as error:
+        return math.inf, error
+    return found, None
+
+
 @dataclasses.dataclass(frozen=True)
-class _Draws:
+class AnyDraws:
     """Sizes of a scheme.
 
     Attributes:
@@ -109,7 +150,7 @@ class _Draws:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Groups(_Draws):
+class InGroups(AnyDraws):
     """Sizes of a scheme that draws from one group of the clients after the other."""
 
     largest_move: ClassVar[float] = 2.0
@@ -134,7 +175,7 @@ class _Groups(_Draws):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Coins(_Groups):
+class _Coins(InGroups):
     """Schemes whose clients join by coins; groups have floor(m / b) or ceil(m / b) clients."""
 
     @property
@@ -177,14 +218,14 @@ class TruncatedPoisson(_Coins):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class FixedSize(_Groups):
+class FixedSize(InGroups):
     """Exactly B of the floor(m / b) clients of a round's group, a random subset each time."""
 
     name: ClassVar[str] = "fixed_size"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cycles(_Groups):
+class _Cycles(InGroups):
     """Schemes in which each client of a group takes part once in every cycle of its rounds."""
 
     @property
@@ -221,7 +262,7 @@ class RandomAllocation(_Cycles):
 
 
 @dataclasses.dataclass(frozen=True)
-class _SecretRounds(_Draws):
+class InSecret(AnyDraws):
     """Sizes of a scheme without groups.
 
     The roundings of a participation stay within ``num_bands`` rows, which a claim about the rows
@@ -248,7 +289,7 @@ class _SecretRounds(_Draws):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class MinSeparation(_SecretRounds):
+class MinSeparation(InSecret):
     """Min-separation sampling: clients join with a secret coin when their timers allow it."""
 
     name: ClassVar[str] = "min_separation"
@@ -272,7 +313,7 @@ class MinSeparation(_SecretRounds):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class BallsInBins(_SecretRounds):
+class BallsInBins(InSecret):
     """Balls in bins: a client's rounds equal its secret bin, modulo the separation."""
 
     name: ClassVar[str] = "balls_in_bins"
@@ -281,7 +322,7 @@ class BallsInBins(_SecretRounds):
 Groups: TypeAlias = Poisson | TruncatedPoisson | FixedSize | Shuffling | RandomAllocation
 SecretRounds: TypeAlias = MinSeparation | BallsInBins
 Draws: TypeAlias = Groups | SecretRounds
-_Kind = TypeVar("_Kind", bound=_Draws)
+_Kind = TypeVar("_Kind", bound=AnyDraws)
 
 
 def check(draws: _Kind, kinds: Any = Draws) -> _Kind:
@@ -298,3 +339,173 @@ def check(draws: _Kind, kinds: Any = Draws) -> _Kind:
         names = ", ".join(kind.__name__ for kind in get_args(kinds))
         raise TypeError(f"draws must be one of {names}, found {validation.shown(draws)}.")
     return dataclasses.replace(draws)
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyColumns:
+    """The compact columns of C, and how far roundings move a row.
+
+    Two are equal if their numbers are, bit for bit.
+
+    Attributes:
+      entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
+      rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
+        as they depend on one client. A claim compares it with that of the rows
+        (``integer_rows.largest_rounding``).
+      norm: The norm that noise multipliers are relative to, at least the norm of every column; None
+        for the largest norm of a column.
+
+    Raises:
+      ValueError: If an attribute is of another shape, or a number is out of its range.
+    """
+
+    entries: FloatArray = dataclasses.field(compare=False)
+    rounding: float = LARGEST_ROUNDING
+    norm: float | None = None
+    _digest: tuple[bytes, tuple[int, ...]] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        entries = np.array(self.entries, np.float64, order="C")
+        if entries.ndim != 2:
+            raise ValueError(f"entries must have shape (n, b), found {entries.shape}.")
+        entries.flags.writeable = False
+        digest = hashlib.sha256(entries.tobytes()).digest()
+        object.__setattr__(self, "entries", entries)
+        object.__setattr__(self, "_digest", (digest, entries.shape))
+        rounding = validation.non_negative_number(self.rounding, "rounding")
+        object.__setattr__(self, "rounding", rounding)
+        if self.norm is not None:
+            object.__setattr__(self, "norm", validation.positive_number(self.norm, "norm"))
+
+    def scaled(self) -> FloatArray:
+        """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
+
+        Raises:
+          ValueError: If all columns are zero, an entry is not finite, or a column is longer than
+            that norm.
+        """
+        entries = normalised(self.entries)
+        if self.norm is None:
+            return entries
+        share = float(np.max(np.linalg.norm(self.entries, axis=1))) / self.norm
+        if not share <= 1.0 + _ROUNDING_OF_NORMS:
+            raise ValueError(f"a column of C is {share:.6g} of the norm that noise is relative to.")
+        return entries * min(share, 1.0)
+
+
+def sums_of_bins(columns: FloatArray, num_bins: int) -> FloatArray:
+    """Returns the (n, num_bins) sums of the columns of each bin.
+
+    Args:
+      columns: (n, b).
+      num_bins: Rounds that are equal modulo this number are in one bin.
+    """
+    num_rounds, num_bands = columns.shape
+    sums = np.zeros((num_rounds, num_bins))
+    for i in range(num_rounds):
+        height = min(num_bands, num_rounds - i)
+        sums[i : i + height, i % num_bins] += columns[i, :height]
+    return sums
+
+
+def largest_part(columns: StrategyColumns, draws: SecretRounds) -> float:
+    """Returns an upper bound on the change of C x by participations of one client that share rows.
+
+    It is relative to the norm of ``columns``: 1 if participations share no rows, and otherwise the
+    norm of the longest sum of the columns of |C| in one bin.
+    """
+    if not draws.shares_rows:
+        return 1.0
+    sums = sums_of_bins(columns.scaled(), draws.separation)
+    return math.sqrt(float(np.max(np.sum(sums**2, axis=0)))) * (1.0 + _ROUNDING_OF_NORMS)
+
+
+def normalised(columns: FloatArray) -> FloatArray:
+    """Returns the columns of |C| over the largest norm of a column.
+
+    Args:
+      columns: (n, b), of C.
+
+    Raises:
+      ValueError: If all columns are zero, or an entry is not finite.
+    """
+    absolute = np.abs(columns)
+    largest_entry = float(np.max(absolute))
+    if not 0.0 < largest_entry < np.inf:
+        raise ValueError("the strategy matrix must not be zero, and its entries must be finite.")
+    # By a power of two, which rounds nothing: squares of the entries might be beyond floats.
+    absolute = np.ldexp(absolute, -int(np.frexp(largest_entry)[1]))
+    return np.asarray(absolute / np.sqrt(np.max(np.sum(absolute**2, axis=1))))
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledRun:
+    """A run with randomly drawn clients.
+
+    Attributes:
+      draws: How clients are drawn.
+      sigma: The noise multiplier, relative to the largest column norm of C.
+      columns: C and its roundings, for clients who draw for themselves; None for groups.
+
+    Raises:
+      TypeError: If the draws or columns are of other classes than the kernel's.
+      ValueError: If sigma is negative or not finite, or sizes do not fit one another.
+    """
+
+    draws: Draws
+    sigma: float
+    columns: StrategyColumns | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "draws", check(self.draws))
+        if isinstance(self.draws, InGroups):
+            object.__setattr__(self, "columns", None)
+        elif type(self.columns) is not StrategyColumns:
+            raise TypeError(
+                f"columns must be StrategyColumns, found {validation.shown(self.columns)}."
+            )
+        sigma = validation.non_negative_number(self.sigma, "sigma")
+        object.__setattr__(self, "sigma", sigma)
+
+    @functools.cached_property
+    def together(self) -> AllParticipations:
+        """All participations of a client, against an adversary who knows their rounds."""
+        draws = self.draws
+        if isinstance(draws, BallsInBins) and draws.shares_rows:
+            assert self.columns is not None
+            return AllParticipations(largest_part(self.columns, draws))
+        return draws.together
+
+    @property
+    def compositions(self) -> int:
+        """Upper bound on the number of mechanisms that its losses are composed of."""
+        return self.draws.most_participations
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of all participations, for an adversary who knows their rounds."""
+        return self.sigma / self.together.norm
+
+    @property
+    def part_noise_multiplier(self) -> float:
+        """The noise multiplier of the largest shift of one row."""
+        part = self.sigma / self.together.largest_part
+        return min(part, self._amplified_part) if self.is_amplified else part
+
+    @property
+    def is_amplified(self) -> bool:
+        """Whether its losses are those against an adversary who does not know the rounds."""
+        return is_accounted(self.sigma) and self._amplified_part >= gaussian.LEAST_NOISE_MULTIPLIER
+
+    @property
+    def _amplified_part(self) -> float:
+        return self.sigma / max(self.together.largest_part, self.draws.largest_move)
+
+
+def is_accounted(sigma: float) -> bool:
+    """Returns whether a noise multiplier is amplified at all.
+
+    Args:
+      sigma: The noise multiplier, relative to the largest column norm of C.
+    """
+    return LEAST_NOISE_MULTIPLIER <= sigma <= LARGEST_NOISE_MULTIPLIER

@@ -18,7 +18,7 @@ import numpy as np
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation
+from mf_aggregators.kernel.draws_of_clients import InGroups
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.units import Unit
 
@@ -261,7 +261,7 @@ def observed(plan: Guarantee, participation: ObservedParticipation) -> Guarantee
         # that were never drawn are covered too.
         first = dataclasses.replace(plan.claim, epsilon=None, num_rounds=rounds)
         # Else fewer rounds are post-processing of all. Another certificate would take minutes.
-        if not isinstance(draws, (Schema, Unit, Pattern, Limit, MinSeparation, BallsInBins)):
+        if isinstance(draws, InGroups):
             fewer = dataclasses.replace(draws, num_rounds=max(rounds, draws.num_bands))
             first = dataclasses.replace(first, taking_part=fewer)
         return check(first)

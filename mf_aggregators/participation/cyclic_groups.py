@@ -16,11 +16,15 @@ import scipy.optimize
 
 from mf_aggregators.kernel import cycles, gaussian, groups, validation
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.batches import binomial_tail
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import Groups, RandomAllocation, Shuffling
+from mf_aggregators.kernel.draws_of_clients import (
+    LEAST_NOISE_MULTIPLIER,
+    Groups,
+    RandomAllocation,
+    Shuffling,
+    StrategyColumns,
+)
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
-from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
+from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.kernel.losses import delta_of, safe_delta
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification

@@ -22,12 +22,15 @@ from mf_aggregators import accounting
 from mf_aggregators.accounting import composition
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.cohorts import Cohorts
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import AllParticipations, Draws
+from mf_aggregators.kernel.draws_of_clients import (
+    AllParticipations,
+    Draws,
+    SampledRun,
+    StrategyColumns,
+)
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.sampled_runs import SampledRun
+from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.kinds import Participation, of_schema
 from mf_aggregators.participation.monte_carlo import columns as compact_columns

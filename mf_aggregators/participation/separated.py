@@ -18,19 +18,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators.kernel import dominating_pairs, gaussian, groups, validation
+from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
-    StrategyColumns,
     possible_orders,
 )
-from mf_aggregators.kernel.draws_of_clients import AllParticipations, SecretRounds
+from mf_aggregators.kernel.draws_of_clients import (
+    LEAST_NOISE_MULTIPLIER,
+    AllParticipations,
+    SampledRun,
+    SecretRounds,
+    StrategyColumns,
+    is_accounted,
+)
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.kernel.groups import LEAST_NOISE_MULTIPLIER
-from mf_aggregators.kernel.sampled_runs import SampledRun, is_accounted
 from mf_aggregators.participation.monte_carlo import divergences, search
 from mf_aggregators.participation.monte_carlo.certification import (
     Amplified,
@@ -143,7 +147,7 @@ class SeparatedScheme(SamplingScheme):
         """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
         delta = validation.delta(delta)
         together = self.all_participations(columns)
-        unamplified, refused = groups.unamplified(together, sigma, delta, num_coordinates)
+        unamplified, refused = draws_of_clients.unamplified(together, sigma, delta, num_coordinates)
         pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
         fitting, draws = self._fitting(columns), self.as_draws()
 
@@ -155,7 +159,7 @@ class SeparatedScheme(SamplingScheme):
         found = None
         if unamplified > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:
             try:
-                part = dominating_pairs.largest_part(fitting, draws)
+                part = draws_of_clients.largest_part(fitting, draws)
                 left = gaussian.delta_left(delta, sigma / part, num_coordinates)
                 how = certification or Certification()
                 found = search.certificate_of(pair, left, unamplified, how, is_proved)

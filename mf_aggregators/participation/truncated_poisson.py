@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.batches import binomial_tail
 from mf_aggregators.kernel.draws_of_clients import Groups, TruncatedPoisson
+from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.schemes import nth_round
 

@@ -18,7 +18,7 @@ from mf_aggregators import accounting, caches, memory
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integer_rows, validation
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
-from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
     num_outside_schema,

@@ -8,7 +8,7 @@ import numpy as np
 from mf_aggregators import inputs
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 
 # More than 1 and twice what floats err by in a row.
 _MOST_OF_A_STEP = 1.5

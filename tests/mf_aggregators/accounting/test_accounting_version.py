@@ -14,17 +14,19 @@ from mf_aggregators.kernel import (
     cycles,
     discrete_gaussian,
     dominating_pairs,
+    draws_of_clients,
     gaussian,
     groups,
     losses,
     profiles,
 )
-from mf_aggregators.kernel.dominating_pairs import (
-    DominatingPair,
-    ImportanceSampler,
+from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
+from mf_aggregators.kernel.draws_of_clients import (
+    FixedSize,
+    Poisson,
+    RandomAllocation,
     StrategyColumns,
 )
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, RandomAllocation
 from mf_aggregators.participation import (
     MinSeparationSampling,
     monte_carlo,
@@ -39,7 +41,7 @@ _SIZES: dict[str, Any] = {
     "population": 400,
     "clients_per_round": 10,
 }
-_COLUMNS = dominating_pairs.normalised(
+_COLUMNS = draws_of_clients.normalised(
     columns.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs.MinSeparationRounds(0.05, 3))
@@ -243,10 +245,10 @@ def test_a_version_has_its_numbers(module: str) -> None:
 def test_every_module_has_golden_numbers() -> None:
     kept = {each.name for each in pkgutil.iter_modules(kernel.__path__)}
     of_kernel = {
-        *("batches", "certificate", "composition", "cycles", "dominating_pairs"),
+        *("certificate", "composition", "cycles", "dominating_pairs"),
         *("draws_of_clients", "gaussian", "groups", "losses", "profiles"),
     }
     searches = {each.name for each in pkgutil.iter_modules(monte_carlo.__path__)}
-    schemes = {"participation", "separated", "trade_offs"}
+    schemes = {"batches", "participation", "separated", "trade_offs"}
     assert of_kernel <= kept
     assert of_kernel | (searches - {"certification"}) | schemes == set(_GOLDEN) == set(_values())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mf_aggregators.kernel import batches, groups
+from mf_aggregators.kernel import groups
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, TruncatedPoisson
 from tests.examples import examples
 
@@ -22,7 +22,7 @@ _PROBABILITIES = st.floats(1e-4, 0.999) | st.just(1.0)
 
 
 def _pair(sigma: float, probability: float, epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return batches.poisson_divergences(sigma, probability, epsilons)
+    return groups.poisson_divergences(sigma, probability, epsilons)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -122,8 +122,8 @@ def test_no_batch_of_small_parts_gets_beyond_the_pair(
     p = _density(points, np.array([updates[each].sum(axis=0) for each in subsets]), sigma)
     q = _density(points, np.array([zeroed[each].sum(axis=0) for each in subsets]), sigma)
     share = batch / size
-    with_client = batches.divergence_with(sigma, share, _EPSILONS)
-    without = batches.divergence_without(sigma, share, _EPSILONS)
+    with_client = groups.divergence_with(sigma, share, _EPSILONS)
+    without = groups.divergence_without(sigma, share, _EPSILONS)
     for epsilon, most, most_without in zip(_EPSILONS, with_client, without, strict=True):
         factor = math.exp(epsilon)
         assert cell * np.sum(np.maximum(p - factor * q, 0.0)) <= most + margin
@@ -144,11 +144,11 @@ def test_the_bounds_are_attained(share: float, sigma: float) -> None:
         factor = math.exp(epsilon)
         p = (1 - share) * density(-1.0) + share * density(1.0)
         q = (1 - share) * density(-1.0) + share * density(0.0)
-        found = batches.divergence_with(sigma, share, np.array([epsilon]))[0]
+        found = groups.divergence_with(sigma, share, np.array([epsilon]))[0]
         expected = step * np.sum(np.maximum(p - factor * q, 0.0))
         assert found == pytest.approx(expected, abs=1e-6)
         p, q = density(1.0), (1 - share) * density(1.0) + share * density(0.0)
-        found = batches.divergence_without(sigma, share, np.array([epsilon]))[0]
+        found = groups.divergence_without(sigma, share, np.array([epsilon]))[0]
         assert found == pytest.approx(step * np.sum(np.maximum(q - factor * p, 0.0)), abs=1e-6)
 
 
@@ -160,9 +160,9 @@ def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
         sigma, sensitivity=1.0, sampling_prob=share, adjacency_type=AdjacencyType.REMOVE
     )
     poisson = np.array([slow.get_delta_for_epsilon(float(each)) for each in _EPSILONS])
-    found = batches.divergence_with(sigma, share, _EPSILONS)
+    found = groups.divergence_with(sigma, share, _EPSILONS)
     assert np.all(found >= poisson - 1e-12)
-    without = batches.divergence_without(sigma, share, _EPSILONS)
+    without = groups.divergence_without(sigma, share, _EPSILONS)
     np.testing.assert_allclose(without, poisson, atol=1e-12)
     if share < 0.9 and found[2] > 1e-9:
         assert found[2] > poisson[2]
@@ -173,7 +173,7 @@ def test_poisson_sampling_does_not_dominate(sigma: float, share: float) -> None:
 def test_grids_round_up(sigma: float, clients: int) -> None:
     share = clients / 40
     loss = groups.losses_of_round(FixedSize(1, 1, 40, clients), sigma, 1e-3)
-    exact = batches.divergence_with(sigma, share, _EPSILONS)
+    exact = groups.divergence_with(sigma, share, _EPSILONS)
     for epsilon, delta in zip(_EPSILONS, exact, strict=True):
         found = float(loss.get_delta_for_epsilon(float(epsilon)))
         assert delta - 1e-12 <= found <= delta * 1.01 + 1e-7
@@ -244,7 +244,7 @@ def test_no_round_of_small_groups_gets_beyond_the_bound(
     step = grid[1] - grid[0]
     # Where the larger of two densities changes, a sum over cells is off by a share of their area.
     margin = 1e-6 + 0.03 * (step / sigma) ** 2
-    bounds = batches.truncated_divergences(sigma, q, size, largest, _EPSILONS)
+    bounds = groups.truncated_divergences(sigma, q, size, largest, _EPSILONS)
     closest = np.zeros((2, len(_EPSILONS)))
     for others in itertools.combinations_with_replacement([-1.0, 0.0, 1.0], size - 1):
         found = _largest(
@@ -287,29 +287,29 @@ def test_the_probabilities_of_a_cut_are_those_of_all_coins() -> None:
     others = scipy.stats.binom(size - 1, q)
     cut = float(others.sf(largest - 1))
     r = (stays - q * (1.0 - cut)) / cut
-    found = batches.truncated_divergences(sigma, q, size, largest, _EPSILONS)
-    expected = (1.0 - cut) * batches.divergence_without(sigma, q, _EPSILONS)
-    expected += cut * batches.divergence_with(sigma, r, _EPSILONS)
+    found = groups.truncated_divergences(sigma, q, size, largest, _EPSILONS)
+    expected = (1.0 - cut) * groups.divergence_without(sigma, q, _EPSILONS)
+    expected += cut * groups.divergence_with(sigma, r, _EPSILONS)
     np.testing.assert_allclose(found[0], expected, rtol=1e-8)
-    expected = (1.0 - cut) * batches.poisson_divergences(sigma, q, _EPSILONS)[1]
-    expected += cut * batches.divergence_without(sigma, r, _EPSILONS)
+    expected = (1.0 - cut) * groups.poisson_divergences(sigma, q, _EPSILONS)[1]
+    expected += cut * groups.divergence_without(sigma, r, _EPSILONS)
     np.testing.assert_allclose(found[1], expected, rtol=1e-8)
 
 
 def test_a_batch_that_is_never_cut_is_a_poisson_sample() -> None:
-    known = batches.poisson_divergences(1.1, 0.4, _EPSILONS)
+    known = groups.poisson_divergences(1.1, 0.4, _EPSILONS)
     for size in (2, 3):
-        found = batches.truncated_divergences(1.1, 0.4, size, 3, _EPSILONS)
+        found = groups.truncated_divergences(1.1, 0.4, size, 3, _EPSILONS)
         np.testing.assert_array_equal(found, known)
     # So seldom that the probability is no float.
-    found = batches.truncated_divergences(1.1, 1e-40, 10, 9, _EPSILONS)
-    np.testing.assert_array_equal(found, batches.poisson_divergences(1.1, 1e-40, _EPSILONS))
+    found = groups.truncated_divergences(1.1, 1e-40, 10, 9, _EPSILONS)
+    np.testing.assert_array_equal(found, groups.poisson_divergences(1.1, 1e-40, _EPSILONS))
 
 
 def test_tails_are_those_of_binomial_distributions() -> None:
     trials, counts = np.meshgrid(np.arange(1, 12), np.arange(12))
     possible = counts <= trials
     for q in (1e-3, 0.3, 0.9, 1.0):
-        found = batches.binomial_tail(counts, trials, q)[possible]
+        found = groups.binomial_tail(counts, trials, q)[possible]
         known = scipy.stats.binom.sf(counts - 1, trials, q)[possible]
         np.testing.assert_allclose(found, known, rtol=1e-12)

@@ -23,9 +23,8 @@ from mf_aggregators.kernel.dominating_pairs import (
     ImportanceSampler,
     MinSeparationRounds,
     RoundsDistribution,
-    StrategyColumns,
 )
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation, StrategyColumns
 from mf_aggregators.participation.monte_carlo import search
 from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
 from tests.examples import examples
@@ -517,7 +516,7 @@ def test_participations_that_share_rows_leave_less_of_delta(
 ) -> None:
     """What they change in C x is the longest sum of columns of a bin."""
     (columns, draws, sigma), certificate = _OF_2_0_0[2][:2]
-    part = dominating_pairs.largest_part(columns, draws)
+    part = draws_of_clients.largest_part(columns, draws)
     matrix = np.array([[0.7 ** (i - j) if i >= j else 0.0 for j in range(40)] for i in range(40)])
     sums = [np.linalg.norm(matrix[:, bin_of::10].sum(axis=1)) for bin_of in range(10)]
     assert part == pytest.approx(max(sums) / np.linalg.norm(matrix[:, 0]), rel=1e-8)
@@ -531,7 +530,7 @@ def test_participations_that_share_rows_leave_less_of_delta(
     monkeypatch.setattr(gaussian, "delta_left", delta_left)
     assert not check_certificate(certificate, columns, draws, sigma, _DELTA, 2**30)
     assert asked == [(_DELTA, sigma / part, 2**30)]
-    assert dominating_pairs.largest_part(*_RUN[:2]) == 1.0
+    assert draws_of_clients.largest_part(*_RUN[:2]) == 1.0
 
 
 class _Optimistic(StrategyColumns):

@@ -18,7 +18,6 @@ from mf_aggregators.kernel import claim as claims
 from mf_aggregators.kernel import claim_file
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
 from mf_aggregators.kernel.draws_of_clients import (
     BallsInBins,
     FixedSize,
@@ -26,6 +25,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Poisson,
     RandomAllocation,
     Shuffling,
+    StrategyColumns,
     TruncatedPoisson,
 )
 from mf_aggregators.kernel.errors import NotProved

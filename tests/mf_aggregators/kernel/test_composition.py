@@ -20,12 +20,11 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.accounting import losses_below
 from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
-from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles, sampled_runs
+from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles
 from mf_aggregators.kernel.claim import Assumption
 from mf_aggregators.kernel.composition import Composed, Part
-from mf_aggregators.kernel.draws_of_clients import Poisson
+from mf_aggregators.kernel.draws_of_clients import Poisson, SampledRun
 from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.sampled_runs import SampledRun
 from mf_aggregators.privacy import guarantees
 from tests.refusals import refuses
 
@@ -120,7 +119,7 @@ def _with_losses(
         fails = failure or approximation.failure
         return losses.with_infinite_losses(one, fails, approximation.interval)
 
-    monkeypatch.setattr(sampled_runs, "losses", known)
+    monkeypatch.setattr(composition, "losses_of_run", known)
     return asked
 
 
@@ -369,7 +368,7 @@ def test_delta_pays_for_what_transforms_may_lose() -> None:
 
 def test_losses_of_a_run_are_infinite_where_its_bounds_fail() -> None:
     run = _SMALL.event().run
-    found = sampled_runs.losses(run, losses.Approximation(1e-3, failure=1e-3, level=1e-2))
+    found = composition.losses_of_run(run, losses.Approximation(1e-3, failure=1e-3, level=1e-2))
     for direction in ("remove", "add"):
         assert 1e-3 <= _deltas(found, direction, 400.0) < 1.1e-3
     # Each direction has the losses of its own.

@@ -11,7 +11,7 @@ import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
 from mf_aggregators.kernel import cycles
-from mf_aggregators.kernel.batches import poisson_divergences
+from mf_aggregators.kernel.groups import poisson_divergences
 
 _EPSILONS = np.array([0.0, 0.3, 1.0, 2.5])
 

@@ -15,7 +15,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import batches, cycles, gaussian, groups
+from mf_aggregators.kernel import cycles, gaussian, groups
 from mf_aggregators.kernel.draws_of_clients import (
     FixedSize,
     Groups,
@@ -42,9 +42,9 @@ def _exact(draws: Groups, sigma: float, epsilon: float) -> float:
     at = np.array([epsilon])
     q = getattr(draws, "sampling_probability", 0.0)
     if isinstance(draws, Poisson):
-        return float(np.max(batches.poisson_divergences(sigma, q, at)))
+        return float(np.max(groups.poisson_divergences(sigma, q, at)))
     assert isinstance(draws, FixedSize)
-    return float(batches.divergence_with(sigma, q, at)[0])
+    return float(groups.divergence_with(sigma, q, at)[0])
 
 
 @given(
@@ -90,7 +90,7 @@ def test_a_truncated_batch_costs_more_than_an_uncut_one() -> None:
         q = 4 / population
         for direction, pmf in enumerate((losses._pmf_remove, losses._pmf_add)):
             exact = [
-                batches.truncated_divergences(1.0, q, size, 2, np.array([0.5]))[direction][0]
+                groups.truncated_divergences(1.0, q, size, 2, np.array([0.5]))[direction][0]
                 for size in sizes_of_groups
             ]
             assert pmf.get_delta_for_epsilon(0.5) == pytest.approx(max(exact), rel=1e-3)

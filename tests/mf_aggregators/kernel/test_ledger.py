@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import claim, ledger
 from mf_aggregators.kernel.claim import Assumption, Claim, Pattern
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
-from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson
+from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.rows import banded_rows

@@ -13,9 +13,9 @@ import pytest
 from mf_aggregators import accounting, caches
 from mf_aggregators.caches import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import discrete_gaussian, gaussian
+from mf_aggregators.kernel import discrete_gaussian, draws_of_clients, gaussian
 from mf_aggregators.kernel import dominating_pairs as distributions
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
@@ -111,7 +111,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     There, roundings move a row of d numbers by four steps of Z each at most.
     """
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
-    plain = distributions.normalised(_columns().entries)
+    plain = draws_of_clients.normalised(_columns().entries)
     n, b = plain.shape
     pair = scheme.dominating_pair(sigma, _columns(), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from mf_aggregators.kernel import batches, groups
+from mf_aggregators.kernel import groups
 from mf_aggregators.kernel.draws_of_clients import TruncatedPoisson
 from mf_aggregators.participation import (
     PoissonSampling,
@@ -59,7 +59,7 @@ def test_groups_of_two_sizes_have_the_larger_epsilon() -> None:
     loss = groups.losses_of_round(TruncatedPoisson(8, 2, 5, 2, 2), 1.0, 1e-3)
     for direction, pmf in enumerate((loss._pmf_remove, loss._pmf_add)):
         exact = [
-            batches.truncated_divergences(1.0, 0.8, size, 2, np.array([0.5]))[direction]
+            groups.truncated_divergences(1.0, 0.8, size, 2, np.array([0.5]))[direction]
             for size in (2, 3)
         ]
         assert pmf.get_delta_for_epsilon(0.5) == pytest.approx(float(np.max(exact)), rel=1e-3)

@@ -27,7 +27,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import integer_rows
-from mf_aggregators.kernel.dominating_pairs import LARGEST_ROUNDING
+from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING
 from mf_aggregators.participation import (
     BallsInBins,
     FixedEpochOrder,

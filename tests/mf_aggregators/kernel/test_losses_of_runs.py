@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from mf_aggregators.accounting import losses_below
-from mf_aggregators.kernel import groups, profiles, sampled_runs
-from mf_aggregators.kernel.dominating_pairs import StrategyColumns
+from mf_aggregators.kernel import composition, groups, profiles
 from mf_aggregators.kernel.draws_of_clients import (
     BallsInBins,
     FixedSize,
     MinSeparation,
     Poisson,
+    SampledRun,
     Shuffling,
+    StrategyColumns,
 )
 from mf_aggregators.kernel.losses import Approximation, gaussian_losses
-from mf_aggregators.kernel.sampled_runs import SampledRun
 
 _ONES = StrategyColumns(np.ones((6, 1)))
 
@@ -54,7 +54,7 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
     run = SampledRun(Poisson(4, 1, 40, 5), sigma)
     assert run.is_amplified == is_amplified
     if not is_amplified and sigma > 1.0:
-        found = sampled_runs.losses(run, Approximation(1.0))
+        found = composition.losses_of_run(run, Approximation(1.0))
         known = gaussian_losses(run.noise_multiplier, 1.0)
         np.testing.assert_array_equal(found._pmf_remove._probs, known._pmf_remove._probs)
         with pytest.raises(ValueError, match="losses of Poisson from below"):
@@ -66,7 +66,7 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
 
 def test_losses_of_groups_are_those_of_groups() -> None:
     run, each = SampledRun(Poisson(4, 1, 40, 5), 2.0), Approximation(1e-2)
-    found, known = sampled_runs.losses(run, each), groups.losses(run.draws, 2.0, 1e-2)  # type: ignore[arg-type]
+    found, known = composition.losses_of_run(run, each), groups.losses(run.draws, 2.0, 1e-2)  # type: ignore[arg-type]
     np.testing.assert_array_equal(found._pmf_add._probs, known._pmf_add._probs)
 
 
@@ -80,7 +80,7 @@ def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
     truth = groups.losses(Poisson(6, 1, 100, 10), 1.0, 1e-3)
     upper, lower = (
         losses(run, Approximation(1e-2, 1e-4, 1e-2))
-        for losses in (sampled_runs.losses, losses_below.losses_of_run)
+        for losses in (composition.losses_of_run, losses_below.losses_of_run)
     )
     for direction in ("_pmf_remove", "_pmf_add"):
         above, exact, below = (
