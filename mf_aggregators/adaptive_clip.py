@@ -37,10 +37,11 @@ So the default changes the norm after every ten rounds, by steps five times thos
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import integers, validation
+from mf_aggregators.kernel.arrays import FloatArray, RealArray
 
 # Of the cohort, as TFF's dp_aggregator has it.
 _STDDEV_OF_FRACTION = 0.05
@@ -294,6 +295,26 @@ def check_floats(
             f"{noise_multiplier:g} and clients_per_round {clients_per_round:g}, could be infinite "
             "or zero in float16: use float32 tensors."
         )
+
+
+def clip_with_indicator(
+    update: Sequence[RealArray], clip_norm: float
+) -> tuple[list[FloatArray], float]:
+    """Returns an update over its clip norm, clipped, and its clipped-count indicator.
+
+    Args:
+      update: Arrays of floats or integers.
+      clip_norm: Above zero.
+
+    Returns:
+      Float64 arrays of a joint L2 norm of at most 1 but for errors of floats; and 1/2 if the norm
+      was at most ``clip_norm``, -1/2 otherwise. All zeros, the indicator as well, if any entry is
+      NaN or infinite.
+    """
+    scaled, is_within, is_finite = integers.clipped(update, clip_norm, 1.0)
+    if not is_finite:
+        return scaled, 0.0
+    return scaled, INDICATOR_WITHIN if is_within else -INDICATOR_WITHIN
 
 
 def largest_exponent(clip: AdaptiveClip) -> float:

@@ -24,10 +24,8 @@ blocks of its own, and the j-th tie of the tile has the j-th group of words in i
 """
 
 import enum
-import hashlib
 import math
 import secrets
-import warnings
 
 import numpy as np
 
@@ -87,30 +85,6 @@ class NoiseSource(enum.Enum):
 
 # The source of a run that names none.
 DEFAULT_SOURCE = NoiseSource.CHACHA20
-
-
-class FixedSeedWarning(UserWarning):
-    """The noise comes from a seed that was given: whoever knows it can subtract the noise."""
-
-
-def seed_of(number: int | None) -> IntArray | None:
-    """Returns the (2,) int64 seed of a number that was given, for tests: of all of its digits.
-
-    The caller's caller is warned of it.
-
-    Args:
-      number: A non-negative integer of any size; None for none, of which there is no seed.
-
-    Raises:
-      ValueError: If it is negative or no integer.
-    """
-    if number is None:
-        return None
-    said = "a fixed seed makes the noise predictable: use it in tests only."
-    warnings.warn(said, FixedSeedWarning, stacklevel=3)
-    number = validation.integer_at_least(number, 0, "seed")
-    digest = hashlib.sha256(f"mf_aggregators seed {number}".encode()).digest()
-    return np.frombuffer(digest, "<i8", count=2).astype(np.int64)
 
 
 def fresh_seed() -> tuple[IntArray, IntArray]:

@@ -31,13 +31,6 @@ MARGIN = 2.0**-30
 LEAST_UNIT = 1e-290
 # Integers that are added up in the open.
 _OPEN_BITS = 64
-# The number of updates is one of the integers of a secure sum. In fewer bits, it could wrap around
-# to a number that is allowed.
-_FEWEST_SECURE_BITS, _MOST_SECURE_BITS = 24, 62
-# Of the clip norm, the most that rounding may change an update by.
-_LARGEST_ROUNDING = 0.05
-# The largest change of an indicator or a metric by rounding, as a fraction of its range.
-_LARGEST_ROUNDING_OF_A_MEAN = 0.02
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
 
@@ -78,81 +71,6 @@ class IntegerSums:
         most = ((1 << (self.bits - 1)) - 1) // self.largest_cohort
         return min(most, STEPS_PER_CLIP_NORM)
 
-    def rounding(self, num_parameters: int) -> float:
-        """Returns the most that rounding to nearest changes an update by, in clip norms (L2).
-
-        Args:
-          num_parameters: The entries of an update.
-        """
-        return math.sqrt(num_parameters) / (2.0 * self.steps_per_clip_norm)
-
-    def check_rounding(self, num_parameters: int) -> None:
-        """Raises ValueError if rounding could change updates of a size by more than 5 %.
-
-        Args:
-          num_parameters: The entries of an update.
-        """
-        rounding = self.rounding(num_parameters)
-        if rounding > _LARGEST_ROUNDING:
-            raise ValueError(
-                f"in sums of {self.largest_cohort} clients within {self.bits} bits, rounding could "
-                f"change an update of {num_parameters} parameters by {rounding:.2g} clip norms, "
-                f"and {_LARGEST_ROUNDING:g} is allowed: use more secure_aggregation_bits or a "
-                "smaller largest_cohort."
-            )
-
-    def check_means(self, vector_norm: float, *weights: float) -> None:
-        """Raises ValueError if rounding could change an indicator or a metric by 2 % of its range.
-
-        Args:
-          vector_norm: The norm of the vectors that have indicators and metrics as coordinates.
-          *weights: The length in the vector of the range of each kind; 0 for a kind without one.
-        """
-        step = vector_norm / self.steps_per_clip_norm
-        rounding = max((step / weight for weight in weights if weight > 0.0), default=0.0)
-        if rounding > _LARGEST_ROUNDING_OF_A_MEAN:
-            raise ValueError(
-                f"in sums of {self.largest_cohort} clients within {self.bits} bits, rounding could "
-                f"change the unclipped fraction or a private metric by {rounding:.2g} of its "
-                f"range, and {_LARGEST_ROUNDING_OF_A_MEAN:g} is allowed: use more "
-                "secure_aggregation_bits, a smaller largest_cohort or, for the fraction, a smaller "
-                "clipped_count_stddev."
-            )
-
-
-def integer_sums(
-    secure_aggregation_bits: int | None, largest_cohort: int | None, clients_per_round: float
-) -> IntegerSums:
-    """Returns how updates become integers, from what a user said.
-
-    Args:
-      secure_aggregation_bits: The width of a secure sum's integers; None for an open sum.
-      largest_cohort: The most updates in a sum; None for ``clients_per_round``, rounded up, in
-        a secure sum, and for 2^22 in an open one.
-      clients_per_round: The expected number of updates.
-
-    Raises:
-      ValueError: If a number is out of its range, or a cohort of the expected size could not be
-        added up.
-    """
-    expected = math.ceil(validation.of_float32(clients_per_round, "clients_per_round"))
-    if largest_cohort is not None:
-        largest_cohort = validation.positive_integer(largest_cohort, "largest_cohort")
-        if largest_cohort < expected:
-            raise ValueError(
-                f"largest_cohort must be at least clients_per_round, {expected}, found "
-                f"{largest_cohort}."
-            )
-    if secure_aggregation_bits is None:
-        return IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
-    bits = validation.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
-    if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
-        raise ValueError(
-            f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "
-            f"{_MOST_SECURE_BITS}, found {bits}."
-        )
-    return IntegerSums(largest_cohort or expected, bits, is_secure=True)
-
 
 def units_of_squares(num_entries: int) -> float:
     """Returns 2^k: squares are rounded up to multiples of 2^-k, to be added up in int64.
@@ -182,7 +100,7 @@ def clip_to_grid(
       The arrays as int64, in steps, whose squares add up to at most ``steps_per_clip_norm ** 2``;
       all zeros if any entry is NaN or infinite.
     """
-    scaled, _, _ = _clipped(update, clip_norm, float(steps_per_clip_norm))
+    scaled, _, _ = clipped(update, clip_norm, float(steps_per_clip_norm))
     steps: list[IntArray] = [np.rint(array).astype(np.int64) for array in scaled]
     most = steps_per_clip_norm**2
     if _sum_of_squares(steps) > most:
@@ -194,28 +112,20 @@ def clip_to_grid(
     return steps
 
 
-def clip_with_indicator(
-    update: Sequence[FloatArray], clip_norm: float
-) -> tuple[list[FloatArray], float]:
-    """Returns an update over its clip norm, clipped, and its clipped-count indicator.
+def clipped(
+    update: Sequence[RealArray], clip_norm: float, unit_norm: float
+) -> tuple[list[FloatArray], bool, bool]:
+    """Returns arrays that are scaled to a joint L2 norm, but for errors of floats.
 
     Args:
       update: Arrays of floats or integers.
-      clip_norm: Above zero.
+      clip_norm: Above zero: a larger norm becomes this one.
+      unit_norm: The number that stands for the clip norm in what is returned.
 
     Returns:
-      Float64 arrays of a joint L2 norm of at most 1 but for errors of floats; and 1/2 if the norm
-      was at most ``clip_norm``, -1/2 otherwise. All zeros, the indicator as well, if any entry is
-      NaN or infinite.
+      Float64 arrays, all zeros if any entry is NaN or infinite; whether the norm was at most
+      ``clip_norm``; and whether all entries were finite.
     """
-    scaled, is_within, is_finite = _clipped(update, clip_norm, 1.0)
-    return scaled, (0.5 if is_within else -0.5) if is_finite else 0.0
-
-
-def _clipped(
-    update: Sequence[RealArray], clip_norm: float, unit_norm: float
-) -> tuple[list[FloatArray], bool, bool]:
-    """Float64 arrays with clip norms as ``unit_norm``; was it within the norm, and finite?"""
     wide = [np.asarray(array, np.float64) for array in update]
     # The extremes of each array: they are NaN if an entry is.
     ends = [float(end) for array in wide if array.size for end in (array.max(), -array.min())]

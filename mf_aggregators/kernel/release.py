@@ -486,7 +486,6 @@ class Release(Sealed):
         stddev, digests = 0.0, self._unbound
         if layout is not None:
             size = total_size(layout.segments)
-            self.sums.check_rounding(size)
             if self.has_noise:
                 gaussian.check_charged(size, self.num_rounds)
             if size * self.num_rounds > self.claim.num_coordinates:

@@ -143,3 +143,17 @@ def test_the_norm_stays_within_its_bounds() -> None:
 def test_bad_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdaptiveClip(**arguments)
+
+
+def test_indicators_tell_lengths_apart() -> None:
+    for update, indicator, expected in (
+        ([3.0, 4.0], 0.5, [0.6, 0.8]),
+        ([3.0, math.nextafter(4.0, 5.0)], -0.5, [0.6, 0.8]),
+        ([0.0, 0.0], 0.5, [0.0, 0.0]),
+        ([1.5, 2.0], 0.5, [0.3, 0.4]),
+        ([math.inf, 1.0], 0.0, [0.0, 0.0]),
+        ([1.0, math.nan], 0.0, [0.0, 0.0]),
+    ):
+        (found,), said = adaptive_clip.clip_with_indicator([np.array(update)], 5.0)
+        assert said == indicator
+        assert found == pytest.approx(expected, rel=1e-14)

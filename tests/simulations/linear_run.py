@@ -20,7 +20,8 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import atomic_files
-from mf_aggregators.kernel.draws import TILE, FixedSeedWarning
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.tff import processes
 from mf_aggregators.tff.processes import StopRequest

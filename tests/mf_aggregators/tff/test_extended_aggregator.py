@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.draws import TILE, FixedSeedWarning
-from mf_aggregators.noise import NoiseStorage
+from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.noise import FixedSeedWarning, NoiseStorage
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

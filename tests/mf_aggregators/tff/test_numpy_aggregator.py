@@ -19,9 +19,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.integer_rows import IntegerRows
-from mf_aggregators.noise import FixedSeedWarning
+from mf_aggregators.noise import FixedSeedWarning, choices
 from mf_aggregators.tff import graph_check
 from tests.examples import of_many
 from tests.mf_aggregators import small_mechanisms
@@ -158,9 +157,9 @@ def _settings(number: int) -> settings:
 
 def _updates_fit(case: _Case) -> bool:
     """Whether both accept the sizes; refusals are the same code in both."""
-    sums = integers.integer_sums(case.options["secure_aggregation_bits"], 6, 5.0)
+    sums = choices.integer_sums(case.options["secure_aggregation_bits"], 6, 5.0)
     size = sum(int(np.prod(shape)) for shape, _ in case.tensors)
-    return sums.rounding(size) < 0.05
+    return choices.rounding(sums, size) < 0.05
 
 
 @pytest.mark.usefixtures("_simulated_secure_sums")
