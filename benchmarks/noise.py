@@ -53,6 +53,7 @@ from mf_aggregators.kernel import release
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
+from mf_aggregators.noise import costs
 from mf_aggregators.tff import processes
 
 _Fields: TypeAlias = dict[str, Any]
@@ -371,7 +372,7 @@ def _timed(
     if values.measure.endswith("-disk"):
         # Somewhere in a steady state; for a dense matrix in the middle of the run, where a
         # row costs what it costs on average. The first round there makes what is missing.
-        steady = recursion.num_earlier_rows + blocks.largest_block
+        steady = recursion.num_earlier_rows + costs.largest_block(blocks)
         middle = values.num_rounds // 2
         block = (
             np.searchsorted(blocks.starts, middle if grows else min(steady, middle), "right") - 1
@@ -379,7 +380,7 @@ def _timed(
         # From its first round on, because earlier ones make shares of the next block.
         place = int(blocks.starts[block])
         state = run(at(place), 1, keep=False)
-        rounds = values.rounds or (16 if values.tff else blocks.largest_block)
+        rounds = values.rounds or (16 if values.tff else costs.largest_block(blocks))
         run(state, min(rounds, values.num_rounds - place - 1), keep=True)
     else:
         state = run(state, 3, keep=False)

@@ -270,7 +270,7 @@ class Aggregator:
           ValueError: If it has other tensors, names or containers than updates before.
         """
         known = _with_tensors(state, _tensors_of(update, is_array=True))
-        return self._of_tensors(known.tensors).record(self._vector_of(known, update))
+        return self._of_tensors(known.tensors).clipped(self._vector_of(known, update))
 
     def release(
         self, state: AggregatorState, sums: Sequence[IntArray], num_clients: int, template: Any

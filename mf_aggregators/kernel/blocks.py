@@ -8,6 +8,7 @@ and so that each block can be made while the one before it is used.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,28 +56,24 @@ class Blocks:
         starts = [0]
         for end in (*horizons, recursion.num_rounds):
             begin = starts[-1]
-            while starts[-1] < min(end, begin + largest):
+            while starts[-1] < end:
                 size = min(largest, max(1, starts[-1] - begin))
                 starts.append(min(end, starts[-1] + size))
-            if starts[-1] < end:
-                # All later blocks are of one size.
-                starts += [*range(starts[-1] + largest, end, largest), end]
         return cls(recursion, np.array(starts, dtype=np.int64))
+
+    @classmethod
+    def single(cls, recursion: NoiseRecursion) -> "Blocks":
+        """Returns blocks of one row each.
+
+        Args:
+          recursion: The noising matrix.
+        """
+        return cls(recursion, np.arange(recursion.num_rounds + 1))
 
     @property
     def num_blocks(self) -> int:
         """The number of blocks."""
         return len(self.starts) - 1
-
-    @property
-    def largest_block(self) -> int:
-        """The rows of the largest block."""
-        return int(np.max(np.diff(self.starts)))
-
-    @property
-    def rows_kept(self) -> int:
-        """The rows that are needed at any time: for the block in use and for the next one."""
-        return max(self.largest_block, self.recursion.num_earlier_rows) + self.largest_block
 
     def rounds(self, block: int) -> tuple[int, int]:
         """Returns the first round of a block and the one after its last."""
@@ -94,7 +91,7 @@ class Blocks:
         """Returns the transition of a block, see ``noising_matrices.transition``."""
         return noising_matrices.transition(self.recursion.normalised, *self.rounds(block))
 
-    def distinct_transitions(self) -> FloatArray:
+    def distinct_transitions(self) -> IntArray:
         """Returns, for each block, the first block that is known to have the same transition.
 
         Matrices that are the same in all rounds, or repeat themselves, have few transitions.
@@ -103,12 +100,12 @@ class Blocks:
           (number of blocks,) int64.
         """
         first_of: dict[object, int] = {}
-        signatures = (
-            noising_matrices.signature(self.recursion.normalised, *self.rounds(block))
-            for block in range(self.num_blocks)
-        )
+        normalised = self.recursion.normalised
         return np.array(
-            [first_of.setdefault(signature, block) for block, signature in enumerate(signatures)]
+            [
+                first_of.setdefault(noising_matrices.signature(normalised, *ends), block)
+                for block, ends in enumerate(itertools.pairwise(self.starts.tolist()))
+            ]
         )
 
 

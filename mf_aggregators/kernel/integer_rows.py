@@ -78,7 +78,7 @@ be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats beside
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -225,60 +225,28 @@ class IntegerRows:
       shift: c: rows have steps of 2^c times those of Z.
       largest_row: What bounds the numbers of a row, in steps of Z.
       largest_vectors: (m,) float64: what bounds the state vectors, in steps of Z.
-      first: The rows of an extended run's first horizon, which these continue; None for rows that
-        continue none.
     """
 
     recursion: NoiseRecursion
     shift: int
     largest_row: float
     largest_vectors: FloatArray
-    first: "IntegerRows | None" = None
 
     @classmethod
-    def of(cls, recursion: NoiseRecursion) -> "IntegerRows":
+    def of(cls, recursion: NoiseRecursion, first: NoiseRecursion | None = None) -> "IntegerRows":
         """Returns the rows of a noising matrix, in the finest steps that 32 bits are enough for.
 
         Args:
           recursion: The mechanism's noising matrix.
+          first: That of the first horizon, whose rows are the first of ``recursion``, if the run
+            was extended: it goes on in the steps that it began with. None otherwise.
 
         Raises:
           ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
         """
-        found = cls._of_shifts(recursion, range(1, _LARGEST_SHIFT + 1), _SPREAD)
-        if found is None:
-            raise ValueError(
-                "rows of this mechanism's noise may be more than a million times as large as a row "
-                "of Z, beyond what the integers of the noise hold: the matrix is nearly singular."
-            )
-        return found
-
-    @classmethod
-    def continuing(cls, first: NoiseRecursion, recursion: NoiseRecursion) -> "IntegerRows":
-        """Returns the rows of a run that was extended, in the steps that it began with.
-
-        Args:
-          first: The noising matrix of the first horizon.
-          recursion: That of the extended horizon, whose first rows are those of ``first``.
-
-        Raises:
-          ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
-        """
-        rows = cls.of(first)
-        found = cls._of_shifts(recursion, [rows.shift], _SPREAD_OF_EXTENSION)
-        if found is None:
-            raise ValueError(
-                f"rows of noise of {recursion.num_rounds} rounds may be larger than the integers "
-                f"hold that the run began with, whose step was chosen for {first.num_rounds} "
-                "rounds: extend it by less, or start a new run."
-            )
-        return dataclasses.replace(found, first=rows)
-
-    @classmethod
-    def _of_shifts(
-        cls, recursion: NoiseRecursion, shifts: Iterable[int], spread: float
-    ) -> "IntegerRows | None":
-        """The rows in the first steps of which 32 bits hold so many standard deviations."""
+        shifts, spread = [*range(1, _LARGEST_SHIFT + 1)], _SPREAD
+        if first is not None:
+            shifts, spread = [cls.of(first).shift], _SPREAD_OF_EXTENSION
         row = float(np.max(noising_matrices.row_norms(recursion.normalised)))
         for shift in shifts:
             # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
@@ -287,7 +255,11 @@ class IntegerRows:
             if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
                 vectors = noising_matrices.state_vector_norms(recursion.normalised)
                 return cls(recursion, shift, driven * row, driven * vectors)
-        return None
+        raise ValueError(
+            f"rows of noise of {recursion.num_rounds} rounds may be larger than their integers "
+            "hold, over a million times as large as a row of Z: the matrix is nearly singular, or "
+            "a run is extended by too much."
+        )
 
     @property
     def normalised(self) -> NoiseRecursion:
@@ -356,13 +328,11 @@ class Rounding:
       rows: The integer rows.
       operator_norm: g of the module's docstring.
       float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
-      first: That of an extended run's first horizon; None for others.
     """
 
     rows: IntegerRows
     operator_norm: float
     float_error: float
-    first: "Rounding | None" = None
 
     @classmethod
     def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
@@ -372,17 +342,16 @@ class Rounding:
           rows: The rows.
           blocks: The blocks that they are made in; None if they are made one by one.
         """
-        first = None
-        if rows.first is not None:
-            first = cls.of(rows.first, None if blocks is None else Blocks.of(rows.first.recursion))
         normalised = rows.normalised
+        blocks = Blocks.single(rows.recursion) if blocks is None else blocks
         errors, largest = np.zeros(normalised.num_state_vectors), 0.0
-        for start, matrix in _transitions(normalised, blocks):
-            found, errors = _errors(rows, matrix, start, errors)
-            # Unlike ``max``, it keeps NaN.
-            largest = float(np.maximum(largest, found))
-        norm = math.sqrt(math.prod(_strategy_norms(normalised)))
-        return cls(rows, norm, largest, first)
+        for block, first in enumerate(blocks.distinct_transitions()):
+            # Equal blocks err alike, but for what adds up in state vectors.
+            if len(errors) or first == block:
+                found, errors = _errors(rows, blocks, block, errors)
+                # Unlike ``max``, it keeps NaN.
+                largest = float(np.maximum(largest, found))
+        return cls(rows, math.sqrt(math.prod(_strategy_norms(normalised))), largest)
 
     def enlarged(self, sigma: float, *, num_parameters: int, largest_cohort: int) -> float:
         """Returns the standard deviation of Z that hides, after all roundings, what was asked for.
@@ -393,15 +362,14 @@ class Rounding:
           largest_cohort: The most vectors in a sum.
 
         Returns:
-          At least ``sigma``, in norms. For a run that was extended, that of its first horizon:
+          At least ``sigma``, in norms. A run that was extended keeps that of its first horizon:
           noise does not change in the middle of a run.
 
         Raises:
           ValueError: If roundings would take more than a tenth of the noise, or a sum would
             have too many steps.
         """
-        rounding = self if self.first is None else self.first
-        share = rounding._share(sigma, num_parameters, largest_cohort)
+        share = self._share(sigma, num_parameters, largest_cohort)
         return _SLACK_OF_FLOATS * sigma / (1.0 - share)
 
     def covered(self, enlarged: float, *, num_parameters: int, largest_cohort: int) -> float:
@@ -455,29 +423,28 @@ class Rounding:
 
 
 def _errors(
-    rows: IntegerRows, matrix: FloatArray, start: int, errors: FloatArray
+    rows: IntegerRows, blocks: Blocks, block: int, errors: FloatArray
 ) -> tuple[float, FloatArray]:
-    """What floats err by in a block: the largest error of its rows, and those of its vectors.
+    """Bounds the errors of floats in a block, in steps of Z.
 
     Args:
       rows: The integer rows.
-      matrix: From ``noising_matrices.transition``.
-      start: The block's first round.
-      errors: (m,) those of the state vectors at its start, in steps of Z.
+      blocks: The blocks.
+      block: The block.
+      errors: (m,) those of the state vectors at its start.
 
     Returns:
-      The largest error of a row, in steps of Z, and (m,) those of the vectors at the block's end.
+      The largest error of a row, and (m,) those of the state vectors at the block's end.
     """
-    normalised, vectors = rows.normalised, len(errors)
-    size = len(matrix) - vectors
+    matrix, vectors = blocks.transition(block), len(errors)
+    start, end = blocks.rounds(block)
     weights = np.abs(matrix)
-    if normalised.draws_earlier_rows_of_z:
-        driving = start + size - normalised.first_row_of_z(start)
+    of_rows, of_vectors = weights[: end - start], weights[end - start :]
+    driving, of_driving = end - start, rows.largest_row
+    if rows.normalised.draws_earlier_rows_of_z:
+        driving = end - blocks.first_row_of_z(block)
         of_driving = float(discrete_gaussian.LARGEST)
-    else:
-        driving, of_driving = size, rows.largest_row
     earlier = matrix.shape[1] - vectors - driving
-    of_rows, of_vectors = weights[:size], weights[size:]
     sizes = np.concatenate(
         [np.full(earlier, rows.largest_row), rows.largest_vectors, np.full(driving, of_driving)]
     )
@@ -487,25 +454,6 @@ def _errors(
     largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
     following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
     return float(largest), following
-
-
-def _transitions(
-    normalised: NoiseRecursion, blocks: Blocks | None
-) -> Iterator[tuple[int, FloatArray]]:
-    """The first round and the transition of each block; of each row where there are no blocks."""
-    if blocks is None:
-        rounds = range(normalised.num_rounds)
-        # If all rounds have the same and nothing adds up, the last has all that others have.
-        if noising_matrices.is_toeplitz(normalised) and not normalised.num_state_vectors:
-            rounds = rounds[-1:]
-        for i in rounds:
-            yield i, noising_matrices.transition(normalised, i, i + 1)
-        return
-    transitions: dict[int, FloatArray] = {}
-    for block, first in enumerate(blocks.distinct_transitions()):
-        if first not in transitions:
-            transitions[first] = blocks.transition(int(first))
-        yield int(blocks.starts[block]), transitions[first]
 
 
 def largest_rounding(recursion: NoiseRecursion) -> float:

@@ -11,8 +11,8 @@ Roundings take a part of the noise. So Z has a standard deviation that is larger
 refused if that covers less than the sigma of its claim.
 """
 
+import copy
 import dataclasses
-import functools
 import hashlib
 import itertools
 import pathlib
@@ -24,7 +24,7 @@ import numpy as np
 from mf_aggregators.kernel import draws, gaussian, integers, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.blocks import Blocks
-from mf_aggregators.kernel.claim import Claim, Sealed, made, set_values
+from mf_aggregators.kernel.claim import Claim, Sealed, made
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
 from mf_aggregators.kernel.errors import NotProved, ReleaseError
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
@@ -86,137 +86,103 @@ def _state(
 
 
 @final
-class Release(Sealed):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Release:
     """Releases the sums of a run, with the noise of a claim.
 
     Attributes:
-      claim: The claim of the whole run.
-      norm: The largest L2 norm of a client's vector, which sigma is in units of.
+      claim: The rows, rounds and sigma of the whole run; a sigma of 0 adds no noise. Its epsilon,
+        delta and participation change nothing of what is released.
+      norm: The largest L2 norm of a client's vector, which sigma is in units of: the clip norm, or
+        that of the joint vector where clip norms adapt.
       sums: The grid of vectors, and the most of them in a sum.
-      layout: The tensors of a vector; None where they are not known yet.
+      earlier: The claims of the horizons that were extended to this run, the first one first.
+      layout: The tensors of a vector; None for a release that :meth:`with_layout` gives one.
+      record: The record of released sums; by default that of this process.
+      source: The source of random bits.
+      is_on_disk: Whether rows are made in blocks and kept in files.
+      directory: A private directory for these files.
+      label: The options of the caller that states must not change.
       rows: The rows of noise as integers, for a Z of standard deviation one.
       blocks: The blocks that rows are made in; None if they are made one by one.
-      rounding: The bounds on roundings.
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
-      source: The source of random bits.
-      digest: 32 bytes that bind rows, sigma and norm, bit for bit, and grid, layout, storage,
-        source and the label. A state of other bits is refused.
-      digests: Those of all horizons of the run, the first one first, ``digest`` last.
-    """
+      digests: For each horizon of the run, the first one first, 32 bytes that bind rows, sigma and
+        norm, bit for bit, and grid, layout, storage, source and label.
 
-    __slots__ = (
-        *("blocks", "claim", "digest", "digests", "layout", "norm", "rounding", "rows", "source"),
-        *("stddev", "sums", "_directory", "_horizons", "_is_on_disk", "_label", "_record"),
-        "_unbound",
-    )
+    Raises:
+      NotProved: If the rows are none of the kernel's, do not continue those of ``earlier``, or
+        noise that is drawn covers less than the claim's sigma: a ValueError.
+      TypeError: If an argument has the wrong type.
+      ValueError: If roundings would take too much, or integers would overflow.
+    """
 
     claim: Claim
     norm: float
     sums: IntegerSums
-    layout: RowLayout | None
-    rows: IntegerRows
-    blocks: Blocks | None
-    rounding: Rounding
-    stddev: float
-    source: NoiseSource
-    digest: bytes
-    digests: tuple[bytes, ...]
-    _horizons: tuple[Claim, ...]
-    _directory: pathlib.Path | None
-    _is_on_disk: bool
-    _label: str
-    _record: ReleaseRecord
-    _unbound: tuple[bytes, ...]
+    _: dataclasses.KW_ONLY
+    earlier: Sequence[Claim] = ()
+    layout: RowLayout | None = None
+    record: ReleaseRecord = dataclasses.field(default_factory=ReleaseRecord)
+    source: NoiseSource = DEFAULT_SOURCE
+    is_on_disk: bool = False
+    directory: pathlib.Path | None = None
+    label: str = ""
+    rows: IntegerRows = dataclasses.field(init=False, repr=False)
+    blocks: Blocks | None = dataclasses.field(init=False, repr=False)
+    stddev: float = dataclasses.field(init=False, default=0.0)
+    digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
+    _unbound: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
+    _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
-    def __new__(cls, *arguments: object, **options: object) -> "Release":
-        """Returns the release, which the constructor gives its attributes."""
-        return object.__new__(cls)
-
-    def __init__(
-        self,
-        claim: Claim,
-        norm: float,
-        sums: IntegerSums,
-        *,
-        earlier: Sequence[Claim] = (),
-        layout: RowLayout | None = None,
-        record: ReleaseRecord | None = None,
-        source: NoiseSource = DEFAULT_SOURCE,
-        is_on_disk: bool = False,
-        directory: pathlib.Path | None = None,
-        label: str = "",
-    ) -> None:
-        """Creates the release.
-
-        Args:
-          claim: The rows, rounds and sigma of the run; a sigma of 0 adds no noise. Its epsilon,
-            delta and participation change nothing of what is released.
-          norm: The largest norm of a client's vector: the clip norm, or that of the joint vector
-            where clip norms adapt.
-          sums: The grid of vectors.
-          earlier: The claims of the horizons that were extended to this run, the first one first.
-          layout: The tensors of a vector; None for a release that :meth:`with_layout` gives one.
-          record: The record of released sums; None for that of this process.
-          source: The source of random bits.
-          is_on_disk: Whether rows are made in blocks and kept in files.
-          directory: A private directory for these files.
-          label: The options of the caller that states must not change.
-
-        Raises:
-          NotProved: If the rows are none of the kernel's, do not continue those of ``earlier``, or
-            noise that is drawn covers less than the claim's sigma: a ValueError.
-          TypeError: If an argument has the wrong type.
-          ValueError: If roundings would take too much, or integers would overflow.
-        """
-        record = ReleaseRecord() if record is None else record
-        horizons = (*earlier, claim)
+    def __post_init__(self) -> None:
         for each, kind in (
-            *((each, Claim) for each in horizons),
-            *((sums, IntegerSums), (record, ReleaseRecord), (source, NoiseSource)),
+            *((each, Claim) for each in (*self.earlier, self.claim)),
+            *((self.sums, IntegerSums), (self.record, ReleaseRecord), (self.source, NoiseSource)),
         ):
             if type(each) is not kind:
                 raise TypeError(f"a release needs {kind.__name__}, found {validation.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
-        horizons, sums = tuple(map(dataclasses.replace, horizons)), dataclasses.replace(sums)
-        for each in horizons:
+        *earlier, claim = map(dataclasses.replace, (*self.earlier, self.claim))
+        self._set(claim=claim, earlier=tuple(earlier), sums=dataclasses.replace(self.sums))
+        self._set(norm=validation.positive_number(self.norm, "norm"))
+        self._set(is_on_disk=bool(self.is_on_disk))
+        for each in self._horizons:
             strategies.check_rounds(each.rows, each.num_rounds or 0)
-        for before, after in itertools.pairwise(horizons):
+        for before, after in itertools.pairwise(self._horizons):
             if not _continues(before.rows, after.rows):
                 raise NotProved("the rows of a horizon are not those of the one before, continued.")
-        first, drawn, ends = horizons[0], horizons[-1].rows, []
-        if first.sigma == 0.0:
-            rows = IntegerRows.of(independent_rows(drawn.num_rounds))
-        elif len(horizons) > 1:
-            rows = IntegerRows.continuing(first.rows, drawn)
-            ends = [each.rows.num_rounds for each in horizons[:-1]]
-        else:
-            rows = IntegerRows.of(drawn)
-        is_on_disk, norm = bool(is_on_disk), validation.positive_number(norm, "norm")
-        blocks = Blocks.of(rows.recursion, ends) if is_on_disk else None
-        grid = sums.steps_per_clip_norm, sums.largest_cohort
-        options = NOISE_FORMAT, source.value, is_on_disk, label, norm, grid
+        ends = [each.rows.num_rounds for each in earlier]
+        first, drawn = self._horizons[0].rows, claim.rows
+        if not self.has_noise:
+            first = drawn = independent_rows(drawn.num_rounds)
+            earlier, ends = [], []
+        rows = [IntegerRows.of(first), *([IntegerRows.of(drawn, first)] if earlier else [])]
+        blocks: Sequence[Blocks | None] = [None for _ in rows]
+        if self.is_on_disk:
+            blocks = [Blocks.of(first), Blocks.of(drawn, ends)][-len(rows) :]
+        grid = self.sums.steps_per_clip_norm, self.sums.largest_cohort
+        options = NOISE_FORMAT, self.source.value, self.is_on_disk, self.label, self.norm, grid
         claimed = [
-            (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in horizons
+            (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in self._horizons
         ]
-        values = {
-            **{"claim": horizons[-1], "norm": norm, "sums": sums, "rows": rows, "blocks": blocks},
-            **{"rounding": Rounding.of(rows, blocks), "source": source, "_horizons": horizons},
-            **{"_record": record, "_is_on_disk": is_on_disk, "_directory": directory},
-            "_label": label,
-            "_unbound": tuple(
-                _digest(repr((options, claimed[:number]))) for number in range(1, len(claimed) + 1)
-            ),
-        }
-        set_values(self, values)
-        self._bind(layout)
+        numbers = range(1, len(claimed) + 1)
+        self._set(
+            rows=rows[-1],
+            blocks=blocks[-1],
+            _roundings=tuple(map(Rounding.of, rows, blocks)),
+            _unbound=tuple(_digest(repr((options, claimed[:number]))) for number in numbers),
+        )
+        self._bind()
 
-    def __reduce__(self) -> Any:
-        options = {
-            **{"earlier": self._horizons[:-1], "layout": self.layout, "record": self._record},
-            **{"source": self.source, "is_on_disk": self._is_on_disk},
-            **{"directory": self._directory, "label": self._label},
-        }
-        return functools.partial(Release, **options), (self.claim, self.norm, self.sums)
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("Release has no subclasses.")
+
+    def __deepcopy__(self, memo: object) -> "Release":
+        return self
+
+    @property
+    def _horizons(self) -> tuple[Claim, ...]:
+        return (*self.earlier, self.claim)
 
     @property
     def num_rounds(self) -> int:
@@ -224,9 +190,9 @@ class Release(Sealed):
         return self.claim.num_rounds or self.claim.rows.num_rounds
 
     @property
-    def noise_digest(self) -> bytes:
-        """32 bytes that bind rows and sigma: those of guarantees about this noise."""
-        return self.claim.noise_digest
+    def digest(self) -> bytes:
+        """The last of ``digests``: a state of other bits is refused."""
+        return self.digests[-1]
 
     @property
     def has_noise(self) -> bool:
@@ -245,8 +211,9 @@ class Release(Sealed):
         """
         if layout == self.layout:
             return self
-        other = made(Release, {name: getattr(self, name) for name in Release.__slots__})
-        other._bind(layout)
+        other = copy.copy(self)
+        other._set(layout=layout)
+        other._bind()
         return other
 
     def covered(self, num_parameters: int) -> float:
@@ -263,13 +230,13 @@ class Release(Sealed):
     def _noise(self, num_parameters: int) -> tuple[float, float]:
         """The standard deviation of Z and the sigma that it covers, in norms."""
         first = self._horizons[0].sigma
-        if first == 0.0:
+        if not self.has_noise:
             return 0.0, 0.0
         sizes = {"num_parameters": num_parameters, "largest_cohort": self.sums.largest_cohort}
-        drawn = self.rounding.enlarged(first, **sizes)
-        if self.rows.first is None:
+        drawn = self._roundings[0].enlarged(first, **sizes)
+        if not self.earlier:
             return drawn, first
-        return drawn, min(first, self.rounding.covered(drawn, **sizes))
+        return drawn, min(first, self._roundings[-1].covered(drawn, **sizes))
 
     def start(self, fixed_seed: IntArray | None = None) -> ReleaseState:
         """Returns the state of a new run: a fresh secret, and a fresh name of its stream.
@@ -282,7 +249,7 @@ class Release(Sealed):
             seed = draws.checked_seed(fixed_seed).copy()
         return _state(0, seed, stream, (), self.digest)
 
-    def record(self, vector: Sequence[RealArray]) -> list[IntArray]:
+    def clipped(self, vector: Sequence[RealArray]) -> list[IntArray]:
         """Returns what a client adds to the sum: its clipped vector, in steps.
 
         Args:
@@ -321,10 +288,8 @@ class Release(Sealed):
         total: list[IntArray] = [np.zeros(shape, np.int64) for shape in self._known.shapes]
         number = 0
         for number, vector in enumerate(vectors, 1):
-            record = self.record(vector)
-            if number == 1:
-                total = record
-            elif number <= self.sums.largest_cohort:
+            record = self.clipped(vector)
+            if number <= self.sums.largest_cohort:
                 total = [a + b for a, b in zip(total, record, strict=True)]
         return self.release(state, total, number, scales)
 
@@ -339,7 +304,7 @@ class Release(Sealed):
 
         Args:
           state: The state before the round.
-          sums: The sum of what :meth:`record` returned for each client: exact, in int64.
+          sums: The sum of what :meth:`clipped` returned for each client: exact, in int64.
           num_clients: The number of clients.
           scales: As :meth:`next` takes them.
 
@@ -354,9 +319,8 @@ class Release(Sealed):
           ValueError: If the sums have other shapes, or are larger than those of so many records.
         """
         number = validation.integer_at_least(num_clients, 0, "num_clients")
-        self._check_state(state)
-        self._check_sums(sums, number)
         i = self._next_round(state)
+        self._check_sums(sums, number)
         if number > self.sums.largest_cohort:
             raise ReleaseError(
                 f"More than {self.sums.largest_cohort} clients reported, and the integers that "
@@ -370,7 +334,7 @@ class Release(Sealed):
         digest = hashlib.blake2b(how.encode(), digest_size=32, key=state.seed.tobytes())
         for array in sums:
             digest.update(np.ascontiguousarray(array).tobytes())
-        self._record.check(state.stream_name, i, digest.digest())
+        self.record.check(state.stream_name, i, digest.digest())
         flats, histories = self._next_row(state)
         return self._following(state, histories), self.added(
             i, sums, self._known.tensors(flats), scales
@@ -420,9 +384,8 @@ class Release(Sealed):
           OSError: If a directory cannot be written.
           ReleaseError: If there is noise for no further round, or the state is of another run.
         """
-        self._check_state(state)
         i = self._next_round(state)
-        self._record.spend(state.stream_name, i)
+        self.record.spend(state.stream_name, i)
         return self._following(state, self._next_row(state)[1] if self.has_noise else ())
 
     def arrays_of(self, state: ReleaseState) -> dict[str, RealArray]:
@@ -481,30 +444,33 @@ class Release(Sealed):
             raise ValueError("the tensors of vectors are not known: use Release.with_layout.")
         return self.layout
 
-    def _bind(self, layout: RowLayout | None) -> None:
-        """Sets the layout and the attributes that follow from it, or raises ValueError."""
-        stddev, digests = 0.0, self._unbound
-        if layout is not None:
-            size = total_size(layout.segments)
-            if self.has_noise:
-                gaussian.check_charged(size, self.num_rounds)
-            if size * self.num_rounds > self.claim.num_coordinates:
-                raise NotProved(
-                    f"the claim is for {self.claim.num_coordinates} numbers of noise, and "
-                    f"{self.num_rounds} vectors of {size} have more."
-                )
-            drawn, covered = self._noise(size)
-            if not self.claim.sigma <= covered * (1.0 + _TOLERANCE):
-                raise NotProved(
-                    f"the run is stated to have noise of {self.claim.sigma!r} norms, and the noise "
-                    f"that it began with covers {covered!r} for all of its rounds: state that "
-                    "noise multiplier, or less. Mechanism.extended finds it if num_parameters= has "
-                    "the numbers of an update."
-                )
-            stddev = drawn * self.norm
-            digests = tuple(_digest(repr((each, layout))) for each in digests)
-        values = {"layout": layout, "stddev": stddev, "digest": digests[-1], "digests": digests}
-        set_values(self, values)
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _bind(self) -> None:
+        """Sets what follows from the layout, or raises ValueError."""
+        self._set(digests=self._unbound, stddev=0.0)
+        if self.layout is None:
+            return
+        size = total_size(self.layout.segments)
+        if self.has_noise:
+            gaussian.check_charged(size, self.num_rounds)
+        if size * self.num_rounds > self.claim.num_coordinates:
+            raise NotProved(
+                f"the claim is for {self.claim.num_coordinates} numbers of noise, and "
+                f"{self.num_rounds} vectors of {size} have more."
+            )
+        drawn, covered = self._noise(size)
+        if not self.claim.sigma <= covered * (1.0 + _TOLERANCE):
+            raise NotProved(
+                f"the run is stated to have noise of {self.claim.sigma!r} norms, and the noise "
+                f"that it began with covers {covered!r} for all of its rounds: state that noise "
+                "multiplier, or less. Mechanism.extended finds it if num_parameters= has the "
+                "numbers of an update."
+            )
+        digests = tuple(_digest(repr((each, self.layout))) for each in self._unbound)
+        self._set(digests=digests, stddev=drawn * self.norm)
 
     def _check_state(self, state: ReleaseState) -> None:
         """Raises ReleaseError if a state is of no horizon of this run."""
@@ -519,7 +485,8 @@ class Release(Sealed):
             )
 
     def _next_round(self, state: ReleaseState) -> int:
-        """The round that comes next; raises ReleaseError if there is no noise for it."""
+        """The round that comes next; raises ReleaseError if this run has no noise for it."""
+        self._check_state(state)
         if state.round_index >= self.num_rounds:
             raise ReleaseError(
                 f"The factorization has noise for {self.num_rounds} rounds, and one more "
@@ -533,7 +500,7 @@ class Release(Sealed):
         shapes, largest = self._known.shapes, number * self.sums.steps_per_clip_norm
         if len(sums) != len(shapes):
             raise ValueError(
-                f"sums must be {len(shapes)} arrays, as record() returns them, found {len(sums)}."
+                f"sums must be {len(shapes)} arrays, one for each tensor, found {len(sums)}."
             )
         for array, shape in zip(sums, shapes, strict=True):
             is_plain = type(array) in (np.ndarray, np.memmap, np.int64)
@@ -556,9 +523,9 @@ class Release(Sealed):
         """The row of each segment, in steps, and what the next rows need."""
         i, segments = state.round_index, self._known.segments
         if self.blocks is not None:
-            if self._directory is None:
+            if self.directory is None:
                 raise ValueError("rows in files need a directory.")
-            folder = self._directory / "rows" / state.stream_name
+            folder = self.directory / "rows" / state.stream_name
             files = RowsInFiles(self.rows, self.blocks, self.source, state.seed, folder)
             return [files.row(segment, i) for segment in segments], []
         before = [NoiseState(i, history) for history in state.histories]
@@ -580,13 +547,14 @@ def _digest(described: str) -> bytes:
 
 def _continues(first: NoiseRecursion, whole: NoiseRecursion) -> bool:
     """Whether rows begin with those of another noising matrix, bit for bit."""
-    number, blocks = first.num_rounds, Blocks.of(first)
+    number = first.num_rounds
     if whole.num_rounds < number or not np.array_equal(first.diagonal, whole.diagonal[:number]):
         return False
-    longer, known = Blocks(whole, blocks.starts), blocks.distinct_transitions()
-    return np.array_equal(known, longer.distinct_transitions()) and all(
-        np.array_equal(blocks.transition(int(block)), longer.transition(int(block)))
-        for block in np.unique(known)
+    blocks = Blocks.of(first)
+    longer = Blocks(whole, blocks.starts)
+    return all(
+        np.array_equal(blocks.transition(block), longer.transition(block))
+        for block in range(blocks.num_blocks)
     )
 
 

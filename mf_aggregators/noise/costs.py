@@ -169,6 +169,17 @@ def choose(
     return min(of_state, of_disk, key=lambda each: each.seconds_per_round)
 
 
+def largest_block(blocks: Blocks) -> int:
+    """Returns the rows of the largest block."""
+    return int(np.max(np.diff(blocks.starts)))
+
+
+def rows_kept(blocks: Blocks) -> int:
+    """Returns the rows that are needed at any time: for the block in use and for the next one."""
+    largest = largest_block(blocks)
+    return max(largest, blocks.recursion.num_earlier_rows) + largest
+
+
 def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
     blocks = Blocks.of(recursion)
     row = num_parameters * _BYTES_OF_ROW
@@ -195,10 +206,10 @@ def _disk_cost(recursion: NoiseRecursion, num_parameters: int) -> NoiseCost:
         + (read + written) * tiles * _SECONDS_PER_FILE_OPERATION
     )
     # Rows of a tile in memory: what is read, what is made, and what is drawn at once.
-    tile_rows = 2 * recursion.num_earlier_rows + 3 * blocks.largest_block + 4 * vectors
+    tile_rows = 2 * recursion.num_earlier_rows + 3 * largest_block(blocks) + 4 * vectors
     width = min(num_parameters, TILE)
     filled_up = _filled_up(num_parameters)
-    rows = blocks.rows_kept * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)
+    rows = rows_kept(blocks) * (filled_up * _BYTES_OF_ROW + tiles * _BYTES_OF_HEADERS)
     states = STATES_KEPT * (_BYTES_OF_FLOAT * vectors * filled_up + tiles * _BYTES_OF_HEADERS)
     return NoiseCost(
         NoiseStorage.DISK,

@@ -26,7 +26,7 @@ from mf_aggregators import atomic_files
 from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
-from mf_aggregators.noise import NOISE_FORMAT
+from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import noise_files, processes, tensor_rows
 from mf_aggregators.tff.tensor_rows import GraphTable, integer_row, tile_rows
@@ -518,7 +518,7 @@ class _StreamFiles:
         return tf.reshape(numbers, [size + self._recursion.num_state_vectors, -1])
 
     def _row_path(self, tile: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-        slot = tf.math.floormod(i, self._blocks.rows_kept)
+        slot = tf.math.floormod(i, costs.rows_kept(self._blocks))
         return self._path(tile, "/row", slot)
 
     def _vectors_path(self, tile: tf.Tensor, block: tf.Tensor) -> tf.Tensor:

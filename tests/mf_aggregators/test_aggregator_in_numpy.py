@@ -626,7 +626,7 @@ def test_of_two_threads_one_releases(tmp_path: pathlib.Path) -> None:
             return super().setdefault(*arguments)
 
     aggregator = _aggregator()
-    aggregator._release._record._digests = Slow()
+    aggregator._release.record._digests = Slow()
     state = aggregator.initialize()
 
     def release(value: float) -> bool:

@@ -357,8 +357,8 @@ def test_a_ledger_of_names_lacks_who_was_never_drawn() -> None:
 
 def _digests(mechanism: mfa.Mechanism) -> tuple[bytes, bytes]:
     release = mechanism.release(1.0, IntegerSums())
-    assert release.noise_digest == mechanism.claim(0.1).noise_digest
-    return release.digest, release.noise_digest
+    assert release.claim.noise_digest == mechanism.claim(0.1).noise_digest
+    return release.digest, release.claim.noise_digest
 
 
 def test_the_same_search_gives_the_same_digests() -> None:

@@ -178,7 +178,7 @@ def test_what_rounding_takes_of_more_rounds_is_charged(runs: dict[str, pathlib.P
     )
     is_on_disk = _config(path)["flags"]["noise_storage"] == "disk"
     rounding = Rounding.of(
-        IntegerRows.continuing(first, longer),
+        IntegerRows.of(longer, first),
         Blocks.of(longer, (_BEFORE,)) if is_on_disk else None,
     )
     sizes: dict[str, Any] = {"num_parameters": 650, "largest_cohort": 1 << 22}

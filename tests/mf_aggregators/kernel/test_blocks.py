@@ -29,6 +29,7 @@ from mf_aggregators.kernel.rows import (
     toeplitz_rows,
 )
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
+from mf_aggregators.noise import costs
 from tests.examples import examples
 from tests.mf_aggregators import random_recursions
 from tests.mf_aggregators.small_mechanisms import blt
@@ -148,22 +149,22 @@ def test_blocks_cover_all_rounds_and_at_most_double(recursion: NoiseRecursion) -
     assert (blocks.starts[0], blocks.starts[-1]) == (0, recursion.num_rounds)
     sizes = np.diff(blocks.starts)
     assert len(sizes) == blocks.num_blocks
-    assert np.max(sizes) == blocks.largest_block
+    assert np.max(sizes) == costs.largest_block(blocks)
     assert np.all(sizes >= 1)
     assert sizes[0] == 1
     # A block is made while the one before it is used: rounds must not get much longer.
     assert np.all(sizes[1:] <= 2 * sizes[:-1])
     assert np.all(sizes[1:] <= blocks.starts[1:-1])
     # All but the small first blocks and the last one are as large as any.
-    assert np.sum(sizes < blocks.largest_block) <= np.log2(blocks.largest_block) + 3
+    assert np.sum(sizes < costs.largest_block(blocks)) <= np.log2(costs.largest_block(blocks)) + 3
 
 
 @pytest.mark.parametrize("num_bands", [1, 2, 64, 128, 129, 300, 1500])
 def test_blocks_are_large_and_add_little_to_what_is_kept(num_bands: int) -> None:
     """Each block reads all that is kept once; its own rows are kept as well."""
     blocks = Blocks.of(toeplitz_rows(2000, np.ones(num_bands)))
-    assert blocks.largest_block >= 16
-    assert blocks.rows_kept <= max(256, 1.5 * num_bands)
+    assert costs.largest_block(blocks) >= 16
+    assert costs.rows_kept(blocks) <= max(256, 1.5 * num_bands)
 
 
 @pytest.mark.parametrize(
@@ -230,15 +231,15 @@ def test_matrices_that_are_the_same_in_all_rounds_need_few_weights(
 def test_the_kept_rows_are_enough(recursion: NoiseRecursion) -> None:
     """Tiles make the next block at any round of a block, the first and the last included."""
     blocks = Blocks.of(recursion)
-    ring = np.full(blocks.rows_kept, -1)
+    ring = np.full(costs.rows_kept(blocks), -1)
 
     def write(block: int) -> None:
         rounds = np.arange(blocks.starts[block], blocks.starts[block + 1])
-        ring[rounds % blocks.rows_kept] = rounds
+        ring[rounds % costs.rows_kept(blocks)] = rounds
 
     def check(first: int, stop: int) -> None:
         rounds = np.arange(first, stop)
-        np.testing.assert_array_equal(ring[rounds % blocks.rows_kept], rounds)
+        np.testing.assert_array_equal(ring[rounds % costs.rows_kept(blocks)], rounds)
 
     write(0)
     for block in range(blocks.num_blocks):
@@ -264,4 +265,4 @@ def test_what_blocks_need() -> None:
     dense = Blocks.of(DenseFactorization(np.tri(16)).noise_recursion())
     assert [dense.first_row_of_z(block) for block in range(5)] == [0] * 5
     single = Blocks.of(independent_rows(1))
-    assert (single.num_blocks, single.largest_block, single.rows_kept) == (1, 1, 2)
+    assert (single.num_blocks, costs.largest_block(single), costs.rows_kept(single)) == (1, 1, 2)

@@ -111,7 +111,7 @@ def test_one_client_moves_the_integers_of_a_sum_by_the_norm_at_most(data: st.Dat
         np.array(entries[6]),
         np.array(entries[7:]),
     ]
-    steps = [int(each) for each in _flat(release.record(vector))]
+    steps = [int(each) for each in _flat(release.clipped(vector))]
     assert sum(each**2 for each in steps) <= sums.steps_per_clip_norm**2
     if not np.all(np.isfinite(entries)):
         assert not any(steps)
@@ -120,7 +120,7 @@ def test_one_client_moves_the_integers_of_a_sum_by_the_norm_at_most(data: st.Dat
 def test_halves_are_the_whole() -> None:
     release = _release()
     state, vectors = release.start(), _vectors(1, 3)
-    records = [release.record(vector) for vector in vectors]
+    records = [release.clipped(vector) for vector in vectors]
     sums = [records[0][k] + records[1][k] + records[2][k] for k in range(3)]
     _, expected = release.next(state, vectors, _SCALES)
     _, found = release.release(state, sums, 3, _SCALES)
@@ -215,7 +215,7 @@ def test_digests_bind_what_bits_follow_from(changes: dict[str, Any]) -> None:
 def test_guarantees_and_releases_name_their_noise_alike() -> None:
     """Whatever participation, rounds, delta and norm: the same rows and sigma."""
     release = _release()
-    expected = release.noise_digest
+    expected = release.claim.noise_digest
     rows = banded_rows(_bands())
     one, two = Pattern((1,)), Limit(2.0)
     for claim in (
@@ -226,7 +226,7 @@ def test_guarantees_and_releases_name_their_noise_alike() -> None:
         Claim(rows, two, _SIGMA, 1e-5, basis=Basis.RULE),
     ):
         assert check(claim).noise_digest == claim.noise_digest == expected
-    assert _release(norm=1.0, label="b", source=NoiseSource.PHILOX).noise_digest == expected
+    assert _release(norm=1.0, label="b", source=NoiseSource.PHILOX).claim.noise_digest == expected
     others = (
         _claim(math.nextafter(_SIGMA, 4.0)),
         _claim(rows=banded_rows(np.nextafter(_bands(), 4.0))),
@@ -235,7 +235,7 @@ def test_guarantees_and_releases_name_their_noise_alike() -> None:
     assert len({expected, *(check(other).noise_digest for other in others)}) == 4
     assert len(expected) == 32
     whole = _extended(0.9 * _SIGMA, banded_rows(_bands(4)), rows)
-    assert whole.noise_digest == _claim(0.9 * _SIGMA).noise_digest
+    assert whole.claim.noise_digest == _claim(0.9 * _SIGMA).noise_digest
 
 
 def test_the_layout_may_come_later() -> None:

@@ -29,6 +29,7 @@ from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
 from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, toeplitz_rows
+from mf_aggregators.noise import costs
 from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
 from mf_aggregators.tff.tensor_rows import RowsInState
@@ -444,10 +445,13 @@ def test_rows_are_files_of_a_bounded_number(index: int) -> None:
         _, state = stream.next_row(state)
         (tile,) = stream.directory(state).iterdir()
         names = [path.name for path in tile.iterdir()]
-        assert sum(name.startswith("row") for name in names) <= blocks.rows_kept
+        assert sum(name.startswith("row") for name in names) <= costs.rows_kept(blocks)
         assert sum(name.startswith("state") for name in names) <= 4
         assert all(name.startswith(("row", "state")) for name in names)
-    assert blocks.rows_kept < _NUM_ROUNDS or blocks.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
+    assert (
+        costs.rows_kept(blocks) < _NUM_ROUNDS
+        or blocks.recursion.num_earlier_rows >= _NUM_ROUNDS - 3
+    )
 
 
 def test_streams_in_one_directory_do_not_mix() -> None:
@@ -566,7 +570,7 @@ def test_every_round_makes_its_share_of_the_next_block() -> None:
     specs = (tf.TensorSpec((4 * draws.TILE + 1,), tf.float32),)
     blocks = Blocks(recursion, np.array([0, 1, 2, 4, 8, 12, 20], np.int64))
     # So many that no file is written over in the rounds that are looked at.
-    assert blocks.rows_kept == 16
+    assert costs.rows_kept(blocks) == 16
     stream = _Stream(recursion, specs, blocks)
     state = stream.start()
     made = []
@@ -597,7 +601,7 @@ def test_no_row_is_made_twice(index: int) -> None:
         expected = set()
         for k in made:
             rounds = range(blocks.starts[k], blocks.starts[k + 1])
-            expected |= {f"row-{row % blocks.rows_kept}" for row in rounds}
+            expected |= {f"row-{row % costs.rows_kept(blocks)}" for row in rounds}
             if blocks.recursion.num_state_vectors:
                 expected.add(f"state-{(k + 1) % 4}")
         assert written == expected
