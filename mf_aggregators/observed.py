@@ -1,6 +1,8 @@
 """What a ledger, or the times of rounds, show of a run of a mechanism."""
 
 import dataclasses
+import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +14,7 @@ from mf_aggregators.participation import Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees, ledgers
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import GivenLedger, Ledger
-from mf_aggregators.privacy.people import People, Person
+from mf_aggregators.privacy.people import Person, people_of
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
 from mf_aggregators.privacy.worst_client import WorstClient
@@ -167,24 +169,29 @@ class Observed:
             return None
         return WorstClient.of_ledger(self._unamplified(delta), self.ledger)
 
-    def least_protected_person(self, people: People, delta: float) -> Person | None:
+    def least_protected_person(
+        self, people: Mapping[str, Iterable[str]] | str | os.PathLike[str], delta: float
+    ) -> Person | None:
         """Returns the person whose clients together are protected least, without amplification.
 
         Its guarantee holds only if participation did not depend on released models or on data.
 
         Args:
-          people: Whose clients are whose (``privacy.people.load`` reads a file).
+          people: The clients of each person, by the person's name; or the file that
+            ``privacy.people.load`` reads.
           delta: Above 0 and below 1.
 
         Returns:
           The person; None as for :meth:`worst_client`.
 
         Raises:
-          LedgerError: If a client that took part is nobody's.
+          LedgerError: If a file cannot be read, or a client that took part is nobody's.
+          ValueError: If a person has no client, or one twice.
         """
+        named = people_of(people)
         if self.ledger is None or self.gap is not None:
             return None
-        return people.least_protected(self._unamplified(delta), self.ledger)
+        return named.least_protected(self._unamplified(delta), self.ledger)
 
     def statement(self, facts: RunFacts, delta: float) -> PrivacyStatement:
         """Returns the privacy statement of a run that ended.

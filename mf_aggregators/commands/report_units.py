@@ -90,7 +90,7 @@ def fields_and_sentences(
         assert found is not None
         with command_line.naming("people"):
             named = people.load(values.people)
-            person = found.observed.least_protected_person(named, values.delta)
+            person = found.observed.least_protected_person(named.clients, values.delta)
         planned = mechanism.unit_guarantee(values.delta, num_clients=named.most_clients)
         least = None if person is None else person.guarantee
         fields |= {

@@ -8,7 +8,7 @@ apart.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -98,6 +98,21 @@ class People:
         ]
         found = worst_client.least_protected(plan, of_people, ledger.num_rounds, Basis.PEOPLE)
         return None if found is None else Person(*people[found[0]], found[1])
+
+
+def people_of(given: Mapping[str, Iterable[str]] | str | os.PathLike[str]) -> People:
+    """Returns whose clients are whose.
+
+    Args:
+      given: The clients of each person, by the person's name; or a file, which :func:`load` reads.
+
+    Raises:
+      LedgerError: As :func:`load` does.
+      ValueError: If a person has no client, or one twice.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return load(given)
+    return People({person: tuple(clients) for person, clients in given.items()})
 
 
 def load(path: str | os.PathLike[str]) -> People:

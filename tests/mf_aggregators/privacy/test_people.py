@@ -69,7 +69,7 @@ def test_the_least_protected_person_moves_most(
             for signs in itertools.product((-1.0, 1.0), repeat=_ROUNDS)
         )
     observed = mechanism.observed(ledger, round_counts=_counts(ledger))
-    found = observed.least_protected_person(People(clients), _DELTA)
+    found = observed.least_protected_person(clients, _DELTA)
     assert found is not None
     assert found.guarantee.sensitivity.value == pytest.approx(max(moved.values()))
     assert moved[found.name] == pytest.approx(max(moved.values()))
@@ -84,9 +84,7 @@ def test_one_client_each_is_the_worst_client() -> None:
     ledger = _ledger({"a": [0, 2], "b": [1], "c": [1, 4]})
     observed = _mechanism().observed(ledger, round_counts=_counts(ledger))
     worst = observed.worst_client(_DELTA)
-    person = observed.least_protected_person(
-        People({f"person {each}": (each,) for each in "abc"}), _DELTA
-    )
+    person = observed.least_protected_person({f"person {each}": (each,) for each in "abc"}, _DELTA)
     assert worst is not None
     assert person is not None
     assert person.clients == (worst.client_id,)
@@ -95,7 +93,7 @@ def test_one_client_each_is_the_worst_client() -> None:
 
 def test_an_incomplete_ledger_shows_nothing_of_people() -> None:
     observed = _mechanism().observed(_ledger({"a": [0, 2]}))
-    assert observed.least_protected_person(People({"A": ("a",)}), _DELTA) is None
+    assert observed.least_protected_person({"A": ("a",)}, _DELTA) is None
 
 
 def test_a_person_with_two_clients_is_planned_with_half_the_noise() -> None:
@@ -149,6 +147,6 @@ def test_clients_that_are_nobodys_are_refused() -> None:
     ledger = _ledger({"a": [0], "b": [1], "never asked": []})
     observed = _mechanism().observed(ledger, round_counts=_counts(ledger))
     with pytest.raises(LedgerError, match="1 of 2 clients that took part are nobody's"):
-        observed.least_protected_person(People({"A": ("a",)}), _DELTA)
+        observed.least_protected_person({"A": ("a",)}, _DELTA)
     with pytest.raises(ValueError, match="needs clients"):
         People({"A": ("a", "a")})
