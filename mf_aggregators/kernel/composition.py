@@ -17,7 +17,8 @@ from typing import Any, final
 
 import numpy as np
 from dp_accounting import dp_event as dp_events
-from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.pld import common as pld_common
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import dominating_pairs, gaussian, groups, profiles, validation
@@ -57,9 +58,41 @@ _ROUNDING = 1e-9
 # a share of the level down to which bounds are close.
 _POINTS = 160
 _SHARE_OF_TAIL, _LARGEST_EPSILON, _HALVINGS = 1e-3, 500.0, 12
+# A pair with a larger epsilon has millions of losses, and promises nothing that is worth stating.
+_LARGEST_EPSILON_OF_PAIR = 100.0
 
 _WITH_NOISE = (dp_events.GaussianDpEvent, dp_events.LaplaceDpEvent)
 _WITHOUT = (dp_events.NoOpDpEvent, dp_events.NonPrivateDpEvent)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
+    """A mechanism of which nothing is known but that it is (epsilon, delta)-DP.
+
+    Neighbours differ in one client that is zeroed, added or removed, in both directions. Its losses
+    dominate every such mechanism (Kairouz, Oh and Viswanath, 2015, Thm 3.3).
+
+    Attributes:
+      epsilon: At most 100.
+      delta: At least 0 and below 1. A composition has no epsilon at a smaller delta.
+
+    Raises:
+      ValueError: If a number is out of its range.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        epsilon = validation.epsilon(self.epsilon)
+        if not epsilon <= _LARGEST_EPSILON_OF_PAIR:
+            raise ValueError(
+                f"epsilon is composed up to {_LARGEST_EPSILON_OF_PAIR:g}, found {epsilon:g}."
+            )
+        object.__setattr__(self, "epsilon", epsilon)
+        if self.delta != 0.0:
+            object.__setattr__(self, "delta", validation.delta(self.delta))
 
 
 @final
@@ -68,9 +101,9 @@ class Part:
     """One mechanism of a composition, and how often it is composed.
 
     Attributes:
-      mechanism: A run whose clients are drawn; or a Gaussian or Laplace event of dp-accounting,
-        also with Poisson sampling, or one without any noise or release. Noise of Gaussian events is
-        drawn by the kernel.
+      mechanism: A run whose clients are drawn; a pair of epsilon and delta; or a Gaussian or
+        Laplace event of dp-accounting, also with Poisson sampling, or one without any noise or
+        release. Noise of Gaussian events is drawn by the kernel.
       count: How often it is composed.
       num_runs: The runs that draw noise: fewer than ``count`` if it is one of several rounds.
 
@@ -223,6 +256,11 @@ def _composed(
             together = losses[event].self_compose(part.count)
             accountant._pld = accountant._pld.compose(together)
             continue
+        if isinstance(event, EpsilonDeltaDpEvent):
+            pair = pld_common.DifferentialPrivacyParameters(event.epsilon, event.delta)
+            of_pair = privacy_loss_distribution.from_privacy_parameters(pair, INTERVAL)
+            accountant._pld = accountant._pld.compose(of_pair.self_compose(part.count))
+            continue
         if isinstance(event, SampledRun):
             event = _checked(dp_events.GaussianDpEvent(event.noise_multiplier))
         accountant.compose(event, part.count)
@@ -236,7 +274,7 @@ def _checked(mechanism: Any) -> Any:
       ValueError: If it is of another class, or a number is out of its range.
     """
     kind = type(mechanism)
-    if kind is SampledRun:
+    if kind in (SampledRun, EpsilonDeltaDpEvent):
         return dataclasses.replace(mechanism)
     if kind in _WITHOUT:
         return mechanism
@@ -253,7 +291,8 @@ def _checked(mechanism: Any) -> Any:
     raise ValueError(
         f"{validation.shown(mechanism)} is no SampledRun, and no event that is composed where a "
         "client is added or removed, or its updates are zeroed: compose what Mechanism.event and "
-        "SamplingScheme.event return, or Gaussian and Laplace events, also with Poisson sampling."
+        "SamplingScheme.event return, Gaussian and Laplace events, also with Poisson sampling, or "
+        "an EpsilonDeltaDpEvent."
     )
 
 

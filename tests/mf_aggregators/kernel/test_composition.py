@@ -1,6 +1,7 @@
 """Losses from bounds on divergences, and runs whose clients draw for themselves, together."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from mf_aggregators.accounting import losses_below
 from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
 from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles
 from mf_aggregators.kernel.claim import Assumption
-from mf_aggregators.kernel.composition import Composed, Part
+from mf_aggregators.kernel.composition import Composed, EpsilonDeltaDpEvent, Part
 from mf_aggregators.kernel.draws_of_clients import Poisson, SampledRun
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.privacy import guarantees
@@ -468,3 +469,52 @@ def test_compositions_are_of_data_alone() -> None:
     for event, epsilon in zip(none, (math.inf, math.inf, 0.0), strict=True):
         assert composition.check_composed(_composed(parts=(Part(event),))).epsilon == epsilon
     assert composition.check_composed(_composed(parts=())).epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(1.0, 0.0)],
+        [(0.7, 1e-4), (0.7, 1e-4)],
+        [(1.0, 1e-5), (0.25, 0.0), (2.0, 1e-6)],
+        [(0.33, 1e-3)] * 5,
+    ],
+)
+def test_pairs_compose_like_the_worst_mechanisms_of_their_kind(
+    pairs: list[tuple[float, float]],
+) -> None:
+    """All outcomes of mechanisms that tell the truth or a coin's lie, and betray all at times."""
+    delta = 1e-4 + sum(each for _, each in pairs)
+
+    def excess(epsilon: float) -> float:
+        found = 1.0 - math.prod(1.0 - each for _, each in pairs)
+        for signs in itertools.product((1.0, -1.0), repeat=len(pairs)):
+            mass = math.prod(
+                (1.0 - d) / (1.0 + math.exp(-s * e)) for s, (e, d) in zip(signs, pairs, strict=True)
+            )
+            loss = sum(s * e for s, (e, _) in zip(signs, pairs, strict=True))
+            found += mass * max(0.0, -math.expm1(epsilon - loss))
+        return found - delta
+
+    low, high = 0.0, sum(each for each, _ in pairs)
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+    found = accounting.composed_epsilon([EpsilonDeltaDpEvent(*each) for each in pairs], delta)
+    assert high <= found <= high + len(pairs) * composition.INTERVAL + 1e-6
+
+
+def test_a_pair_and_a_run_are_more_than_each_and_less_than_their_sum() -> None:
+    run, pair = dp_accounting.GaussianDpEvent(2.0), EpsilonDeltaDpEvent(3.0, 1e-8)
+    alone = accounting.composed_epsilon([run], 1e-6)
+    both = accounting.composed_epsilon([run, pair], 1e-6 + 1e-8)
+    assert max(alone, 3.0) < both < alone + 3.0
+    assert accounting.composed_epsilon([run, pair], 1e-8) == math.inf
+
+
+@pytest.mark.parametrize(
+    "pair", [(-1.0, 0.0), (101.0, 0.0), (1.0, 1.0), (1.0, -1e-9), (1.0, math.nan)]
+)
+def test_other_pairs_are_refused(pair: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"epsilon|delta"):
+        EpsilonDeltaDpEvent(*pair)
