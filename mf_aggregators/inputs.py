@@ -128,6 +128,28 @@ def parsed_json(
         raise ValueError("the JSON text is nested too deeply") from None
 
 
+def strict_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON text whose objects have no key twice, and no NaN or infinity.
+
+    Args:
+      text: The text.
+
+    Raises:
+      ValueError: If it is none, or has such a key or number.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = [key for key, _ in pairs if sum(key == each for each, _ in pairs) > 1]
+            raise ValueError(f"the key {twice[0]!r} is there twice")
+        return found
+
+    found = parsed_json(text, unique)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
 def archived_arrays(file: Any) -> dict[str, Any]:
     """Returns the arrays of an ``.npz`` file by name, in the order in which they were written.
 
