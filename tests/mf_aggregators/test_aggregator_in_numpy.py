@@ -335,7 +335,7 @@ def test_more_clients_than_a_sum_holds_release_nothing() -> None:
 
 def test_a_grid_that_is_too_coarse_for_an_update_is_refused() -> None:
     # sqrt(d) / (2 * 8388) is 5 per cent of a clip norm at 703,000 numbers.
-    options = {"secure_aggregation_bits": 24, "clients_per_round": 1000.0}
+    options: dict[str, Any] = {"secure_aggregation_bits": 24, "clients_per_round": 1000.0}
     _aggregator(template=np.zeros(700_000), **options)
     with refuses("clip norms", "secure_aggregation_bits"):
         _aggregator(template=np.zeros(710_000), **options)

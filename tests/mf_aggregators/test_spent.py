@@ -1,6 +1,7 @@
 """The privacy that a run has spent, and the forms that a ledger may have."""
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def _mechanism() -> mfa.Mechanism:
 def test_all_forms_are_one_ledger(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "rounds.csv"
     file.write_text(_ROWS)
-    found = [ledgers.of(given, 4) for given in (_COHORTS, _MAPPING, file, str(file))]
+    forms: tuple[Any, ...] = (_COHORTS, _MAPPING, file, str(file))
+    found = [ledgers.of(given, 4) for given in forms]
     assert all(each.has_same_rounds(found[0]) and each.num_rounds == 4 for each in found)
     assert ledgers.of(found[0], 9) is found[0]
     numbered = ledgers.of({7: [0], "x": np.array([1])}, 2)
@@ -57,7 +59,7 @@ def test_the_plan_comes_first_and_less_holds_under_an_assumption() -> None:
     moved = np.linalg.norm(matrix[:4, [0, 3]]) / np.linalg.norm(matrix[:, ::3])
     found = mfa.spent(mechanism, _COHORTS, _DELTA, round_counts=[2, 1, 0, 1])
     assert found.planned.epsilon == pytest.approx(accounting.epsilon(2.0, _DELTA), rel=1e-8)
-    expected = accounting.epsilon(2.0 / moved, _DELTA)
+    expected = accounting.epsilon(float(2.0 / moved), _DELTA)
     assert found.so_far.epsilon == pytest.approx(expected, rel=1e-8)
     assert found.so_far.num_rounds == 4
     text = str(found)
