@@ -3,7 +3,6 @@
 from mf_aggregators.kernel import (
     blocks,
     claim,
-    claim_file,
     errors,
     integer_rows,
     ledger,
@@ -16,7 +15,6 @@ from mf_aggregators.kernel import (
 __all__ = [
     "blocks",
     "claim",
-    "claim_file",
     "errors",
     "integer_rows",
     "ledger",

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.checkpoints import claim_file
 from mf_aggregators.factorizations import tree_aggregation
-from mf_aggregators.kernel import claim, claim_file, ledger, sensitivity, units
+from mf_aggregators.kernel import claim, ledger, sensitivity, units
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Pattern
 from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, banded_rows, toeplitz_rows
 from mf_aggregators.kernel.schemas import Schema

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mf_aggregators.checkpoints import claim_file
 from mf_aggregators.kernel import claim as claims
-from mf_aggregators.kernel import claim_file
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import (
