@@ -36,7 +36,7 @@ from mf_aggregators.kernel.integer_rows import RowLayout, total_size
 from mf_aggregators.kernel.once import ReleaseRecord
 from mf_aggregators.kernel.release import Release, ReleaseState
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import choices, nests
+from mf_aggregators.noise import nests
 from mf_aggregators.noise import noise_directory as noise_directories
 from mf_aggregators.noise.costs import NoiseStorage
 
@@ -150,7 +150,7 @@ class Aggregator:
             )
         self.mechanism = mechanism
         self.clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
-        sums = choices.integer_sums(
+        sums = inputs.integer_sums(
             secure_aggregation_bits,
             mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
             clients_per_round,
@@ -162,7 +162,7 @@ class Aggregator:
         directory: pathlib.Path | None = None
         if noise_directory is not None or is_on_disk:
             directory = noise_directories.open_directory(noise_directory)
-        self._fixed_seed = choices.seed_of(seed)
+        self._fixed_seed = inputs.seed_of(seed)
         self._clip: AdaptiveClip | None = None
         self._split: NoiseSplit | None = None
         if isinstance(clip_norm, AdaptiveClip):
@@ -172,7 +172,7 @@ class Aggregator:
                 first, clip_norm.clipped_count_stddev_for(first, self.clients_per_round)
             )
             norm = self._split.vector_norm
-            choices.check_means(sums, norm, self._split.indicator_weight)
+            inputs.check_means(sums, norm, self._split.indicator_weight)
         else:
             norm = validation.of_float32(clip_norm, "clip_norm")
         self._norm = norm
@@ -419,7 +419,7 @@ class Aggregator:
         shapes = tuple(shape for shape, *_ in vector)
         dtypes = tuple(nests.NOISE_DTYPES[dtype] for _, dtype, _ in vector)
         layout = RowLayout(shapes, dtypes)
-        choices.check_rounding(self._release.sums, total_size(layout.segments))
+        inputs.check_rounding(self._release.sums, total_size(layout.segments))
         return self._release.with_layout(layout)
 
     def _check_floats(self, tensors: _Tensors = ()) -> None:

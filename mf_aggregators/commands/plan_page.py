@@ -164,7 +164,7 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
 
 
 def _is_independent(candidate: Candidate) -> bool:
-    return candidate.mechanism.factorization.mechanism == "identity"
+    return candidate.mechanism.factorization.noise_recursion().rows_of_history == 0
 
 
 def _epsilons(

@@ -1,11 +1,11 @@
 """The kernel: the part of the library that has to be right for an epsilon to be true."""
 
 from mf_aggregators.kernel import (
-    blocks,
     claim,
     errors,
     integer_rows,
     ledger,
+    noising_matrices,
     numbers,
     release,
     rows,
@@ -13,11 +13,11 @@ from mf_aggregators.kernel import (
 )
 
 __all__ = [
-    "blocks",
     "claim",
     "errors",
     "integer_rows",
     "ledger",
+    "noising_matrices",
     "numbers",
     "release",
     "rows",

@@ -85,8 +85,8 @@ import numpy as np
 
 from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices, strategies
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState
 
 # The dtypes that noise is computed in, in the order of their segments.

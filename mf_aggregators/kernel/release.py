@@ -23,12 +23,12 @@ import numpy as np
 
 from mf_aggregators.kernel import draws, gaussian, integers, strategies, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.claim import Claim, Sealed, made
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
 from mf_aggregators.kernel.errors import NotProved, ReleaseError
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.once import ReleaseRecord
 from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState, independent_rows
 from mf_aggregators.kernel.rows_in_files import RowsInFiles

@@ -2,8 +2,8 @@
 
 The history of earlier rounds can be kept in the state that TFF passes between its processes in
 each round, which is cheap for some megabytes and fails for some gigabytes. Or rows are made in
-blocks (``kernel.blocks``) and kept in files. Rows of Z are kept by neither: they are drawn again
-from their seeds.
+blocks (``kernel.noising_matrices``) and kept in files. Rows of Z are kept by neither: they are
+drawn again from their seeds.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import TILE
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, WindowNoise
 
 # Tables of a noising matrix up to this size are put into a graph, and no larger dense matrix.

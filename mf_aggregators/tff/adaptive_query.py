@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 import dp_accounting
 import tensorflow as tf
 
-from mf_aggregators import adaptive_clip
+from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import choices
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import BoundedMetric, PrivateMetrics
 from mf_aggregators.tff import compatibility, dp_query, grid, tensor_streams
@@ -136,7 +135,7 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
         if release.norm != norm:
             raise ValueError(f"noise must be made for vectors of norm {norm}.")
         weights = self._split.indicator_weight, self._split.metric_weight
-        choices.check_means(release.sums, norm, *weights)
+        inputs.check_means(release.sums, norm, *weights)
 
     def initial_global_state(self) -> AdaptiveState:
         """Returns the state before the first round."""

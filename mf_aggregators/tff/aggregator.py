@@ -9,14 +9,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from mf_aggregators import adaptive_clip, checkpoints, private_metrics
+from mf_aggregators import adaptive_clip, checkpoints, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.mechanism import Mechanism
-from mf_aggregators.noise import choices
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import (
@@ -446,7 +445,7 @@ def mf_dp_aggregator(
         clients_per_round,
         seed,
         NoiseOptions.of(noise_storage, noise_directory, noise_source),
-        choices.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
+        inputs.integer_sums(secure_aggregation_bits, largest_cohort, clients_per_round),
         allow_no_noise,
         metrics,
     )

@@ -8,13 +8,14 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
+from mf_aggregators import inputs
 from mf_aggregators.kernel import draws, validation
 from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import choices, nests
+from mf_aggregators.noise import nests
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import Participation
 from mf_aggregators.tff import (
@@ -146,7 +147,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         self._noise, self._record = noise.noise, noise.record
         self._noise_stddev = self.release.stddev
         self._unit = self.release.norm / self.release.sums.steps_per_clip_norm
-        self._fixed_seed = choices.seed_of(seed)
+        self._fixed_seed = inputs.seed_of(seed)
         self._seed, self._stream = draws.fresh_seed()
 
     @property

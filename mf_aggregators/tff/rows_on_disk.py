@@ -23,9 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import atomic_files
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import noise_files, processes, tensor_rows

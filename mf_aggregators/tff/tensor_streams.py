@@ -24,7 +24,7 @@ from mf_aggregators.kernel.integer_rows import RowLayout, Segment
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.rows import NoiseRecursion
-from mf_aggregators.noise import choices, costs, noise_directory
+from mf_aggregators.noise import costs, noise_directory
 from mf_aggregators.noise.costs import NoiseCost, NoiseStorage
 from mf_aggregators.tff import processes, rows_on_disk
 from mf_aggregators.tff.release_record import ReleaseRecord
@@ -280,7 +280,7 @@ def make(
         cost = _cost([each.rows for each in claims], size, options.storage)
     is_on_disk = has_noise and cost.storage is NoiseStorage.DISK
     grid = IntegerSums() if sums is None else sums
-    choices.check_rounding(grid, size)
+    inputs.check_rounding(grid, size)
     release = Release(
         claim,
         norm,

@@ -222,15 +222,15 @@ def test_a_secure_run_has_the_bits_of_an_open_one_with_the_same_step(
     """And it measures nothing of its clients."""
     import tensorflow_federated as tff
 
-    from mf_aggregators.noise import choices
+    from mf_aggregators import inputs
 
     before = tff.framework.get_context_stack().current
     outputs = {"secure": tmp_path / "secure", "open": tmp_path / "open"}
-    whole = choices.integer_sums
+    whole = inputs.integer_sums
     for name, output in outputs.items():
         if name == "open":
             monkeypatch.setattr(
-                choices,
+                inputs,
                 "integer_sums",
                 lambda bits, *others: dataclasses.replace(whole(32, *others), is_secure=False),
             )

@@ -24,6 +24,8 @@ measured from what is released, and uses nothing of the library:
 - The largest Mahalanobis distance of a client's contributions is taken over all patterns of
   participation that the *printed* schema allows, and all signs; the library's matrices make equal
   signs the worst. It is a lower bound of the truth, so that a true statement is not called false.
+- The pairs of a statement are given to the kernel as claims, as its reader does with
+  ``mf-report --verify``: a statement that nobody checks is as good as who wrote it.
 - What a ledger shows has to be true of the rounds of its clients too. Of "adaptive", the updates
   are measured alone. Of "poisson", the rounds of one client are composed by dp-accounting, from the
   distance of each round and the printed sizes; the sampler's draws are counted over many seeds.
@@ -63,6 +65,7 @@ import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
 import mf_aggregators as mfa
+from mf_aggregators.kernel.claim import check
 from mf_aggregators.privacy import statement
 
 ROUNDS, DELTA, EPSILON = 8, 1e-5, 4.0
@@ -198,6 +201,8 @@ def run(name: str, factorization: Any) -> Run:
     # Others have pairs of the plan or of first rounds as well, which are of other schemas.
     if name not in ("extended", "observed"):
         pairs += [(float(e), float(d)) for e, d in _PAIR.findall(said.to_markdown())]
+    for epsilon, delta in pairs:
+        check(dataclasses.replace(guarantee.claim, epsilon=epsilon, delta=delta))
     earlier = begun.guarantee(DELTA) if name == "extended" else None
     clip: Any = mfa.AdaptiveClip(1.0, learning_rate=0.0) if name == "adaptive" else 1.0
 

@@ -8,9 +8,9 @@ import pytest
 
 from mf_aggregators.factorizations import Factorization, noise_rows, toeplitz, tree_aggregation
 from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP, NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, independent_rows
 from mf_aggregators.participation import MinSeparation
 from tests.mf_aggregators import random_recursions, small_mechanisms

@@ -21,9 +21,9 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel import noising_matrices
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import STEP
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows, independent_rows
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum

@@ -20,9 +20,9 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import (
     DenseNoise,
     NoiseRecursion,

@@ -15,7 +15,7 @@ import dp_accounting
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from mf_aggregators import AdaptiveClip, mf_dp_aggregator, workloads
+from mf_aggregators import AdaptiveClip, inputs, mf_dp_aggregator, workloads
 from mf_aggregators.factorizations import (
     DenseFactorization,
     Factorization,
@@ -28,7 +28,7 @@ from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
-from mf_aggregators.noise import FixedSeedWarning, choices
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SingleParticipation
 from mf_aggregators.tff import dp_query, tensor_streams
@@ -186,7 +186,7 @@ def test_half_precision_is_summed_without_loss(dtype: tf.DType) -> None:
 
 
 def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
-    query = _query(identity(3), 1.0, sums=choices.integer_sums(24, 2, 2), specs=_FOUR)
+    query = _query(identity(3), 1.0, sums=inputs.integer_sums(24, 2, 2), specs=_FOUR)
     record = [tf.ones([4])]
     state = query.initial_global_state()
     params = query.derive_sample_params(state)
@@ -201,7 +201,7 @@ def test_a_round_of_more_clients_than_fit_releases_nothing() -> None:
 
 def test_a_grid_that_is_too_coarse_is_refused() -> None:
     with refuses("secure_aggregation_bits"):
-        _query(identity(3), 1.0, sums=choices.integer_sums(24, 2**19, 2**19), specs=_FOUR)
+        _query(identity(3), 1.0, sums=inputs.integer_sums(24, 2**19, 2**19), specs=_FOUR)
 
 
 _S = tf.TensorSpec((1,), tf.float32)

@@ -17,10 +17,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 import mf_aggregators as mfa
-from mf_aggregators import AdaptiveClip
+from mf_aggregators import AdaptiveClip, inputs
 from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.integers import STEPS_PER_CLIP_NORM, IntegerSums
-from mf_aggregators.noise import choices
 from mf_aggregators.tff import grid
 from tests.examples import examples
 from tests.mf_aggregators.tff import secure_sum_table
@@ -199,10 +198,10 @@ def test_ten_thousand_cohorts_in_which_one_client_never_moves_the_sum_too_far() 
 
 def test_the_rounding_of_the_papers_model() -> None:
     """32 bits, 1,000 clients and 4,050,748 parameters: below a thousandth of the clip norm."""
-    sums = choices.integer_sums(32, 1000, 1000)
-    choices.check_rounding(sums, 4_050_748)
+    sums = inputs.integer_sums(32, 1000, 1000)
+    inputs.check_rounding(sums, 4_050_748)
     assert sums.steps_per_clip_norm == (2**31 - 1) // 1000
-    assert choices.rounding(sums, 4_050_748) == pytest.approx(4.69e-4, rel=1e-2)
+    assert inputs.rounding(sums, 4_050_748) == pytest.approx(4.69e-4, rel=1e-2)
     # The worst update for it: every entry is half a step from the grid.
     steps, size = 200, 100
     record = np.full(size, 0.5) + np.arange(size) % 9
@@ -210,7 +209,7 @@ def test_the_rounding_of_the_papers_model() -> None:
     assert coarse.steps_per_clip_norm == steps
     found = _clipped([record / steps], 1.0, steps)
     assert np.linalg.norm(found - record) / steps == pytest.approx(
-        choices.rounding(coarse, size), rel=1e-6
+        inputs.rounding(coarse, size), rel=1e-6
     )
 
 
@@ -218,14 +217,14 @@ def test_the_table_of_the_documents() -> None:
     rows = secure_sum_table.rows()
     assert len(rows) >= 8
     for row in rows:
-        sums = choices.integer_sums(row.bits, row.clients, row.clients)
+        sums = inputs.integer_sums(row.bits, row.clients, row.clients)
         for size, number in row.printed.items():
             if number == "refused":
                 with refuses("secure_aggregation_bits"):
-                    choices.check_rounding(sums, size)
+                    inputs.check_rounding(sums, size)
             else:
-                choices.check_rounding(sums, size)
-                assert number == f"{choices.rounding(sums, size):.1e}".replace("e-0", "e-")
+                inputs.check_rounding(sums, size)
+                assert number == f"{inputs.rounding(sums, size):.1e}".replace("e-0", "e-")
 
 
 @pytest.mark.parametrize("clients", [5_000, 15_000])

@@ -19,8 +19,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
+from mf_aggregators import inputs
 from mf_aggregators.kernel.integer_rows import IntegerRows
-from mf_aggregators.noise import FixedSeedWarning, choices
+from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import graph_check
 from tests.examples import of_many
 from tests.mf_aggregators import small_mechanisms
@@ -157,9 +158,9 @@ def _settings(number: int) -> settings:
 
 def _updates_fit(case: _Case) -> bool:
     """Whether both accept the sizes; refusals are the same code in both."""
-    sums = choices.integer_sums(case.options["secure_aggregation_bits"], 6, 5.0)
+    sums = inputs.integer_sums(case.options["secure_aggregation_bits"], 6, 5.0)
     size = sum(int(np.prod(shape)) for shape, _ in case.tensors)
-    return choices.rounding(sums, size) < 0.05
+    return inputs.rounding(sums, size) < 0.05
 
 
 @pytest.mark.usefixtures("_simulated_secure_sums")

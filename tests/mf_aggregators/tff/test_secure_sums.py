@@ -12,7 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from mf_aggregators.noise import choices
+from mf_aggregators import inputs
 from mf_aggregators.tff import processes
 from tests.mf_aggregators.tff import secure_sum_table
 from tests.mf_aggregators.tff.small_aggregators import (
@@ -62,10 +62,10 @@ def _check_secure_sum(
         **chosen,
     }
     secure = make_process(NEST, **chosen)
-    whole = choices.integer_sums
+    whole = inputs.integer_sums
     with monkeypatch.context() as patched:
         patched.setattr(
-            choices,
+            inputs,
             "integer_sums",
             lambda *args: dataclasses.replace(whole(*args), is_secure=False),
         )
@@ -96,7 +96,7 @@ def _check_secure_sum(
 )
 def test_secure_sums_of_all_bits_of_the_documents_are_those_of_integers(bits: int) -> None:
     clients = min(row.clients for row in secure_sum_table.rows() if row.bits == bits)
-    steps = choices.integer_sums(bits, clients, clients).steps_per_clip_norm
+    steps = inputs.integer_sums(bits, clients, clients).steps_per_clip_norm
     process = make_process(
         tff.TensorType(np.float64, [3]),
         factorization=mfa.factorizations.identity(1),

@@ -25,9 +25,9 @@ from mf_aggregators.factorizations import (
     noise_rows,
 )
 from mf_aggregators.kernel import draws
-from mf_aggregators.kernel.blocks import Blocks
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integer_rows import IntegerRows
+from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, toeplitz_rows
 from mf_aggregators.noise import costs
 from mf_aggregators.tff import rows_on_disk, tensor_streams
