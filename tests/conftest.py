@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests import graph_checks
+
 if TYPE_CHECKING:
     from tests.simulations.command_processes import CommandServer
 
@@ -107,6 +109,19 @@ def _further_cases(items: list[pytest.Item], name: str, are_long: bool) -> Itera
         last = len(cases) - 1
         kept = {round(index * last / max(1, number - 1)) for index in range(number)}
         yield from (item for index, item in enumerate(cases) if index not in kept)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _graphs_are_compared_once_a_kind(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Lets all processes of a run of the tests know which graphs were compared with the kernel."""
+    own = tmp_path_factory.getbasetemp()
+    graph_checks.begin((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compared")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out comparisons of graphs with the kernel that were made for another test."""
+    graph_checks.compare_kinds_once(item.path.name != "test_graph_check.py")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Independent truths by enumeration, for small numbers of rounds."""
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -74,3 +75,9 @@ def vector_change(
         if length > 0:
             contributions[i] = direction / length
     return float(np.linalg.norm(columns @ contributions))
+
+
+def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    """The hockey-stick divergence of p from q, the sum of the positive p - e^epsilon q."""
+    excess: np.ndarray = p - math.exp(epsilon) * q
+    return float(excess[excess > 0.0].sum())

@@ -522,17 +522,12 @@ def test_a_bad_model_counts_as_zero(kind: str, tmp_path: pathlib.Path) -> None:
 
     grid = _Grid(moved=moved)
     result = _without_noise(tmp_path / "run").start(grid, _record(_initial()), num_rounds=1)
-    expected = sum(
-        _moved(name, _initial())["bias"]
-        / max(
-            1.0,
-            np.linalg.norm(
-                [*_moved(name, _initial())["weights"].ravel(), _moved(name, _initial())["bias"]]
-            ),
-        )
-        for name in grid.asked[0]
-        if name != bad[0]
-    )
+    expected: Any = 0.0
+    for name in grid.asked[0]:
+        if name != bad[0]:
+            update = _moved(name, _initial())
+            norm = float(np.linalg.norm([*update["weights"].ravel(), update["bias"]]))
+            expected = expected + update["bias"] / max(1.0, norm)
     np.testing.assert_allclose(result.arrays["bias"].numpy(), expected / _COHORT, atol=1e-6)
 
 

@@ -141,7 +141,9 @@ def _serve() -> None:
     import tensorflow_federated  # noqa: F401
 
     import simulations.runs.federated_runs  # noqa: F401
+    from tests import graph_checks
 
+    graph_checks.compare_kinds_once()
     # How a forked process ended is in a file.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

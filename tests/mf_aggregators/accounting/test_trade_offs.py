@@ -25,6 +25,7 @@ from mf_aggregators.participation import (
     Shuffling,
 )
 from tests.examples import examples
+from tests.mf_aggregators import brute_force
 from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 from tests.refusals import refuses
 
@@ -113,8 +114,7 @@ def _both_ways(one: np.ndarray, other: np.ndarray) -> list[tuple[float, float]]:
             min(
                 1.0,
                 max(
-                    float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)))
-                    for p, q in ((one, other), (other, one))
+                    brute_force.hockey_stick(p, q, epsilon) for p, q in ((one, other), (other, one))
                 ),
             ),
         )

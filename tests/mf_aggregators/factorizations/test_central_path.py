@@ -37,6 +37,11 @@ def _cone(
     ).cone()
 
 
+def _total(matrix: np.ndarray) -> float:
+    magnitudes: np.ndarray = np.abs(matrix)
+    return float(magnitudes.sum())
+
+
 def _patterns(num_rounds: int, separation: int, most: int) -> list[list[int]]:
     """The maximal patterns, by enumeration."""
     found = []
@@ -86,7 +91,7 @@ def test_no_feasible_matrix_costs_more_than_the_cone_says(
             scales = 1.0 / np.sqrt(most * np.diagonal(gram))
             gram *= scales * scales[:, np.newaxis]
         else:
-            gram /= max(np.sum(np.abs(gram[np.ix_(each, each)])) for each in patterns)
+            gram /= max(_total(gram[np.ix_(each, each)]) for each in patterns)
         multipliers = _multipliers(cone, free)
         if not _is_one_pattern(cone) or equal or entries == "orthogonal":
             assert np.sum(multipliers * gram) <= cone.costs @ free + 1e-12

@@ -388,7 +388,8 @@ def test_losses_have_the_sampling_distribution(
     cumulative = np.cumsum(weights[by_loss]) / np.sum(weights)
     expected = np.interp(drawn, losses[by_loss], cumulative)
     steps = np.arange(len(drawn) + 1) / len(drawn)
-    distance = max(np.max(np.abs(expected - steps[1:])), np.max(np.abs(expected - steps[:-1])))
+    above, below = np.abs(expected - steps[1:]), np.abs(expected - steps[:-1])
+    distance = max(float(above.max()), float(below.max()))
     assert distance < scipy.stats.kstwo.isf(1e-6, len(drawn)) + 4e-3
 
 
