@@ -267,6 +267,7 @@ def _goes_on(query: Any, state: Any) -> None:
     query.get_noised_result(query.initial_sample_state(), state)
 
 
+@pytest.mark.short_cases(3)
 @pytest.mark.parametrize("change", _OTHER_PROCESSES)
 def test_a_state_of_another_process_is_refused(change: str) -> None:
     """Two sums under one row at two scales tell the sum; and noise is for one mechanism."""
@@ -276,6 +277,7 @@ def test_a_state_of_another_process_is_refused(change: str) -> None:
         _goes_on(_query(**_OTHER_PROCESSES[change]), state)
 
 
+@pytest.mark.short_cases(2)
 @pytest.mark.parametrize(
     "change",
     [
