@@ -222,9 +222,14 @@ def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.Complet
 
 
 def _write_tests(folder: pathlib.Path, text: str) -> None:
-    """Writes tests that leave a file behind, beside this repository's conftest.py."""
+    """Writes tests that leave a file behind, beside this repository's conftest.py.
+
+    The tests import the module that conftest.py imports as they do here.
+    """
     for file in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / file, folder)
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests/graph_checks.py", folder / "tests")
     (folder / "test_x.py").write_text(f"import pathlib\nimport pytest\n{text}")
 
 
