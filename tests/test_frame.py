@@ -211,10 +211,11 @@ def test_a_worker_left_behind_by_the_tests_is_ended(
 
 
 def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the tests in a directory."""
+    """Runs the tests in a directory; their conftest.py imports this repository's modules."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -222,14 +223,9 @@ def _pytest(directory: pathlib.Path, arguments: list[str]) -> subprocess.Complet
 
 
 def _write_tests(folder: pathlib.Path, text: str) -> None:
-    """Writes tests that leave a file behind, beside this repository's conftest.py.
-
-    The tests import the module that conftest.py imports as they do here.
-    """
+    """Writes tests that leave a file behind, beside this repository's conftest.py."""
     for file in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / file, folder)
-    (folder / "tests").mkdir()
-    shutil.copy(ROOT / "tests/graph_checks.py", folder / "tests")
     (folder / "test_x.py").write_text(f"import pathlib\nimport pytest\n{text}")
 
 
