@@ -36,7 +36,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees, ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger
 from mf_aggregators.privacy.round_times import RoundTimes

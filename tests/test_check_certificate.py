@@ -21,7 +21,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.participation import BallsInBins, MinSeparationSampling, SeparatedScheme
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees
 from tests import console_commands
 from tests.mf_aggregators import small_mechanisms

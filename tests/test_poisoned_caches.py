@@ -22,7 +22,7 @@ from mf_aggregators import accounting, caches, planning, sensitivity
 from mf_aggregators.caches import CacheWarning
 from mf_aggregators.kernel import certificate
 from mf_aggregators.participation import MinSeparation, SingleParticipation
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning import Candidate, Plan
 from tests.mf_aggregators.planning.small_settings import TIMERS
 

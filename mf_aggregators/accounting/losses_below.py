@@ -7,7 +7,7 @@ alpha_i >= 1. As h falls, it is at least l_(i+1) between alpha_i and alpha_(i+1)
 h(alpha) + alpha - 1 does not fall, at least 1 - alpha and the last of its bounds. The largest
 convex function below all that is a profile.
 
-**A bound on a mean from below.** As in ``kernel.profiles``, for terms between 0 and M and a bet w,
+**A bound on a mean from below.** As in ``kernel.losses``, for terms between 0 and M and a bet w,
 V(m) = prod_i (1 + w (T_i - m)) falls in m and has the expectation 1 at the mean mu. For m <= 1 / w
 it is not negative, and mu <= M. So the m with V(m) = 1 / beta is below mu but for a probability of
 beta.
@@ -21,7 +21,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import composition, groups, losses, profiles
+from mf_aggregators.kernel import composition, groups, losses
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificate import ROUNDING
 from mf_aggregators.kernel.draws_of_clients import (
@@ -123,7 +123,7 @@ def connected_losses(
 
 
 def lower_mean(terms: FloatArray, count: int, largest: float, bet: float, failure: float) -> float:
-    """Returns a lower bound of a mean; arguments as of ``profiles.upper_mean``."""
+    """Returns a lower bound of a mean; arguments as of ``losses.upper_mean``."""
     goal = -math.log(failure) + 1e-9 * count * bet * largest
-    found = profiles.root(-terms, count, bet, goal, 0.0)
-    return max(-found * (1.0 - 2.0 * profiles.ERROR_OF_ROOT) - 1e-9 * largest, 0.0)
+    found = losses.root(-terms, count, bet, goal, 0.0)
+    return max(-found * (1.0 - 2.0 * losses.ERROR_OF_ROOT) - 1e-9 * largest, 0.0)

@@ -41,7 +41,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import gaussian, numbers, round_times, validation
+from mf_aggregators.kernel import gaussian, ledger, numbers, validation
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
@@ -147,8 +147,8 @@ def _define_round_times(values: flags.FlagValues) -> None:
         values,
         "Participation",
         {
-            "clock_drift": f"Default: {round_times.DEFAULT_CLOCK_DRIFT:g}.",
-            "clock_margin_minutes": f"Default: {round_times.DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
+            "clock_drift": f"Default: {ledger.DEFAULT_CLOCK_DRIFT:g}.",
+            "clock_margin_minutes": f"Default: {ledger.DEFAULT_CLOCK_MARGIN_MINUTES:g}.",
             "timer_max_participations": "Default: they do not count.",
         },
     )

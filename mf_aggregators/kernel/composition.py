@@ -6,7 +6,7 @@ epsilon of the product, for clients who may be in all runs.
 
 Losses of schemes with groups are computed (``groups``). Losses of clients who draw for themselves
 follow from bounds by samples on both divergences of the pair that dominates the run
-(``profiles``). They are infinite with the probability that these bounds fail.
+(``losses``). They are infinite with the probability that these bounds fail.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import dominating_pairs, gaussian, groups, profiles, validation
+from mf_aggregators.kernel import dominating_pairs, gaussian, groups, losses, validation
 from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.draws_of_clients import (
@@ -334,7 +334,7 @@ def _bounded_losses(run: SampledRun, approximation: Approximation) -> PrivacyLos
 
 def profile_of(
     run: SampledRun, approximation: Approximation, points: int
-) -> tuple[profiles.Profile, IntArray]:
+) -> tuple[losses.Profile, IntArray]:
     """Returns the profile of the pair that dominates a run, and multiples of the interval.
 
     Args:
@@ -346,7 +346,7 @@ def profile_of(
     assert run.columns is not None
     pair = dominating_pairs.dominating_pair(run.columns, run.draws, run.sigma)
     level = approximation.level
-    profile = profiles.Profile(pair, approximation.failure, level, seed=approximation.seed)
+    profile = losses.Profile(pair, approximation.failure, level, seed=approximation.seed)
 
     def without_samples(epsilons: FloatArray) -> FloatArray:
         unamplified = gaussian.exact_deltas(run.noise_multiplier, epsilons)

@@ -8,6 +8,7 @@ draws.
 """
 
 from mf_aggregators.participation.balls_in_bins import BallsInBins
+from mf_aggregators.participation.certificate_search import Amplified, Certification
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import (
@@ -20,7 +21,6 @@ from mf_aggregators.participation.kinds import (
     of_schema,
 )
 from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
-from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.random_allocation import RandomAllocation
 from mf_aggregators.participation.registry import (

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators.kernel import cycles, gaussian, groups, validation
+from mf_aggregators.kernel import gaussian, groups, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
@@ -27,7 +27,7 @@ from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, u
 from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.kernel.losses import delta_of, safe_delta
 from mf_aggregators.kernel.numbers import counted
-from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
+from mf_aggregators.participation.certificate_search import Amplified, Certification
 from mf_aggregators.participation.schemes import LEAST_PROBABILITY, SamplingScheme, nth_round
 
 # A first search for a noise multiplier takes intervals so many times as large, and for random
@@ -125,7 +125,7 @@ class CyclicGroups(SamplingScheme):
 
             return self._smallest(excess, delta, enough, 1.5, num_coordinates)
         if isinstance(draws, RandomAllocation):
-            coarse, fine = _COARSE_STEP, cycles.RELATIVE_STEP
+            coarse, fine = _COARSE_STEP, groups.RELATIVE_STEP
         elif draws.sampling_probability >= 1.0:
             return enough
         else:

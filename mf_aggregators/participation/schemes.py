@@ -22,9 +22,9 @@ from mf_aggregators import accounting
 from mf_aggregators.accounting import composition
 from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.cohorts import Cohorts
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
+    Cohorts,
     Draws,
     SampledRun,
     StrategyColumns,
@@ -32,9 +32,9 @@ from mf_aggregators.kernel.draws_of_clients import (
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.kernel.schemas import Schema
+from mf_aggregators.participation import certificate_search
+from mf_aggregators.participation.certificate_search import Amplified, Certification
 from mf_aggregators.participation.kinds import Participation, of_schema
-from mf_aggregators.participation.monte_carlo import columns as compact_columns
-from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
 
 # What a scheme draws with a smaller probability counts as drawn in another way. A run by the scheme
 # fails each of three checks with at most this probability.
@@ -399,10 +399,10 @@ class SamplingScheme(Participation):
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
             return None
-        entries = compact_columns.columns_of_matrix(strategy_matrix, self.num_bands)
+        entries = certificate_search.columns_of_matrix(strategy_matrix, self.num_bands)
         # A matrix alone does not say how rows are made: with all bands, perhaps from rows of Z.
         if self.shares_rows or entries.shape[1] == self.num_rounds:
-            return compact_columns.of_any_noise(entries)
+            return certificate_search.of_any_noise(entries)
         return StrategyColumns(entries)
 
     # Draws.

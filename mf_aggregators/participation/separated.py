@@ -5,8 +5,8 @@ No client has to know what another one does, and there are no groups. The rounds
 
 The guarantee depends on C itself, and not on its column norms alone: a client's rounds are hidden
 among neighbouring ones, and the nearer the columns of these are to one another, the less of it is
-hidden. An epsilon has a certificate (``monte_carlo``), or is the one without amplification where
-that is smaller.
+hidden. An epsilon has a certificate (``certificate_search``), or is the one without amplification
+where that is smaller.
 """
 
 import abc
@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian, validation
 from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
@@ -35,8 +36,8 @@ from mf_aggregators.kernel.draws_of_clients import (
     is_accounted,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
-from mf_aggregators.participation.monte_carlo import divergences, search
-from mf_aggregators.participation.monte_carlo.certification import (
+from mf_aggregators.participation import certificate_search
+from mf_aggregators.participation.certificate_search import (
     Amplified,
     Certification,
     MechanismBudget,
@@ -162,7 +163,7 @@ class SeparatedScheme(SamplingScheme):
                 part = draws_of_clients.largest_part(fitting, draws)
                 left = gaussian.delta_left(delta, sigma / part, num_coordinates)
                 how = certification or Certification()
-                found = search.certificate_of(pair, left, unamplified, how, is_proved)
+                found = certificate_search.certificate_of(pair, left, unamplified, how, is_proved)
             except TailError as error:
                 refused = error
         if found is not None:
@@ -245,7 +246,7 @@ class SeparatedScheme(SamplingScheme):
             return enough
         if enough <= LEAST_NOISE_MULTIPLIER:
             return enough
-        return search.estimated_noise_multiplier(
+        return certificate_search.estimated_noise_multiplier(
             lambda sigma: self.dominating_pair(sigma, columns, num_coordinates),
             target,
             left,
@@ -335,7 +336,7 @@ def _divergences(
     seed: int,
     num_coordinates: int,
 ) -> tuple[tuple[float, float], ...]:
-    return divergences.divergences(
+    return trade_offs.sampled_divergences(
         scheme.dominating_pair(sigma, columns, num_coordinates),
         _EPSILONS,
         num_samples=_SAMPLES_OF_DIVERGENCES,

@@ -23,7 +23,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo.certification import MechanismBudget
+from mf_aggregators.participation.certificate_search import MechanismBudget
 from mf_aggregators.planning import proposals
 from mf_aggregators.progress_bars import ProgressBar
 

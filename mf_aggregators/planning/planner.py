@@ -33,7 +33,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo.certification import MechanismBudget
+from mf_aggregators.participation.certificate_search import MechanismBudget
 from mf_aggregators.planning import plans, proposals, side_processes
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,

@@ -34,11 +34,11 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
+    certificate_search,
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.certification import Certification, MechanismBudget
+from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
 from mf_aggregators.privacy import guarantees
 
 # The option of a mechanism that approximates another factorization.
@@ -393,7 +393,7 @@ def calibrated(
         **scheme.to_dict(),
         "epsilon": epsilon,
         "delta": delta,
-        "accounting": search.ACCOUNTING_VERSION,
+        "accounting": certificate_search.ACCOUNTING_VERSION,
     }
     columns = guarantees.columns_of(factorization, scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
@@ -438,7 +438,7 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
     """
     if cache_directory == caches.find(factorization_cache.FOLDER):
         # Where guarantees look for the certificate as well.
-        return Certification(directory=caches.find(search.FOLDER))
+        return Certification(directory=caches.find(certificate_search.FOLDER))
     return Certification(directory=cache_directory)
 
 

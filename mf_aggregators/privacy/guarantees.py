@@ -37,12 +37,11 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
+    certificate_search,
     of_draws,
     of_schema,
 )
-from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.certification import Certification
-from mf_aggregators.participation.monte_carlo.columns import columns_of_encoder
+from mf_aggregators.participation.certificate_search import Certification, columns_of_encoder
 from mf_aggregators.privacy import attackers
 
 __all__ = [
@@ -289,7 +288,7 @@ def certified(
     """Returns the amplified guarantee of a run whose clients take part by a scheme.
 
     For schemes with groups it is that of BandMF Thm 4; for the others, Monte Carlo certifies it
-    (``participation.monte_carlo``).
+    (``participation.certificate_search``).
 
     Args:
       whole: The claim of the run, without a certificate.
@@ -323,7 +322,9 @@ def default_certification(*, show_progress: bool = False) -> Certification:
     Args:
       show_progress: Whether to show progress bars on standard error.
     """
-    return Certification(directory=caches.find(search.FOLDER), show_progress=show_progress)
+    return Certification(
+        directory=caches.find(certificate_search.FOLDER), show_progress=show_progress
+    )
 
 
 def columns_of(factorization: Factorization, scheme: SamplingScheme) -> StrategyColumns | None:

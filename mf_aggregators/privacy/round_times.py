@@ -1,6 +1,6 @@
 """The times of rounds and the timers of devices: the text files of times, and the conditions.
 
-``kernel.round_times`` says what follows from them where nobody knows who took part.
+``kernel.ledger`` says what follows from them where nobody knows who took part.
 """
 
 import dataclasses
@@ -12,10 +12,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mf_aggregators.kernel import round_times, validation
-from mf_aggregators.kernel.ledger import ObservedParticipation
+from mf_aggregators.kernel import validation
+from mf_aggregators.kernel.ledger import (
+    DEFAULT_CLOCK_DRIFT,
+    DEFAULT_CLOCK_MARGIN_MINUTES,
+    ObservedParticipation,
+    TimedRounds,
+)
 from mf_aggregators.kernel.numbers import in_full
-from mf_aggregators.kernel.round_times import DEFAULT_CLOCK_DRIFT, DEFAULT_CLOCK_MARGIN_MINUTES
 from mf_aggregators.privacy.ledgers import LedgerError
 
 # Plain numbers are seconds of Unix, from 2001 to 2049: no minutes, milliseconds or digits of dates.
@@ -28,7 +32,7 @@ _ROUND = re.compile("0*([0-9]{1,18})")
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
-class RoundTimes(round_times.TimedRounds):
+class RoundTimes(TimedRounds):
     """When rounds started and ended, and the timers that devices had.
 
     Attributes:

@@ -16,7 +16,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy.guarantees import ObservedParticipation
 from mf_aggregators.privacy.ledgers import Ledger
 from mf_aggregators.privacy.provenance import OtherRuns, Provenance

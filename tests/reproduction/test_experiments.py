@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators import factorizations, workloads
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.participation import MinSeparation, SingleParticipation, sampling_scheme
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,

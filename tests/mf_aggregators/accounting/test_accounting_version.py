@@ -9,16 +9,15 @@ import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, kernel
+from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel import (
     certificate,
-    cycles,
     discrete_gaussian,
     dominating_pairs,
     draws_of_clients,
     gaussian,
     groups,
     losses,
-    profiles,
 )
 from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
 from mf_aggregators.kernel.draws_of_clients import (
@@ -29,10 +28,9 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.participation import (
     MinSeparationSampling,
-    monte_carlo,
+    certificate_search,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo import columns, divergences, search
 from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 
 _SIZES: dict[str, Any] = {
@@ -42,7 +40,7 @@ _SIZES: dict[str, Any] = {
     "clients_per_round": 10,
 }
 _COLUMNS = draws_of_clients.normalised(
-    columns.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
+    certificate_search.columns_of_matrix(np.eye(8) + 0.5 * np.eye(8, k=-1), 2)
 )
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs.MinSeparationRounds(0.05, 3))
 _MIN_SEPARATION = MinSeparationSampling(8, 2, 400, 10, 2)
@@ -63,9 +61,11 @@ def _amplified(sampling: str) -> float:
 
 def _values() -> dict[str, Callable[[], Any]]:
     """What every module computes, by module; smooth, so that rounding does not matter."""
-    tuning = search._TuningSamples(_MECHANISM, ImportanceSampler(_MECHANISM, 3), 1e-5, 0, 2**11)
+    tuning = certificate_search._TuningSamples(
+        _MECHANISM, ImportanceSampler(_MECHANISM, 3), 1e-5, 0, 2**11
+    )
     tail = certificate.lower_tail(3, 4000, 2**14, (-1.5, -0.5), 1e-6)
-    profile = profiles.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
+    profile = losses.Profile(_MECHANISM, 1e-6, 1e-4, samples=2**11)
     return {
         "groups": lambda: (
             _amplified("poisson"),
@@ -77,7 +77,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             *_deltas(FixedSize(1, 1, 10, 1)),
             *_deltas(Poisson(1, 1, 10, 1)),
         ),
-        "cycles": lambda: _at_two(cycles.losses_of_cycle(1.5, 5, 5, 1e-3)),
+        "cycles": lambda: _at_two(groups.losses_of_cycle(1.5, 5, 5, 1e-3)),
         "draws_of_clients": lambda: RandomAllocation(9, 2, 400, 10).together.norm,
         "composition": lambda: accounting.composed_epsilon(
             [sampling_scheme("poisson", **_SIZES).event(1.5), accounting.event(3.0)], 1e-5
@@ -93,7 +93,9 @@ def _values() -> dict[str, Callable[[], Any]]:
             tail.divergence(2.0),
         ),
         "columns": lambda: (
-            columns.of_any_noise(columns.columns_of_matrix(np.tri(8), 8)).rounding,
+            certificate_search.of_any_noise(
+                certificate_search.columns_of_matrix(np.tri(8), 8)
+            ).rounding,
         ),
         "profiles": lambda: (
             *profile.upper(np.array([0.25, 1.0]))[0],
@@ -102,15 +104,15 @@ def _values() -> dict[str, Callable[[], Any]]:
         "divergences": lambda: (
             *(
                 bound
-                for _, bound in divergences.divergences(
+                for _, bound in trade_offs.sampled_divergences(
                     _MECHANISM, (0.25, 1.0), num_samples=2**11, failure=1e-6, seed=0
                 )
             ),
-            divergences.upper_mean(0.2, 1000, 1e-6),
+            trade_offs.upper_mean(0.2, 1000, 1e-6),
         ),
         "search": lambda: (
-            search.most_samples(100),
-            search.most_samples(10**5),
+            certificate_search.most_samples(100),
+            certificate_search.most_samples(10**5),
             tuning.largest(3.0),
             *tuning.needed(3.0),
         ),
@@ -236,19 +238,21 @@ _OF_SEARCHES = 1e-3
 @pytest.mark.short_cases(4)
 @pytest.mark.parametrize("module", _GOLDEN)
 def test_a_version_has_its_numbers(module: str) -> None:
-    assert search.ACCOUNTING_VERSION == 5
+    assert certificate_search.ACCOUNTING_VERSION == 5
     found = np.atleast_1d(_values()[module]())
     relative = _OF_SEARCHES if module == "search" else _RELATIVE
     np.testing.assert_allclose(found, _GOLDEN[module], rtol=relative, atol=0.0)
 
 
 def test_every_module_has_golden_numbers() -> None:
-    kept = {each.name for each in pkgutil.iter_modules(kernel.__path__)}
+    modules = {each.name for each in pkgutil.iter_modules(kernel.__path__)}
     of_kernel = {
-        *("certificate", "composition", "cycles", "dominating_pairs"),
-        *("draws_of_clients", "gaussian", "groups", "losses", "profiles"),
+        *("certificate", "composition", "dominating_pairs"),
+        *("draws_of_clients", "gaussian", "groups", "losses"),
     }
-    searches = {each.name for each in pkgutil.iter_modules(monte_carlo.__path__)}
-    schemes = {"batches", "participation", "separated", "trade_offs"}
-    assert of_kernel <= kept
-    assert of_kernel | (searches - {"certification"}) | schemes == set(_GOLDEN) == set(_values())
+    others = {
+        *("batches", "columns", "cycles", "divergences", "participation"),
+        *("profiles", "search", "separated", "trade_offs"),
+    }
+    assert of_kernel <= modules
+    assert of_kernel | others == set(_GOLDEN) == set(_values())

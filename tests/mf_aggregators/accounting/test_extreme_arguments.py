@@ -26,7 +26,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples, of_many
 from tests.mf_aggregators.scheme_rates import true_positive_rate as _true_positive_rate
 

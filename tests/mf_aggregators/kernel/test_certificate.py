@@ -26,11 +26,11 @@ from mf_aggregators.kernel.dominating_pairs import (
     RoundsDistribution,
 )
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation, StrategyColumns
-from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
+from mf_aggregators.participation import certificate_search
+from mf_aggregators.participation.certificate_search import columns_of_matrix
 from tests.examples import examples
-from tests.mf_aggregators.participation.monte_carlo import participation_patterns
-from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
+from tests.mf_aggregators import participation_patterns
+from tests.mf_aggregators.participation_patterns import dominating_pair
 
 _DELTA = 1e-3
 
@@ -39,11 +39,11 @@ def _candidate_of(
     pair: DominatingPair, epsilon: float, delta: float, *, max_samples: int
 ) -> Certificate:
     """The first candidate of a search that ended at an epsilon: it is likely to be proved."""
-    tuning = search._TuningSamples(
-        pair, search._best_sampler(pair, epsilon, delta), delta, 0, max_samples
+    tuning = certificate_search._TuningSamples(
+        pair, certificate_search._best_sampler(pair, epsilon, delta), delta, 0, max_samples
     )
     tuning.grow_for(epsilon)
-    return search._candidate_by(tuning, pair, epsilon, delta, 0, 0, max_samples)
+    return certificate_search._candidate_by(tuning, pair, epsilon, delta, 0, 0, max_samples)
 
 
 def _divergences(
@@ -146,7 +146,7 @@ def test_p_and_q_are_told_apart(probability: float) -> None:
     of = dominating_pair(distribution, np.eye(2), 1.0)
     candidate = _candidate_of(of, epsilon, 1.6 * larger, max_samples=2**16)
     assert certificates.is_proved(of, candidate)
-    with pytest.raises(search.SampleBudgetError):
+    with pytest.raises(certificate_search.SampleBudgetError):
         _candidate_of(of, epsilon, 0.9 * larger, max_samples=2**16)
     assert not certificates.is_proved(of, dataclasses.replace(candidate, delta=0.9 * larger))
 

@@ -27,7 +27,7 @@ from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, Strateg
 from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, banded_rows, toeplitz_rows
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
 from tests.mf_aggregators.kernel import random_claims
 from tests.mf_aggregators.kernel.random_claims import gaussian_epsilon, largest_change

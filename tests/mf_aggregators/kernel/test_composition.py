@@ -21,7 +21,7 @@ import mf_aggregators as mfa
 from mf_aggregators import accounting
 from mf_aggregators.accounting import losses_below
 from mf_aggregators.accounting.composition import SampledRunDpEvent, _parts
-from mf_aggregators.kernel import composition, gaussian, groups, losses, profiles
+from mf_aggregators.kernel import composition, gaussian, groups, losses
 from mf_aggregators.kernel.claim import Assumption
 from mf_aggregators.kernel.composition import Composed, EpsilonDeltaDpEvent, Part
 from mf_aggregators.kernel.draws_of_clients import Poisson, SampledRun
@@ -38,7 +38,7 @@ _EPSILONS = np.linspace(-3.0, 3.0, 61)
 def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds of fewer samples hold as often, and are wider."""
     for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
-        monkeypatch.setattr(profiles, name, 2**12)
+        monkeypatch.setattr(losses, name, 2**12)
 
 
 def _profile(with_client: np.ndarray, without_client: np.ndarray, epsilon: float) -> float:
@@ -405,13 +405,13 @@ def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(sigma: float) ->
 
 def test_the_seed_is_that_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
-    made = profiles.Profile.__init__
+    made = losses.Profile.__init__
 
-    def recorded(profile: profiles.Profile, *arguments: Any, seed: int, **more: Any) -> None:
+    def recorded(profile: losses.Profile, *arguments: Any, seed: int, **more: Any) -> None:
         seeds.append(seed)
         made(profile, *arguments, seed=seed, **more)
 
-    monkeypatch.setattr(profiles.Profile, "__init__", recorded)
+    monkeypatch.setattr(losses.Profile, "__init__", recorded)
     event = dataclasses.replace(_SMALL, noise_multiplier=3.0).event()
     found = [accounting.composed_epsilon([event], 1e-3, seed=seed) for seed in (3, 4)]
     assert seeds == [3, 4]

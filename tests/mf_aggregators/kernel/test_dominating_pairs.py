@@ -21,10 +21,10 @@ from mf_aggregators.kernel.dominating_pairs import (
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation, StrategyColumns
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.linear_algebra import banded_matrices
-from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
+from mf_aggregators.participation.certificate_search import columns_of_matrix
 from tests.examples import examples
-from tests.mf_aggregators.participation.monte_carlo import participation_patterns
-from tests.mf_aggregators.participation.monte_carlo.participation_patterns import (
+from tests.mf_aggregators import participation_patterns
+from tests.mf_aggregators.participation_patterns import (
     cases,
     dominating_pair,
     log_ratios,

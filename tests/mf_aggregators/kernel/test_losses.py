@@ -1,27 +1,46 @@
 """Losses on grids have no delta and no epsilon that is below the exact one."""
 
+import dataclasses
 import math
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
+import scipy.stats
 from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import groups, losses
-from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
-from mf_aggregators.kernel.losses import delta_of, epsilon_of, gaussian_losses
+from mf_aggregators.accounting import losses_below
+from mf_aggregators.kernel import composition, groups, losses
+from mf_aggregators.kernel.dominating_pairs import (
+    DominatingPair,
+    MinSeparationRounds,
+    RoundsDistribution,
+)
+from mf_aggregators.kernel.draws_of_clients import (
+    BallsInBins,
+    FixedSize,
+    MinSeparation,
+    Poisson,
+    SampledRun,
+    Shuffling,
+    StrategyColumns,
+)
+from mf_aggregators.kernel.losses import Approximation, delta_of, epsilon_of, gaussian_losses
 from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     TruncatedPoissonSampling,
 )
 from tests.examples import examples
+from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
+from tests.mf_aggregators.participation_patterns import dominating_pair
 
 _DIGITS = 40
 
@@ -182,3 +201,179 @@ def test_the_larger_direction_counts() -> None:
     assert epsilons[0] != epsilons[1]
     assert epsilon_of(found, 1e-3) == max(epsilons)
     assert delta_of(found, 0.5) == max(deltas)
+
+
+_EPSILONS = np.array([0.0, 0.1, 0.4, 1.0, 1.7, 2.5, 4.0])
+
+
+def _lower(profile: losses.Profile) -> tuple[np.ndarray, np.ndarray]:
+    failure = 1e-6 / (2 * len(_EPSILONS))
+    return profile.means(_EPSILONS + 4e-9, failure, losses_below.lower_mean)
+
+
+@pytest.mark.short_cases(2)
+@pytest.mark.parametrize(("distribution", "matrix", "sigma"), _CASES)
+def test_both_divergences_are_between_their_bounds_and_near_them(
+    distribution: RoundsDistribution, matrix: list[list[float]], sigma: float
+) -> None:
+    """Against the integrals of both, of which neither is the other."""
+    exact = _divergences(distribution, np.array(matrix), sigma)
+    pair = dominating_pair(distribution, np.array(matrix), sigma)
+    profile = losses.Profile(pair, 1e-6, 1e-4, seed=5, samples=2**14)
+    truth = np.array([exact(float(epsilon)) for epsilon in _EPSILONS]).T
+    upper, lower = profile.upper(_EPSILONS), _lower(profile)
+    for direction, (above, below) in enumerate(zip(upper, lower, strict=True)):
+        assert np.all(above >= truth[direction])
+        assert np.all(below <= truth[direction])
+        error = 8.0 * np.sqrt(truth[direction] / 2**14) + 2e-3
+        assert np.all(above <= truth[direction] + error)
+        assert np.all(below >= truth[direction] - error)
+    # The integral's own error is far smaller than what moments alone leave open.
+    assert np.all(profile.renyi_bounds(_EPSILONS) >= truth[0])
+    assert np.any(upper[0] < 0.8 * profile.renyi_bounds(_EPSILONS))
+
+
+@pytest.mark.parametrize("mean", [0.003, 0.05, 0.6])
+@pytest.mark.parametrize("bet", [0.02, 0.3, 0.9])
+def test_means_are_bounded_as_often_as_they_say(mean: float, bet: float) -> None:
+    """Terms of 0 or M, for the whole distribution of their number, in both directions."""
+    largest, samples = 2.0, 120
+    counts = np.arange(samples + 1)
+    distribution = scipy.stats.binom.pmf(counts, samples, mean / largest)
+    for failure in (0.3, 0.02, 1e-4):
+        arguments = samples, largest, bet / largest, failure
+        above, below = (
+            np.array([bound(np.full(count, largest), *arguments) for count in counts])
+            for bound in (losses.upper_mean, losses_below.lower_mean)
+        )
+        assert np.sum(distribution[above < mean]) <= failure
+        assert np.sum(distribution[below > mean]) <= failure
+        averages = counts * largest / samples
+        assert np.all((below <= averages) & (averages <= above))
+        # They are roots: a mean between both is refuted by neither wealth.
+        middle = 0.5 * (above + below)
+        losing = np.log1p(bet * (middle / largest - 1.0)) * counts
+        losing += np.log1p(bet * middle / largest) * (samples - counts)
+        inside = above < largest
+        assert np.all(losing[inside] <= -math.log(failure) + 1e-6)
+
+
+def test_dp_sgd_is_bounded_as_by_losses_of_poisson_sampling() -> None:
+    sigma, probability, rounds = 0.9, 0.05, 12
+    pair = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=1e-3, sampling_prob=probability
+    )
+    exact = one.self_compose(rounds)
+    profile = losses.Profile(pair, 1e-6, 1e-5, samples=2**14)
+    upper, lower = profile.upper(_EPSILONS), _lower(profile)
+    truths = (exact._pmf_remove, exact._pmf_add)
+    for truth, above, below in zip(truths, upper, lower, strict=True):
+        known = truth.get_delta_for_epsilon(list(_EPSILONS))
+        # Their losses are rounded up, by much less than bounds are apart.
+        assert np.all(above >= known * (1.0 - 1e-6) - 1e-14)
+        assert np.all(below <= known)
+        shown = known > 1e-3
+        assert np.all(above[shown] <= 1.25 * known[shown])
+    # Where samples show nothing, the tail of a convex function does.
+    assert upper[1][4] < 1e-4
+
+
+def test_samples_follow_from_pair_and_seed_alone() -> None:
+    pair = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.2, 1))
+
+    def bounds(seed: int, failure: float = 1e-6) -> np.ndarray:
+        profile = losses.Profile(pair, failure, 1e-3, seed=seed, samples=2**12)
+        return profile.upper(_EPSILONS)[0]
+
+    np.testing.assert_array_equal(bounds(1), bounds(1))
+    assert np.any(bounds(1) != bounds(2))
+    # Who fails less often says less.
+    assert np.all(bounds(1, 1e-12) >= bounds(1))
+
+
+_ONES = StrategyColumns(np.ones((6, 1)))
+
+
+def test_noise_multipliers_are_those_of_all_participations() -> None:
+    run = SampledRun(FixedSize(8, 2, 40, 5), 3.0, _ONES)
+    # Groups need no C, and runs are equal whatever was given for it.
+    assert run == SampledRun(FixedSize(8, 2, 40, 5), 3.0)
+    assert (run.compositions, run.noise_multiplier) == (4, 1.5)
+    # A client in the place of another one moves a sum twice.
+    assert run.part_noise_multiplier == 1.5
+    assert SampledRun(Poisson(8, 2, 40, 5), 3.0).part_noise_multiplier == 3.0
+    timers = SampledRun(MinSeparation(6, 1, 40, 5, 4), 3.0, _ONES)
+    assert (timers.compositions, timers.part_noise_multiplier) == (2, 3.0)
+    assert timers.noise_multiplier == pytest.approx(3.0 / math.sqrt(2.0))
+    bins = SampledRun(BallsInBins(6, 1, 40, 5, 4), 3.0, _ONES)
+    assert bins.together == timers.together
+
+
+def test_bins_that_share_rows_have_the_longest_sum_of_columns() -> None:
+    """Columns (1, 1) of four rounds in two bins: rows 0 to 3 of |C| x are 1, 1, 1, 1."""
+    columns = StrategyColumns(np.ones((4, 3)))
+    run = SampledRun(BallsInBins(4, 3, 10, 5, 2), 1.0, columns)
+    # Bin 0: rounds 0 and 2, rows 1, 1, 2, 1; the largest column norm is sqrt(3).
+    assert run.together.norm == pytest.approx(math.sqrt(7.0 / 3.0))
+    assert run.together.disjoint == 1
+    assert run.noise_multiplier == run.part_noise_multiplier == 1.0 / run.together.norm
+
+
+@pytest.mark.parametrize(("sigma", "is_amplified"), [(0.05, False), (3.0, True), (2e8, False)])
+def test_hardly_any_noise_and_hardly_any_loss_are_not_amplified(
+    sigma: float, is_amplified: bool
+) -> None:
+    run = SampledRun(Poisson(4, 1, 40, 5), sigma)
+    assert run.is_amplified == is_amplified
+    if not is_amplified and sigma > 1.0:
+        found = composition.losses_of_run(run, Approximation(1.0))
+        known = gaussian_losses(run.noise_multiplier, 1.0)
+        np.testing.assert_array_equal(found._pmf_remove._probs, known._pmf_remove._probs)
+        with pytest.raises(ValueError, match="losses of Poisson from below"):
+            losses_below.losses_of_run(run, Approximation(1.0))
+    # Noise of 0.3 is too little for a client in the place of another one.
+    assert not SampledRun(Shuffling(4, 1, 40, 5), 0.3).is_amplified
+    assert SampledRun(Shuffling(4, 1, 40, 5), 0.3).part_noise_multiplier == 0.3
+
+
+def test_losses_of_groups_are_those_of_groups() -> None:
+    run, each = SampledRun(Poisson(4, 1, 40, 5), 2.0), Approximation(1e-2)
+    found, known = composition.losses_of_run(run, each), groups.losses(run.draws, 2.0, 1e-2)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found._pmf_add._probs, known._pmf_add._probs)
+
+
+def test_losses_of_secret_rounds_lie_on_both_sides_of_the_truth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a separation of one, coins are those of Poisson sampling."""
+    for name in ("_FEWEST_SAMPLES", "_MOST_SAMPLES", "_SAMPLES_OF_Q"):
+        monkeypatch.setattr(losses, name, 2**12)
+    run = SampledRun(MinSeparation(6, 1, 100, 10, 1), 1.0, _ONES)
+    truth = groups.losses(Poisson(6, 1, 100, 10), 1.0, 1e-3)
+    upper, lower = (
+        losses(run, Approximation(1e-2, 1e-4, 1e-2))
+        for losses in (composition.losses_of_run, losses_below.losses_of_run)
+    )
+    for direction in ("_pmf_remove", "_pmf_add"):
+        above, exact, below = (
+            getattr(each, direction).get_delta_for_epsilon(0.2) for each in (upper, truth, lower)
+        )
+        assert 0.2 * exact < below < exact < above < 1.6 * exact
+        assert 1e-4 <= getattr(upper, direction).get_delta_for_epsilon(300.0) < 1.1e-4
+
+
+def test_what_is_no_data_of_the_kernel_is_refused() -> None:
+    draws = MinSeparation(6, 1, 40, 5, 4)
+
+    class Other(MinSeparation):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(TypeError, match="draws must be one of"):
+        SampledRun(Other(*dataclasses.astuple(draws)), 1.0, _ONES)
+    with pytest.raises(TypeError, match="columns must be StrategyColumns, found None"):
+        SampledRun(draws, 1.0)
+    with pytest.raises(ValueError, match="sigma must not be negative"):
+        SampledRun(draws, -1.0, _ONES)
+    with pytest.raises(ValueError, match="below the 3 bands"):
+        SampledRun(MinSeparation(6, 3, 40, 5, 2), 1.0, _ONES)

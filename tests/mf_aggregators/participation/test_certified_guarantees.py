@@ -20,12 +20,15 @@ from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SeparatedScheme,
+    certificate_search,
     sampling_scheme,
     separated,
 )
-from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.certification import Amplified, Certification
-from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
+from mf_aggregators.participation.certificate_search import (
+    Amplified,
+    Certification,
+    columns_of_matrix,
+)
 from tests.refusals import refuses
 
 _QUICK = Certification(max_samples=2**13)
@@ -205,7 +208,7 @@ def test_proved_certificates_are_kept(
         raise AssertionError("proved again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(search, "proved", fail)
+        patch.setattr(certificate_search, "proved", fail)
         assert scheme.amplified(1.2, _DELTA, _columns(), kept) == found
         # This process has proved it. Another one does so once, and never believes the entry alone.
         certificates._proves.cache_clear()
@@ -230,9 +233,9 @@ def test_proved_certificates_are_kept(
             with pytest.raises(AssertionError):
                 SeparatedScheme.amplified(*other)
     # Of another version of the accounting, or of NumPy, it is computed again.
-    for module, name in ((search, "ACCOUNTING_VERSION"), (np, "__version__")):
+    for module, name in ((certificate_search, "ACCOUNTING_VERSION"), (np, "__version__")):
         with monkeypatch.context() as patch:
-            patch.setattr(search, "proved", fail)
+            patch.setattr(certificate_search, "proved", fail)
             patch.setattr(module, name, "another one")
             with pytest.raises(AssertionError):
                 scheme.amplified(1.2, _DELTA, _columns(), kept)
@@ -261,7 +264,7 @@ def test_a_certificate_with_a_checksum_that_fits_is_proved_again(
     (entry,) = directory.iterdir()
     text, certificate = entry.read_text(), found.certificate
     # Another search finds what the first one did.
-    monkeypatch.setattr(search, "proved", lambda *unused, **also_unused: certificate)
+    monkeypatch.setattr(certificate_search, "proved", lambda *unused, **also_unused: certificate)
     alterations: list[dict[str, Any]] = [
         {"epsilon": 0.01},
         {"epsilon": -1.0},

@@ -15,10 +15,9 @@ import pytest
 from scipy import special
 
 from mf_aggregators.kernel.dominating_pairs import BallsInBinsRounds
-from mf_aggregators.participation.monte_carlo import search
-from tests.mf_aggregators import brute_force
-from tests.mf_aggregators.participation.monte_carlo import participation_patterns
-from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
+from mf_aggregators.participation import certificate_search
+from tests.mf_aggregators import brute_force, participation_patterns
+from tests.mf_aggregators.participation_patterns import dominating_pair
 
 _DELTA = 1e-3
 # Where normal numbers are integrated over, with what exponentials make of them; and more coarsely.
@@ -87,7 +86,7 @@ def _both(gram: np.ndarray, epsilon: float) -> np.ndarray:
 
 def _certified(matrix: np.ndarray, num_bins: int, sigma: float) -> float:
     pair = dominating_pair(BallsInBinsRounds(num_bins), np.abs(matrix), sigma)
-    found = search.proved(pair, _DELTA, max_samples=2**15)
+    found = certificate_search.proved(pair, _DELTA, max_samples=2**15)
     assert found is not None
     return found.epsilon
 

@@ -17,7 +17,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SingleParticipation,
 )
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.privacy import guarantees
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses

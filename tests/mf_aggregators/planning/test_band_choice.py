@@ -20,11 +20,11 @@ from mf_aggregators.participation import (
     MinSeparationSampling,
     PoissonSampling,
     SingleParticipation,
+    certificate_search,
     sampling_scheme,
     sampling_schemes,
 )
-from mf_aggregators.participation.monte_carlo import search
-from mf_aggregators.participation.monte_carlo.certification import (
+from mf_aggregators.participation.certificate_search import (
     Certification,
     MechanismBudget,
     MechanismBudgetError,
@@ -207,7 +207,7 @@ def test_a_kept_noise_multiplier_is_for_what_it_follows_from(
     assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     assert all_of() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     # Another version of the accounting, or of what it is built on, computes anew.
-    monkeypatch.setattr(search, "ACCOUNTING_VERSION", "another one")
+    monkeypatch.setattr(certificate_search, "ACCOUNTING_VERSION", "another one")
     assert min(all_of()) == 9.0
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "another one")
     assert min(all_of()) == 17.0

@@ -30,7 +30,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.participation.monte_carlo.certification import Certification
+from mf_aggregators.participation.certificate_search import Certification
 from mf_aggregators.planning import Plan, planner, proposals, side_processes
 from mf_aggregators.planning.side_processes import TimeLimitError
 from tests.examples import covering

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import cohorts
+from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparation,
@@ -90,7 +90,7 @@ def test_no_two_streams_of_a_seed_coincide(monkeypatch: pytest.MonkeyPatch) -> N
         assert owners.setdefault(coordinates, owner) == owner
         return original(seed, *coordinates)
 
-    for module in (random_streams, cohorts):
+    for module in (random_streams, draws_of_clients):
         monkeypatch.setattr(module, "generator_of", generator_of)
     rounds = 12
     owner = "cohorts"

@@ -13,7 +13,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.participation.monte_carlo.columns import columns_of_matrix
+from mf_aggregators.participation.certificate_search import columns_of_matrix
 
 
 @dataclasses.dataclass(frozen=True)

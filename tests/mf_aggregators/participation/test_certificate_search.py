@@ -16,8 +16,8 @@ from mf_aggregators.kernel.dominating_pairs import (
     MinSeparationRounds,
     RoundsDistribution,
 )
-from mf_aggregators.participation import sampling_scheme
-from mf_aggregators.participation.monte_carlo import certification, search
+from mf_aggregators.participation import certificate_search, sampling_scheme
+from mf_aggregators.participation.certificate_search import columns_of_encoder, columns_of_matrix
 from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import (
     _CASES,
@@ -26,7 +26,7 @@ from tests.mf_aggregators.kernel.test_certificate import (
     _divergences,
     _epsilon,
 )
-from tests.mf_aggregators.participation.monte_carlo.participation_patterns import dominating_pair
+from tests.mf_aggregators.participation_patterns import dominating_pair
 from tests.refusals import refuses
 
 
@@ -35,29 +35,31 @@ from tests.refusals import refuses
 def test_the_best_bet_is_the_best(ratio: float, largest: float, seed: int) -> None:
     terms = largest * np.random.default_rng(seed).beta(0.3, 3.0, 500)
     mean = min(float(np.mean(terms)) / ratio, 0.9 * largest)
-    bet, growth = search.best_bet(terms, mean, largest)
+    bet, growth = certificate_search.best_bet(terms, mean, largest)
     assert 0.0 < bet < 1.0 / (largest - mean)
     assert growth == pytest.approx(certificates.log_wealth(terms, mean, bet) / 500)
     for share in np.linspace(0.0, 0.999, 50):
         other = certificates.log_wealth(terms, mean, share / (largest - mean)) / 500
         assert growth >= other - 1e-6
     below = float(np.mean(terms)) * 0.99
-    assert search.best_bet(terms, below, largest) == (0.0, 0.0)
+    assert certificate_search.best_bet(terms, below, largest) == (0.0, 0.0)
 
 
 def test_what_would_take_too_many_samples_is_refused() -> None:
     of = DominatingPair(np.ones((40, 1)), 3.0, MinSeparationRounds(0.1, 1))
-    with pytest.raises(search.SampleBudgetError, match=r"it would take about .* samples") as e:
+    with pytest.raises(
+        certificate_search.SampleBudgetError, match=r"it would take about .* samples"
+    ) as e:
         _candidate_of(of, 1.2, 1e-7, max_samples=10_000)
     assert 10_000 < e.value.num_samples < math.inf
-    with pytest.raises(search.SampleBudgetError, match="a larger epsilon") as e:
+    with pytest.raises(certificate_search.SampleBudgetError, match="a larger epsilon") as e:
         _candidate_of(of, 0.01, 1e-5, max_samples=10_000)
     assert math.isinf(e.value.num_samples)
 
 
 def test_nothing_is_claimed_beyond_what_is_known() -> None:
     of = DominatingPair(np.ones((4, 1)), 1.0, MinSeparationRounds(0.5, 1))
-    assert search.proved(of, 1e-3, below=0.5, max_samples=2**13) is None
+    assert certificate_search.proved(of, 1e-3, below=0.5, max_samples=2**13) is None
 
 
 @pytest.mark.parametrize(("probability", "sigma", "rounds"), [(0.04, 0.9, 30), (0.3, 2.0, 10)])
@@ -72,7 +74,7 @@ def test_one_band_is_poisson_sampling(probability: float, sigma: float, rounds: 
         clients_per_round=round(100 * probability),
     ).epsilon(sigma, delta)
     of = DominatingPair(np.ones((rounds, 1)), sigma, MinSeparationRounds(probability, 1))
-    candidate = search.proved(of, delta, max_samples=2**16)
+    candidate = certificate_search.proved(of, delta, max_samples=2**16)
     assert candidate is not None
     # The distribution is rounded up by up to 1e-4 of epsilon.
     assert exact * (1 - 1e-3) <= candidate.epsilon <= 1.04 * exact
@@ -87,12 +89,12 @@ def test_what_is_proved_is_true_and_near_the_truth(
     exact = _divergences(distribution, np.array(matrix), sigma)
     truth = _epsilon(lambda epsilon: max(exact(epsilon)), _DELTA)
     of = dominating_pair(distribution, np.array(matrix), sigma)
-    candidate = search.proved(of, _DELTA, max_samples=2**15)
+    candidate = certificate_search.proved(of, _DELTA, max_samples=2**15)
     assert candidate is not None
     assert truth <= candidate.epsilon <= 1.06 * truth
     # Anybody can prove it again.
     assert certificates.is_proved(of, candidate)
-    assert certification.from_dict(json.loads(json.dumps(candidate.to_dict()))) == candidate
+    assert certificate_search.from_dict(json.loads(json.dumps(candidate.to_dict()))) == candidate
 
 
 @pytest.mark.parametrize(
@@ -124,4 +126,37 @@ def test_what_is_proved_is_true_and_near_the_truth(
 )
 def test_other_descriptions_are_refused(description: dict[str, object]) -> None:
     with refuses("certificate"):
-        certification.from_dict(description)
+        certificate_search.from_dict(description)
+
+
+def _banded(seed: int, rounds: int, bands: int) -> np.ndarray:
+    lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    matrix = np.random.default_rng(seed).uniform(-1.0, 1.0, (rounds, rounds))
+    return np.asarray(matrix * ((lags >= 0) & (lags < bands)) + 2.0 * np.eye(rounds))
+
+
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 100))
+@settings(max_examples=examples(40), deadline=None)
+def test_columns_hold_the_matrix(rounds: int, bands: int, seed: int) -> None:
+    bands = min(bands, rounds)
+    matrix = _banded(seed, rounds, bands)
+    columns = columns_of_matrix(matrix, bands)
+    for i in range(rounds):
+        height = min(bands, rounds - i)
+        np.testing.assert_array_equal(columns[i, :height], matrix[i : i + height, i])
+        assert not np.any(columns[i, height:])
+    np.testing.assert_array_equal(columns_of_encoder(lambda x: matrix @ x, rounds, bands), columns)
+
+
+def test_more_bands_than_stated_are_refused() -> None:
+    matrix = _banded(0, 6, 3)
+    with refuses("2 bands", "column 0"):
+        columns_of_matrix(matrix, 2)
+    with refuses("2 bands"):
+        columns_of_encoder(lambda x: matrix @ x, 6, 2)
+    with refuses("triangular"):
+        columns_of_matrix(matrix.T, 3)
+    with refuses("3 bands"):
+        columns_of_encoder(lambda x: matrix.T @ x, 6, 3)
+    with refuses("finite"):
+        columns_of_encoder(lambda x: np.full_like(x, np.nan), 6, 3)

@@ -11,6 +11,7 @@ can write into the directory can make any entry, so that the kernel tests a cert
 returned, once in each process: the same test, which takes most of the time of search and proof.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -22,17 +23,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators import caches
+from mf_aggregators import caches, inputs
 from mf_aggregators.kernel import certificate as certificates
+from mf_aggregators.kernel import validation
 from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.certificate import Certificate
+from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
     possible_orders,
 )
+from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.errors import Error
-from mf_aggregators.participation.monte_carlo.certification import Certification, from_dict
 from mf_aggregators.progress_bars import ProgressBar
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
@@ -70,6 +72,89 @@ _LEAST_EPSILON = 1e-8
 _MARGIN = 1e-6
 # The logarithm to base 2 of the numbers that are drawn of Q for tuning where outputs have few.
 _POWER_OF_NUMBERS = 27
+
+
+class MechanismBudgetError(Error, ValueError):
+    """One result takes tests of more mechanisms than share its failure probability."""
+
+
+@dataclasses.dataclass(eq=False)
+class MechanismBudget:
+    """How many mechanisms may still be tested on the way to one result.
+
+    Attributes:
+      left: How many. Each test takes one, and :meth:`take` takes a part.
+    """
+
+    left: int = MECHANISMS
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.left <= MECHANISMS:
+            raise MechanismBudgetError(
+                f"delta pays for tests of 0 to {MECHANISMS} mechanisms, found {self.left}."
+            )
+
+    def take(self, mechanisms: int = 1) -> "MechanismBudget":
+        """Takes a part out of the budget and returns it.
+
+        Args:
+          mechanisms: The size of the part. All of it counts as used, tested or not.
+
+        Raises:
+          MechanismBudgetError: If fewer are left.
+        """
+        if mechanisms > self.left:
+            raise MechanismBudgetError(
+                f"one result takes Monte Carlo tests of more mechanisms than the {MECHANISMS} that "
+                "its delta pays for: compare fewer of them."
+            )
+        part = MechanismBudget(mechanisms)
+        self.left -= mechanisms
+        return part
+
+
+@dataclasses.dataclass(frozen=True)
+class Certification:
+    """How epsilons are certified.
+
+    Attributes:
+      seed: What all random numbers follow from. Choose it before anything is known of its
+        result.
+      max_samples: The most samples of a test; as many as take minutes by default.
+      directory: Where certificates are kept, to be proved again; None for nowhere.
+      show_progress: Whether to show progress bars on standard error.
+      budget: The mechanisms that may be tested. If one of several results is chosen, give all
+        their calls the same budget; None makes each call a result of its own.
+
+    Raises:
+      ValueError: If the seed is no integer of at least 0, or ``max_samples`` none of at least 1,
+        or another attribute is of another type.
+    """
+
+    seed: int = 0
+    max_samples: int | None = None
+    directory: pathlib.Path | None = None
+    show_progress: bool = False
+    budget: MechanismBudget | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
+        if self.max_samples is not None:
+            validation.set_positive_integers(self, "max_samples")
+        inputs.check_types(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Amplified:
+    """An amplified epsilon, and what proves it.
+
+    Attributes:
+      epsilon: Of the run, for noise as it is drawn.
+      certificate: Its certificate; None where there is none, or nothing is amplified.
+    """
+
+    epsilon: float
+    certificate: Certificate | None
 
 
 # Takes a candidate and a callback for progress, and says whether the candidate is proved.
@@ -616,3 +701,109 @@ def _tuning_key(seed: int, order: int, num_rounds: int) -> int:
     # Random numbers follow from this text: it never changes.
     digest = hashlib.sha256(f"pilot {seed} {order} {num_rounds}".encode()).digest()
     return int.from_bytes(digest, "big")
+
+
+def from_dict(description: Mapping[str, Any]) -> Certificate:
+    """Returns the certificate that ``Certificate.to_dict`` described.
+
+    Raises:
+      ValueError: If it describes none: a number is missing, is none, or is not finite.
+    """
+    try:
+        values = {field.name: description[field.name] for field in dataclasses.fields(Certificate)}
+        low, high = values["thresholds"]
+        values["thresholds"] = (_real(low), _real(high))
+        for name in ("epsilon", "delta", "bet"):
+            values[name] = _real(values[name])
+        return Certificate(**values)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{validation.shown(description)} describes no certificate.") from error
+
+
+def _real(value: Any) -> Any:
+    """Returns a number of JSON as a float; anything else as it is."""
+    return float(value) if type(value) is int else value
+
+
+# More than 1 and twice what floats err by in a row.
+_MOST_OF_A_STEP = 1.5
+
+
+def of_any_noise(entries: FloatArray) -> StrategyColumns:
+    """Returns columns and an upper bound of their roundings if rows may follow from rows of Z.
+
+    Args:
+      entries: (n, b), none of the diagonal zero.
+    """
+    shares = np.abs(entries / entries[:, :1])
+    sums = np.zeros(len(shares))
+    for lag in range(shares.shape[1]):
+        sums[lag:] += shares[: len(shares) - lag, lag]
+    return StrategyColumns(entries, max(LARGEST_ROUNDING, _MOST_OF_A_STEP * float(np.max(sums))))
+
+
+def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
+    """Returns the compact columns of a strategy matrix.
+
+    Args:
+      strategy_matrix: (n, n), C, lower triangular.
+      num_bands: b, at least the bands of C, at most n.
+
+    Returns:
+      (n, b) float64.
+
+    Raises:
+      ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
+    """
+    matrix = inputs.lower_triangular(strategy_matrix, "strategy_matrix")
+    num_bands = min(validation.positive_integer(num_bands, "num_bands"), len(matrix))
+    below = np.flatnonzero(np.any(np.tril(matrix, -num_bands), axis=0))
+    if len(below):
+        raise ValueError(
+            f"strategy_matrix must have at most {num_bands} bands, found an entry of column "
+            f"{below[0]} below them."
+        )
+    rounds = np.arange(len(matrix))[:, None]
+    padded = np.pad(matrix, ((0, num_bands), (0, 0)))
+    return np.asarray(padded[rounds + np.arange(num_bands), rounds])
+
+
+def columns_of_encoder(
+    encode: Callable[[FloatArray], FloatArray], num_rounds: int, num_bands: int
+) -> FloatArray:
+    """Returns the compact columns of a strategy matrix that is known by its products.
+
+    Args:
+      encode: Takes an (n, b + 1) array x and returns C x. C is lower triangular and has at most
+        b bands, which the caller knows; here it is only made likely.
+      num_rounds: n.
+      num_bands: b, 1 to n.
+
+    Returns:
+      (n, b) float64.
+
+    Raises:
+      ValueError: If a product shows more bands, or entries that are not finite.
+    """
+    rounds = np.arange(num_rounds)
+    # Columns that are b apart have no rows in common, so that one product shows all of them.
+    # Another product, with random numbers, tells whether there is anything beyond.
+    probes = np.zeros((num_rounds, num_bands + 1))
+    probes[rounds, rounds % num_bands] = 1.0
+    probes[:, num_bands] = np.random.default_rng(0).uniform(1.0, 2.0, num_rounds)
+    products = np.asarray(encode(probes), dtype=np.float64)
+    if products.shape != probes.shape or not np.all(np.isfinite(products)):
+        raise ValueError("the strategy matrix must be square, with finite entries.")
+    rows = rounds[:, None] + np.arange(num_bands)
+    inside = rows < num_rounds
+    columns = np.where(
+        inside, products[np.minimum(rows, num_rounds - 1), (rounds % num_bands)[:, None]], 0.0
+    )
+    expected = np.zeros(num_rounds)
+    np.add.at(expected, rows[inside], (columns * probes[:, num_bands, None])[inside])
+    scale = np.max(np.abs(products), initial=0.0)
+    if np.max(np.abs(expected - products[:, num_bands]), initial=0.0) > 1e-9 * scale:
+        raise ValueError(
+            f"the strategy matrix has more than {num_bands} bands, or is not lower triangular."
+        )
+    return columns
