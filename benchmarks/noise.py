@@ -202,7 +202,7 @@ def _measure_alone(values: flags.FlagValues) -> _Fields:
     import tensorflow as tf
 
     from mf_aggregators.kernel.claim import Claim, Pattern
-    from mf_aggregators.kernel.integer_rows import IntegerRows
+    from mf_aggregators.kernel.integers import IntegerRows
     from mf_aggregators.tff import tensor_streams
     from mf_aggregators.tff.tensor_rows import RowsInState
 

@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators.commands import command_line, output_paths
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from stackoverflow_nwp import datasets, federated_text
 
 # What the documentation of TFF's loader says of each split: clients and sentences.
@@ -61,9 +61,9 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Writes the file and its word counts."""
     command_line.check_choice(bool(values.output), "--output is needed: the file to write.")
-    validation.positive_integer(values.clients, "--clients")
-    validation.integer_at_least(values.sentences, values.clients, "--sentences")
-    validation.integer_at_least(values.seed, 0, "--seed")
+    numbers.positive_integer(values.clients, "--clients")
+    numbers.integer_at_least(values.sentences, values.clients, "--sentences")
+    numbers.integer_at_least(values.seed, 0, "--seed")
     command_line.check_choice(
         not pathlib.Path(values.output).is_dir(),
         f"--output={values.output} is a directory: name a file.",

@@ -40,8 +40,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mf_aggregators.kernel import integers, validation
-from mf_aggregators.kernel.arrays import FloatArray, RealArray
+from mf_aggregators.kernel import integers, numbers
+from mf_aggregators.kernel.numbers import FloatArray, RealArray
 
 # Of the cohort, as TFF's dp_aggregator has it.
 _STDDEV_OF_FRACTION = 0.05
@@ -108,26 +108,26 @@ class AdaptiveClip:
     update_period: int = 10
 
     def __post_init__(self) -> None:
-        initial = validation.positive_number(self.initial_norm, "initial_norm")
-        numbers = {
+        initial = numbers.positive_number(self.initial_norm, "initial_norm")
+        checked = {
             "initial_norm": initial,
-            "target_unclipped_quantile": validation.fraction(
+            "target_unclipped_quantile": numbers.fraction(
                 self.target_unclipped_quantile, "target_unclipped_quantile"
             ),
-            "learning_rate": validation.non_negative_number(self.learning_rate, "learning_rate"),
+            "learning_rate": numbers.non_negative_number(self.learning_rate, "learning_rate"),
         }
         for name in ("smallest_norm", "largest_norm", "clipped_count_stddev"):
             value = getattr(self, name)
             if value is not None:
-                numbers[name] = validation.positive_number(value, name)
+                checked[name] = numbers.positive_number(value, name)
         if self.clipped_count_stddev is not None:
-            validation.of_float32(self.clipped_count_stddev, "clipped_count_stddev")
-        for name, number in numbers.items():
+            numbers.of_float32(self.clipped_count_stddev, "clipped_count_stddev")
+        for name, number in checked.items():
             object.__setattr__(self, name, number)
-        validation.set_positive_integers(self, "update_period")
+        numbers.set_positive_integers(self, "update_period")
         # A default bound, a multiple of the initial norm, may be beyond floats.
         smallest, largest = (
-            validation.positive_number(bound, name)
+            numbers.positive_number(bound, name)
             for bound, name in zip(self.bounds, ("smallest_norm", "largest_norm"), strict=True)
         )
         if not smallest <= initial <= largest:
@@ -245,8 +245,8 @@ def split_noise(noise_multiplier: float, clipped_count_stddev: float) -> NoiseSp
       ValueError: If a number is out of its range, or the count has so little noise that the
         indicators alone would break the guarantee.
     """
-    z = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    sigma = validation.positive_number(clipped_count_stddev, "clipped_count_stddev")
+    z = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    sigma = numbers.positive_number(clipped_count_stddev, "clipped_count_stddev")
     if z == 0.0:
         return NoiseSplit(0.0, 0.0, 1.0, math.hypot(1.0, INDICATOR_WITHIN))
     left = 1.0 - (z / (2.0 * sigma)) ** 2
@@ -283,8 +283,8 @@ def check_floats(
     for name, norm in zip(names, bounds, strict=True):
         for what, number in ((name, norm), (f"the noise at {name}", norm * noise_multiplier)):
             if number or noise_multiplier:
-                validation.of_float32(number, what)
-                validation.of_float32(number / clients_per_round, f"{what} over clients_per_round")
+                numbers.of_float32(number, what)
+                numbers.of_float32(number / clients_per_round, f"{what} over clients_per_round")
     # Noise is nearly certainly below 16 standard deviations.
     most = max(min(bounds[1], _LARGEST_HALF), 16.0 * bounds[1] * noise_multiplier)
     least = first * noise_multiplier if noise_multiplier else clients_per_round

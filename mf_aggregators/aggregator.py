@@ -28,13 +28,11 @@ import numpy as np
 
 from mf_aggregators import adaptive_clip, atomic_files, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.kernel.errors import Error, ReleaseError
-from mf_aggregators.kernel.integer_rows import RowLayout, total_size
-from mf_aggregators.kernel.once import ReleaseRecord
-from mf_aggregators.kernel.release import Release, ReleaseState
+from mf_aggregators.kernel.integers import RowLayout, total_size
+from mf_aggregators.kernel.numbers import Error, FloatArray, IntArray, ReleaseError
+from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import nests
 from mf_aggregators.noise import noise_directory as noise_directories
@@ -140,7 +138,7 @@ class Aggregator:
         """
         if not isinstance(mechanism, Mechanism):
             raise TypeError(
-                f"mechanism must be a Mechanism, found {validation.shown(mechanism)}: "
+                f"mechanism must be a Mechanism, found {numbers.shown(mechanism)}: "
                 "mf_aggregators.calibrate or mf_aggregators.load makes one."
             )
         if mechanism.noise_multiplier == 0.0 and allow_no_noise is not True:
@@ -149,7 +147,7 @@ class Aggregator:
                 "allow_no_noise=True for a run without privacy, to compare with."
             )
         self.mechanism = mechanism
-        self.clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
+        self.clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
         sums = inputs.integer_sums(
             secure_aggregation_bits,
             mechanism.largest_cohort(largest_cohort, secure_aggregation_bits),
@@ -174,7 +172,7 @@ class Aggregator:
             norm = self._split.vector_norm
             inputs.check_means(sums, norm, self._split.indicator_weight)
         else:
-            norm = validation.of_float32(clip_norm, "clip_norm")
+            norm = numbers.of_float32(clip_norm, "clip_norm")
         self._norm = norm
         self._check_floats()
         self._release = mechanism.release(

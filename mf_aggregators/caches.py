@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 _Value = TypeVar("_Value")
 

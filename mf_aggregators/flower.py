@@ -35,9 +35,8 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator, AggregatorState, ReleaseError, StateError
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError
@@ -115,9 +114,9 @@ class MatrixFactorization(Strategy):
         """
         if not isinstance(strategy, FedAvg):
             raise TypeError(
-                f"strategy must be FedAvg or a subclass, found {validation.shown(strategy)}."
+                f"strategy must be FedAvg or a subclass, found {numbers.shown(strategy)}."
             )
-        self._cohort_size = validation.positive_integer(clients_per_round, "clients_per_round")
+        self._cohort_size = numbers.positive_integer(clients_per_round, "clients_per_round")
         least = max(strategy.min_train_nodes, strategy.min_available_nodes)
         if strategy.fraction_train != 1.0 or least > self._cohort_size:
             raise ValueError(
@@ -134,8 +133,8 @@ class MatrixFactorization(Strategy):
             )
         self._strategy = strategy
         self._mechanism = mechanism
-        self._cohort_seed = validation.integer_at_least(cohort_seed, 0, "cohort_seed")
-        self._patience = validation.non_negative_number(patience, "patience")
+        self._cohort_seed = numbers.integer_at_least(cohort_seed, 0, "cohort_seed")
+        self._patience = numbers.non_negative_number(patience, "patience")
         self._directory = pathlib.Path(directory)
         self._ledger_path = self._directory / "ledger.npz"
         self._rounds: dict[str, list[int]] = {}

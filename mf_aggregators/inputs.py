@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -49,7 +49,7 @@ def check_types(frozen: Any, *names: str) -> None:
             if not _is_of(value, field.type):
                 kind = inspect.formatannotation(field.type)
                 raise ValueError(
-                    f"{field.name} must be of type {kind}, found {validation.shown(value)}."
+                    f"{field.name} must be of type {kind}, found {numbers.shown(value)}."
                 )
 
 
@@ -75,7 +75,7 @@ def num_rows(matrix: Any, name: str) -> int:
     except TypeError:
         raise ValueError(
             f"{name} must be an int, a workloads.Workload or a square matrix, found "
-            f"{validation.shown(matrix)}."
+            f"{numbers.shown(matrix)}."
         ) from None
 
 
@@ -93,7 +93,7 @@ def square_matrix(matrix: Any, name: str) -> FloatArray:
       ValueError: If the array is not two-dimensional and square, or holds NaN or
         infinite entries.
     """
-    array = validation.real_array(matrix, name)
+    array = numbers.real_array(matrix, name)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:
         raise ValueError(f"{name} must be a square matrix, found an array of shape {array.shape}.")
     if not np.all(np.isfinite(array)):
@@ -221,7 +221,7 @@ def seed_of(number: int | None) -> IntArray | None:
         return None
     said = "a fixed seed makes the noise predictable: use it in tests only."
     warnings.warn(said, FixedSeedWarning, stacklevel=3)
-    number = validation.integer_at_least(number, 0, "seed")
+    number = numbers.integer_at_least(number, 0, "seed")
     digest = hashlib.sha256(f"mf_aggregators seed {number}".encode()).digest()
     return np.frombuffer(digest, "<i8", count=2).astype(np.int64)
 
@@ -241,9 +241,9 @@ def integer_sums(
       ValueError: If a number is out of its range, or a cohort of the expected size could not be
         added up.
     """
-    expected = math.ceil(validation.of_float32(clients_per_round, "clients_per_round"))
+    expected = math.ceil(numbers.of_float32(clients_per_round, "clients_per_round"))
     if largest_cohort is not None:
-        largest_cohort = validation.positive_integer(largest_cohort, "largest_cohort")
+        largest_cohort = numbers.positive_integer(largest_cohort, "largest_cohort")
         if largest_cohort < expected:
             raise ValueError(
                 f"largest_cohort must be at least clients_per_round, {expected}, found "
@@ -251,7 +251,7 @@ def integer_sums(
             )
     if secure_aggregation_bits is None:
         return IntegerSums(largest_cohort or max(IntegerSums.largest_cohort, expected))
-    bits = validation.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
+    bits = numbers.positive_integer(secure_aggregation_bits, "secure_aggregation_bits")
     if not _FEWEST_SECURE_BITS <= bits <= _MOST_SECURE_BITS:
         raise ValueError(
             f"secure_aggregation_bits must be between {_FEWEST_SECURE_BITS} and "

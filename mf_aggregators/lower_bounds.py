@@ -69,8 +69,8 @@ import scipy.linalg
 import scipy.optimize
 
 from mf_aggregators import inputs, workloads
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra.matrix_roots import nuclear_norm_from_below
 from mf_aggregators.participation import Participation, check
 from mf_aggregators.participation.chains import Chain, Parameters, allows_larger_gaps
@@ -212,7 +212,7 @@ def prefix_sum_nuclear_norm(num_rounds: int) -> float:
     Raises:
       ValueError: If ``num_rounds`` is not a positive integer.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     total = 0.0
     for first in range(1, num_rounds + 1, _TERMS_AT_A_TIME):
         j = np.arange(first, min(first + _TERMS_AT_A_TIME, num_rounds + 1))

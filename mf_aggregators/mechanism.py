@@ -18,12 +18,11 @@ from mf_aggregators import participation as participations
 from mf_aggregators.accounting import losses_below, trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import composition, gaussian, validation
+from mf_aggregators.kernel import composition, gaussian, numbers
 from mf_aggregators.kernel import losses as losses_of_runs
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, check
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
-from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.integers import DEFAULT_LARGEST_COHORT, IntegerSums
 from mf_aggregators.kernel.ledger import of_unit
 from mf_aggregators.kernel.numbers import counted, rounded_down, stated_pair
 from mf_aggregators.kernel.release import Release
@@ -101,7 +100,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         catalogue.check_own(self.factorization)
-        multiplier = validation.non_negative_number(self.noise_multiplier, "noise_multiplier")
+        multiplier = numbers.non_negative_number(self.noise_multiplier, "noise_multiplier")
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):
             object.__setattr__(self, "participation", participations.accounted(self.participation))
@@ -109,7 +108,7 @@ class Mechanism:
         else:
             object.__setattr__(self, "participation", participations.check(self.participation))
         if self.extends is not None and type(self.extends) is not Mechanism:
-            raise TypeError(f"extends must be a Mechanism, found {validation.shown(self.extends)}.")
+            raise TypeError(f"extends must be a Mechanism, found {numbers.shown(self.extends)}.")
         _check_extends(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -466,11 +465,11 @@ class Mechanism:
           ValueError: If there is no noise, an argument is out of its range, or losses from below
             are asked for and none are known, as of shuffling.
         """
-        interval = validation.positive_number(interval, "interval")
-        failure = validation.positive_number(failure_probability, "failure_probability")
+        interval = numbers.positive_number(interval, "interval")
+        failure = numbers.positive_number(failure_probability, "failure_probability")
         if failure >= 1.0:
             raise ValueError(f"failure_probability must be below 1, found {failure}.")
-        sigma = validation.positive_number(self.noise_multiplier, "noise_multiplier")
+        sigma = numbers.positive_number(self.noise_multiplier, "noise_multiplier")
         if _MOST_LOSSES * interval < 0.5 / sigma**2 + 12.0 / sigma:
             raise ValueError(
                 f"losses of so little noise take more than {_MOST_LOSSES} multiples of the "
@@ -685,7 +684,7 @@ def calibrate(
             multiplier = accounting.noise_multiplier(epsilon, delta)
         else:
             multiplier = scheme.calibrated(
-                validation.positive_number(epsilon, "epsilon"),
+                numbers.positive_number(epsilon, "epsilon"),
                 delta,
                 columns,
                 certification,

@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 try:
     import resource

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.ledger import gap
 from mf_aggregators.participation import Sampler, SamplingScheme
@@ -55,7 +55,7 @@ class Observed:
 
     def __post_init__(self) -> None:
         if self.clients_per_round is not None:
-            validation.positive_number(self.clients_per_round, "clients_per_round")
+            numbers.positive_number(self.clients_per_round, "clients_per_round")
 
     @property
     def gap(self) -> str | None:

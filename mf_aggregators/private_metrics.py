@@ -26,7 +26,7 @@ from typing import Any
 
 from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import INDICATOR_WITHIN, AdaptiveClip, NoiseSplit
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 
 # The mean loss of a client's examples in a round.
 LOSS = "loss"
@@ -62,16 +62,14 @@ class BoundedMetric:
     def __post_init__(self) -> None:
         inputs.check_types(self, "name")
         for end in ("smallest", "largest"):
-            number = validation.finite_number(
-                getattr(self, end), f"{end} in the range of {self.name}"
-            )
+            number = numbers.finite_number(getattr(self, end), f"{end} in the range of {self.name}")
             object.__setattr__(self, end, number)
         if not self.smallest < self.largest:
             raise ValueError(
                 f"the range of {self.name} must have its largest value above its smallest, found "
                 f"{self.smallest:g} to {self.largest:g}."
             )
-        validation.of_float32(self.range, f"the range of {self.name}")
+        numbers.of_float32(self.range, f"the range of {self.name}")
         if self.range < _LEAST_SHARE * max(-self.smallest, self.largest):
             raise ValueError(
                 f"the range of {self.name}, {self.smallest!r} to {self.largest!r}, is too narrow "
@@ -110,7 +108,7 @@ class PrivateMetrics:
         names = [metric.name for metric in self.metrics]
         if not names or len(set(names)) < len(names):
             raise ValueError("private metrics must be at least one, each with a name of its own.")
-        if validation.positive_number(self.noise_increase, "noise_increase") < _LEAST_INCREASE:
+        if numbers.positive_number(self.noise_increase, "noise_increase") < _LEAST_INCREASE:
             raise ValueError(
                 f"noise_increase must be at least {_LEAST_INCREASE:g}, to split noise."
             )
@@ -132,7 +130,7 @@ class PrivateMetrics:
         Raises:
           ValueError: If a number is out of its range, or as ``adaptive_clip.split_noise`` does.
         """
-        z = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        z = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
         num_metrics = len(self.metrics)
         rule = clip if isinstance(clip, AdaptiveClip) else constant_clip(clip)
         smallest, largest = rule.bounds
@@ -174,7 +172,7 @@ class ReleasedMetrics:
     def __post_init__(self) -> None:
         inputs.check_types(self, "metrics")
         for name in ("update_noise_multiplier", "metric_stddev"):
-            validation.non_negative_number(getattr(self, name), name)
+            numbers.non_negative_number(getattr(self, name), name)
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> "ReleasedMetrics":

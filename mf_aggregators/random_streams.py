@@ -9,7 +9,7 @@ import secrets
 from mf_aggregators import atomic_files, inputs
 from mf_aggregators.kernel import draws_of_clients
 from mf_aggregators.kernel.draws_of_clients import generator_of as generator_of
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 # NumPy's seed sequences mix as many bits, and Philox has a key of as many.
 _SEED_BITS = 128

@@ -16,8 +16,8 @@ import scipy.linalg
 import scipy.signal
 
 from mf_aggregators import memory
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.stages import MeanOfLast, Recursion, Stage
 
 
@@ -40,7 +40,7 @@ def prefix_sum(num_rounds: int) -> FloatArray:
              [1., 1., 0.],
              [1., 1., 1.]])
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(num_rounds, 8 * num_rounds, "the matrix of the workload")
     return np.tri(num_rounds, dtype=np.float64)
 
@@ -96,7 +96,7 @@ def momentum_sgd(
              [0.5 , 1.  , 0.  ],
              [0.25, 0.5 , 1.  ]])
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(num_rounds, 3 * 8 * num_rounds, "the matrix of the workload")
     rates = None
     if learning_rates is not None:
@@ -159,11 +159,10 @@ class Workload:
     first_column: tuple[float, ...] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "num_rounds")
+        numbers.set_positive_integers(self, "num_rounds")
         if self.name not in _NAMES:
             raise ValueError(
-                f"a workload must be one of {', '.join(_NAMES)}, found "
-                f"{validation.shown(self.name)}."
+                f"a workload must be one of {', '.join(_NAMES)}, found {numbers.shown(self.name)}."
             )
         for field in dataclasses.fields(self):
             if field.default is dataclasses.MISSING or field.name in _PARAMETERS[self.name]:
@@ -178,7 +177,7 @@ class Workload:
             self._check_training()
 
     def _check_training(self) -> None:
-        decay = validation.non_negative_number(self.weight_decay, "weight_decay")
+        decay = numbers.non_negative_number(self.weight_decay, "weight_decay")
         object.__setattr__(self, "momentum", _check_share(self.momentum, "momentum"))
         object.__setattr__(self, "weight_decay", decay)
         kept = _check_share(self.average_decay, "average_decay")
@@ -192,7 +191,7 @@ class Workload:
                 f"model before it: found {decay} times {largest}."
             )
         if self.average_last is not None:
-            validation.set_positive_integers(self, "average_last")
+            numbers.set_positive_integers(self, "average_last")
             if kept:
                 raise ValueError("average_last and average_decay are two averages: give one.")
 
@@ -419,7 +418,7 @@ def resolve(workload: Any) -> Any:
       True
     """
     if isinstance(workload, (int, np.integer)):
-        return Workload("prefix_sum", validation.positive_integer(workload, "num_rounds"))
+        return Workload("prefix_sum", numbers.positive_integer(workload, "num_rounds"))
     return workload
 
 
@@ -563,14 +562,14 @@ def _bands_of_toeplitz(column: FloatArray) -> FloatArray | None:
 
 
 def _check_share(value: Any, name: str) -> float:
-    found = validation.finite_number(value, name)
+    found = numbers.finite_number(value, name)
     if not 0.0 <= found < 1.0:
         raise ValueError(f"{name} must be at least 0 and below 1, found {found}.")
     return found
 
 
 def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
-    rates = validation.real_array(learning_rates, "learning_rates")
+    rates = numbers.real_array(learning_rates, "learning_rates")
     if rates.shape != (num_rounds,):
         raise ValueError(
             f"learning_rates must hold one rate for each of the {num_rounds} rounds, "
@@ -588,7 +587,7 @@ def _checked_rates(learning_rates: Any, num_rounds: int) -> FloatArray:
 
 
 def _checked_column(first_column: Any, num_rounds: int | None) -> FloatArray:
-    column = validation.real_array(first_column, "first_column")
+    column = numbers.real_array(first_column, "first_column")
     if column.ndim != 1 or not len(column) or len(column) != (num_rounds or len(column)):
         raise ValueError(
             f"first_column must hold one coefficient for each of the {num_rounds or 'n'} rounds, "

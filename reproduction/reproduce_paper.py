@@ -29,7 +29,7 @@ from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,
@@ -145,8 +145,8 @@ def main(values: flags.FlagValues) -> None:
         _redraw(values)
         return
     chosen = experiments_named(values.only)
-    validation.positive_integer(values.repetitions, "--repetitions")
-    validation.positive_integer(values.parallel_runs, "--parallel_runs")
+    numbers.positive_integer(values.repetitions, "--repetitions")
+    numbers.positive_integer(values.parallel_runs, "--parallel_runs")
     targets = _targets(values)
     chosen, skipped = _trainable(chosen, values, targets)
     if any(experiment.targets for experiment in chosen):

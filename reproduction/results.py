@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators import __version__, atomic_files, inputs
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 from reproduction.experiment import (
     AGREES,
     DIFFERS,

@@ -29,7 +29,7 @@ from mf_aggregators import atomic_files
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from simulations import flag_texts
 from simulations.comparison import paired_differences, repeated_runs, run_comparisons
@@ -138,8 +138,8 @@ def run() -> None:
 
 
 def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
-    validation.positive_integer(values.repetitions, "--repetitions")
-    validation.positive_integer(values.parallel_runs, "--parallel_runs")
+    numbers.positive_integer(values.repetitions, "--repetitions")
+    numbers.positive_integer(values.parallel_runs, "--parallel_runs")
     mechanisms = [mechanism.strip() for mechanism in values.mechanisms]
     check_choice(bool(mechanisms), "--mechanisms must name at least one mechanism.")
     for mechanism in mechanisms:
@@ -179,7 +179,7 @@ def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | No
     for word in norms:
         if word != run_config.ADAPTIVE:
             try:
-                validation.positive_number(float(word), "a clip norm")
+                numbers.positive_number(float(word), "a clip norm")
             except ValueError:
                 raise CommandError(
                     f"--clip_norms takes numbers above zero and {run_config.ADAPTIVE}, found "

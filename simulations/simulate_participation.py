@@ -26,7 +26,7 @@ from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
@@ -242,8 +242,8 @@ def main(values: flags.FlagValues) -> int | None:
 
 def _check_flags(values: flags.FlagValues) -> None:
     for name in ("population", "clients_per_round"):
-        validation.positive_integer(getattr(values, name), f"--{name}")
-    validation.integer_at_least(values.seed, 0, "--seed")
+        numbers.positive_integer(getattr(values, name), f"--{name}")
+    numbers.integer_at_least(values.seed, 0, "--seed")
     command_line.check_choice(
         1 <= values.seeds <= _MOST_SEEDS,
         f"--seeds must be between 1 and {_MOST_SEEDS}, found {values.seeds}.",
@@ -285,7 +285,7 @@ def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, p
 def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:
     """The rounds of the flags or of the checkpoint, if there is noise and memory for them."""
     most = _NUM_ROUNDS if factorization is None else factorization.num_rounds
-    num_rounds = validation.positive_integer(
+    num_rounds = numbers.positive_integer(
         most if values.num_rounds is None else values.num_rounds, "--num_rounds"
     )
     command_line.check_choice(

@@ -26,7 +26,7 @@ from absl import flags
 from mf_aggregators import memory
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from simulations import flag_texts
 from simulations.runs import federated_runs
 from simulations.training.federated_task import (
@@ -193,7 +193,7 @@ def _default_texts() -> Mapping[str, str]:
 def check_flags(options: Mapping[str, Any]) -> None:
     """Checks the flags of the task; raises ValueError if one is out of its range."""
     for name in _COUNTS:
-        validation.positive_integer(options[name], f"--{name}")
+        numbers.positive_integer(options[name], f"--{name}")
     if not options["characters"]:
         return
     if options["dataset"] != datasets.SHAKESPEARE:

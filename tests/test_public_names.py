@@ -87,7 +87,7 @@ def test_only_public_names_are_used_outside(folder: str) -> None:
         ("import mf_aggregators.linear_algebra.matrix_roots", False),
         ("from mf_aggregators.kernel.gaussian import epsilon", False),
         ("from mf_aggregators.factorizations.toeplitz import toeplitz", False),
-        ("from mf_aggregators.kernel.validation import _check", False),
+        ("from mf_aggregators.kernel.numbers import _check", False),
         ("import mf_aggregators as mfa; mfa.kernel.gaussian.epsilon(1.0, 1e-6)", False),
         ("importlib.import_module('mf_aggregators.tff.aggregator')", False),
     ],

@@ -11,7 +11,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 
 # The search is between these; outside, epsilon is far from any use.
@@ -52,10 +52,10 @@ def noise_multiplier(
       0.6529
     """
     return _noise_multiplier(
-        validation.positive_number(epsilon, "epsilon"),
-        validation.delta(delta),
-        validation.positive_integer(num_coordinates, "num_coordinates"),
-        validation.positive_integer(disjoint_participations, "disjoint_participations"),
+        numbers.positive_number(epsilon, "epsilon"),
+        numbers.delta(delta),
+        numbers.positive_integer(num_coordinates, "num_coordinates"),
+        numbers.positive_integer(disjoint_participations, "disjoint_participations"),
     )
 
 
@@ -134,7 +134,7 @@ def noise_multiplier_of_zcdp(rho: float) -> float:
     Raises:
       ValueError: If rho is not above zero and finite.
     """
-    sigma = math.sqrt(0.5 / validation.positive_number(rho, "rho"))
+    sigma = math.sqrt(0.5 / numbers.positive_number(rho, "rho"))
     while math.isfinite(sigma) and gaussian.zcdp_rho(sigma) > rho:
         sigma = math.nextafter(sigma, math.inf)
     return sigma
@@ -166,10 +166,10 @@ def epsilon_of_zcdp(
       ValueError: As :func:`epsilon` does, or if delta0 leaves nothing of delta.
     """
     sigma = noise_multiplier_of_zcdp(rho)
-    delta = validation.delta(delta)
+    delta = numbers.delta(delta)
     left = gaussian.delta_left(delta, sigma, num_coordinates)
     if zcdp_delta is not None:
-        left = min(left, delta - validation.non_negative_number(zcdp_delta, "zcdp_delta"))
+        left = min(left, delta - numbers.non_negative_number(zcdp_delta, "zcdp_delta"))
         if left <= 0.0:
             raise ValueError(
                 f"a zcdp_delta of {zcdp_delta:g} leaves nothing of delta, {delta:g}: use a larger "
@@ -193,5 +193,5 @@ def event(noise_multiplier: float) -> dp_event.DpEvent:
       ValueError: If the noise multiplier is negative or not finite.
     """
     return dp_event.GaussianDpEvent(
-        validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     )

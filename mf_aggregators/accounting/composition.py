@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from dp_accounting import dp_event as dp_events
 
-from mf_aggregators.kernel import composition, validation
+from mf_aggregators.kernel import composition, numbers
 from mf_aggregators.kernel.composition import Composed, Part
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson, SampledRun
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
@@ -126,7 +126,7 @@ def _parts(event: dp_events.DpEvent, count: int, num_runs: int) -> Iterator[Part
             yield from _parts(each, count, num_runs)
     elif isinstance(event, dp_events.SelfComposedDpEvent):
         of_event = f"the count of a {type(event).__name__}"
-        times = validation.positive_integer(event.count, of_event)
+        times = numbers.positive_integer(event.count, of_event)
         # The rounds of a sampled run are composed in one run.
         is_run = isinstance(event.event, dp_events.PoissonSampledDpEvent | FixedSizeRoundDpEvent)
         yield from _parts(event.event, count * times, num_runs if is_run else num_runs * times)

@@ -22,7 +22,6 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import composition, groups, losses
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.certificate import ROUNDING
 from mf_aggregators.kernel.draws_of_clients import (
     FixedSize,
@@ -31,6 +30,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     SampledRun,
 )
 from mf_aggregators.kernel.losses import Approximation
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # Points of a grid of losses.
 _MOST_POINTS, _POINTS = 10_000, 400

@@ -38,8 +38,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import draws_of_clients, gaussian, groups, losses, validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import draws_of_clients, gaussian, groups, losses, numbers
 from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
@@ -51,6 +50,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     Shuffling,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
+from mf_aggregators.kernel.numbers import FloatArray
 
 # Of the normal distribution function, its inverse and exponentials, many times over: relative to
 # the rate, and absolute.
@@ -95,10 +95,10 @@ def true_positive_rate(
       ValueError: If an argument is out of its range.
     """
     rates = _rates(false_positive_rate)
-    participations = validation.positive_integer(disjoint_participations, "disjoint_participations")
-    if validation.number(noise_multiplier, "noise_multiplier") == math.inf:
+    participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
+    if numbers.number(noise_multiplier, "noise_multiplier") == math.inf:
         return _of_shape(rates, false_positive_rate)
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:
         return _of_shape(np.ones_like(rates), false_positive_rate)
     each = sigma * math.sqrt(participations)
@@ -126,7 +126,7 @@ def true_positive_rate_of_pairs(
     rates = _rates(false_positive_rate)
     found = np.ones_like(rates)
     for pair in guarantees:
-        epsilon, delta = (validation.number(each, "each of guarantees") for each in pair)
+        epsilon, delta = (numbers.number(each, "each of guarantees") for each in pair)
         if not (epsilon >= 0.0 and 0.0 <= delta <= 1.0):
             raise ValueError(
                 "guarantees must be pairs of an epsilon of at least 0 and a delta from 0 to 1, "
@@ -176,7 +176,7 @@ def sampled_true_positive_rate(
       TailError: If so little noise cannot be accounted for: a ValueError.
       ValueError: If an argument is out of its range.
     """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
     if draws is not None and not isinstance(draws, MinSeparation | BallsInBins):
@@ -335,7 +335,7 @@ def _masses_of(pmf: Any) -> list[tuple[int, float]]:
 
 
 def _rates(false_positive_rate: float | FloatArray) -> FloatArray:
-    rates = validation.real_array(false_positive_rate, "false_positive_rate")
+    rates = numbers.real_array(false_positive_rate, "false_positive_rate")
     if not np.all((rates >= 0.0) & (rates <= 1.0)):
         raise ValueError(f"false_positive_rate must be from 0 to 1, found {false_positive_rate}.")
     return rates

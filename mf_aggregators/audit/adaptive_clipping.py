@@ -23,8 +23,8 @@ from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
 from mf_aggregators.audit.auditing import Claim
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
 # Tuning runs, without the client, from which the attacker learns the noise.
@@ -89,7 +89,7 @@ def audit_clipping(
     Raises:
       ValueError: If a number is out of its range, or what is released is not finite.
     """
-    trials = validation.positive_integer(trials, "trials")
+    trials = numbers.positive_integer(trials, "trials")
     rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     tuning_runs = max(_FEWEST_TUNING_RUNS, 2 * _TUNING_RUNS_PER_DIMENSION * claim.num_rounds)
     with ProgressBar(

@@ -22,8 +22,8 @@ import numpy as np
 from mf_aggregators import inputs, memory
 from mf_aggregators.audit import processes, statistics
 from mf_aggregators.audit.statistics import Contribution, ErrorRates, NoiseModel
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import check
 from mf_aggregators.progress_bars import ProgressBar
@@ -78,9 +78,9 @@ class Claim:
                 f"{self.mechanism.num_rounds}: audit a factorization of the same kind for fewer "
                 "rounds."
             )
-        validation.positive_number(self.mechanism.noise_multiplier, "noise_multiplier")
+        numbers.positive_number(self.mechanism.noise_multiplier, "noise_multiplier")
         for name in ("clip_norm", "clients_per_round"):
-            validation.positive_number(getattr(self, name), name)
+            numbers.positive_number(getattr(self, name), name)
 
     @property
     def num_rounds(self) -> int:
@@ -190,7 +190,7 @@ def audit(
         few clients or has so little noise that no epsilon holds at ``delta``, or the
         aggregator releases what is not finite.
     """
-    canaries = validation.positive_integer(canaries, "canaries")
+    canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
     absences = canaries * ABSENCES_PER_CANARY
     dimension = min(canaries, _CANARIES_PER_RUN) * (1 + ABSENCES_PER_CANARY)
@@ -199,7 +199,7 @@ def audit(
         f"an audit of {canaries} canaries over {claim.num_rounds} rounds",
         "use fewer of them",
     )
-    deltas = tuple(dict.fromkeys((validation.delta(delta), LARGE_DELTA)))
+    deltas = tuple(dict.fromkeys((numbers.delta(delta), LARGE_DELTA)))
     # Every threshold has two rates, and the bounds on all of them hold together.
     miss_probability = false_alarm_rate / (2 * (1 + len(deltas)))
     provable = statistics.largest_provable_mu(absences, canaries, miss_probability)
@@ -221,8 +221,8 @@ def audit(
             f"the claim is epsilon 0 at delta {delta:g}, of which no share can be shown: use a "
             "smaller delta or noise multiplier."
         )
-    numbers = runs_of_canaries(canaries)
-    with tuned_runner(build_aggregator, claim, numbers, show_progress) as (runner, model):
+    of_runs = runs_of_canaries(canaries)
+    with tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
         contribution = statistics.choose_contribution(
             model, claim.mechanism.participation, claim.clip_norm
         )
@@ -230,7 +230,7 @@ def audit(
             contribution.power, absences, canaries, miss_probability, deltas
         )
         absent, present = [], []
-        for number in numbers:
+        for number in of_runs:
             scores, is_owned = runner.scores(model, contribution, number)
             absent.append(scores[~is_owned])
             present.append(scores[is_owned])

@@ -23,7 +23,7 @@ import scipy.stats
 
 from mf_aggregators.audit import processes, statistics
 from mf_aggregators.audit.auditing import Claim
-from mf_aggregators.kernel.arrays import BoolArray, FloatArray
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
 # The float types that models have and that TensorFlow adds in.

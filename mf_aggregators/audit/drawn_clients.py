@@ -29,8 +29,8 @@ from mf_aggregators.audit.auditing import (
     tuned_runner,
 )
 from mf_aggregators.audit.statistics import ErrorRates, NoiseModel
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     PoissonSampling,
@@ -118,21 +118,21 @@ def audit_drawn(
     if scheme is None:
         raise ValueError("no scheme draws the clients of the mechanism: use audit.audit.")
     check_scheme(scheme)
-    canaries = validation.positive_integer(canaries, "canaries")
+    canaries = numbers.positive_integer(canaries, "canaries")
     false_alarm_rate = statistics.checked_false_alarm_rate(false_alarm_rate)
-    deltas = tuple(dict.fromkeys((validation.delta(delta), *_DELTAS)))
+    deltas = tuple(dict.fromkeys((numbers.delta(delta), *_DELTAS)))
     bare = dataclasses.replace(mechanism, participation=SingleParticipation())
     claim = Claim(bare, clip_norm, clients_per_round)
     epsilons = {each: mechanism.guarantee(each).epsilon for each in deltas}
     miss_probability = false_alarm_rate / (2 * len(deltas))
     patterns, weights = _mixture(scheme)
-    numbers = runs_of_canaries(canaries, len(_draws(scheme)) - 1)
-    with tuned_runner(build_aggregator, claim, numbers, show_progress) as (runner, model):
+    of_runs = runs_of_canaries(canaries, len(_draws(scheme)) - 1)
+    with tuned_runner(build_aggregator, claim, of_runs, show_progress) as (runner, model):
         thresholds = _thresholds(
             model, clip_norm * patterns, weights, canaries, deltas, miss_probability
         )
         absent, present = [], []
-        for number in numbers:
+        for number in of_runs:
             joins = _draws(scheme)[:number].T
             residuals, owned = runner.run_joined(joins)
             found = mixture_scores(model, clip_norm * patterns, weights, residuals)

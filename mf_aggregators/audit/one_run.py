@@ -28,8 +28,8 @@ import scipy.stats
 
 from mf_aggregators import memory, random_streams
 from mf_aggregators.audit import statistics
-from mf_aggregators.kernel import numbers, validation
-from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.random_streams import Stream
 
 # Directions without a canary, from which the attack learns the noise: as many for each round, and
@@ -86,7 +86,7 @@ class Canaries:
           ValueError: If there is no canary, the model has too few coordinates, or memory does not
             suffice.
         """
-        canaries = validation.positive_integer(canaries, "canaries")
+        canaries = numbers.positive_integer(canaries, "canaries")
         room = num_parameters - canaries
         if room < _FEWEST_CONTROLS_PER_ROUND * num_rounds:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators.aggregator import Aggregator
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 
 
 @dataclasses.dataclass(frozen=True)

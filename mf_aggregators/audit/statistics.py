@@ -28,8 +28,8 @@ import scipy.special
 import scipy.stats
 
 from mf_aggregators import accounting
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import FixedEpochOrder, Participation
 from mf_aggregators.participation.patterns import maximal_patterns
 
@@ -59,7 +59,7 @@ def checked_false_alarm_rate(value: Any) -> float:
     Raises:
       ValueError: If it is not above 0 and below 1.
     """
-    rate = validation.positive_number(value, "false_alarm_rate")
+    rate = numbers.positive_number(value, "false_alarm_rate")
     if rate >= 1.0:
         raise ValueError(f"false_alarm_rate must be below 1, found {rate}.")
     return rate

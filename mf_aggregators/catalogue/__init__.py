@@ -21,8 +21,8 @@ from mf_aggregators.catalogue.entry import (
     Variant,
 )
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 
 __all__ = [
     "Entry",
@@ -104,7 +104,7 @@ def check_own(factorization: Any) -> Factorization:
     if kind not in own:
         raise TypeError(
             "factorization must be one of mf_aggregators.factorizations, and of no subclass, found "
-            f"{validation.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
+            f"{numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
             "matrix of your own as data, factorizations.from_matrix(C); read a checkpoint with "
             "mf_aggregators.checkpoints.load."
         )

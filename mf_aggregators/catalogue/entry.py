@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Participation
 from mf_aggregators.workloads import Workload
 

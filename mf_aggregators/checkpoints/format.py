@@ -26,8 +26,7 @@ from mf_aggregators import atomic_files, catalogue, inputs, version, workloads
 from mf_aggregators import participation as participations
 from mf_aggregators.checkpoints import published_matrices
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.participation import Participation, SingleParticipation
 
 # The format that is written, and the newest that can be read.

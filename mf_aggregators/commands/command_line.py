@@ -24,8 +24,7 @@ from absl import flags
 from mf_aggregators import version
 from mf_aggregators.commands import flag_groups
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel.errors import Error
-from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
+from mf_aggregators.kernel.numbers import Error, in_full, rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
 # Exit statuses.

@@ -15,8 +15,8 @@ from mf_aggregators.catalogue import Option
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.participation import (
     FixedEpochOrder,
@@ -123,7 +123,7 @@ def check_options(
             + ("." if mechanism is None else f", not to --mechanism={mechanism}."),
         )
         if option.least is not None:
-            validation.integer_at_least(value, option.least, f"--{name}")
+            numbers.integer_at_least(value, option.least, f"--{name}")
 
 
 def _fixed_bands(mechanism: str | None) -> int | None:
@@ -420,18 +420,18 @@ def noise_multiplier(values: flags.FlagValues | _Noise) -> float | None:
     (name,) = given
     value = getattr(values, name)
     if name == "noise_multiplier":
-        multiplier = validation.non_negative_number(value, listed)
+        multiplier = numbers.non_negative_number(value, listed)
     elif name == "target_epsilon":
-        target, delta = validation.positive_number(value, listed), validation.delta(values.delta)
+        target, delta = numbers.positive_number(value, listed), numbers.delta(values.delta)
         with naming(name):
             return accounting.noise_multiplier(target, delta)
     else:
-        multiplier = accounting.noise_multiplier_of_zcdp(validation.positive_number(value, listed))
+        multiplier = accounting.noise_multiplier_of_zcdp(numbers.positive_number(value, listed))
         check_choice(
             math.isfinite(multiplier),
             f"{listed}={value:g} is too small: there is no such large noise multiplier.",
         )
-    delta = validation.delta(values.delta)
+    delta = numbers.delta(values.delta)
     epsilon = guarantees.of_noise(multiplier, delta).epsilon
     has_stated = name == "noise_multiplier"
     check_choice(

@@ -39,7 +39,7 @@ from mf_aggregators.commands import (
     plan_text,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation import MinSeparation, sampling_schemes
 from mf_aggregators.planning import (
@@ -324,7 +324,7 @@ def _time_limit(values: flags.FlagValues) -> float | None:
     """Seconds, or None for no limit."""
     if values.time_limit is None:
         return _TIME_LIMIT if values.sampling is None else None
-    return validation.non_negative_number(values.time_limit, "--time_limit") or None
+    return numbers.non_negative_number(values.time_limit, "--time_limit") or None
 
 
 def run() -> None:
@@ -341,7 +341,7 @@ def _processes() -> int:
 
 def _setting(values: flags.FlagValues) -> Setting:
     for name in ("num_rounds", "population", "clients_per_round", "model_size"):
-        validation.positive_integer(getattr(values, name), f"--{name}")
+        numbers.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(
         values.clients_per_round <= values.population,
         f"--clients_per_round={values.clients_per_round} is more than "
@@ -353,7 +353,7 @@ def _setting(values: flags.FlagValues) -> Setting:
         separation = values.separation
         if separation is None:
             separation = min(values.num_rounds, values.population // values.clients_per_round)
-        validation.positive_integer(separation, "--separation")
+        numbers.positive_integer(separation, "--separation")
         command_line.check_choice(
             separation <= values.num_rounds,
             f"--separation={separation} is more than --num_rounds={values.num_rounds}: with "
@@ -397,7 +397,7 @@ def _epsilon(values: flags.FlagValues) -> float:
             command_line.check_choice(
                 values[name].value is None, f"--{name} is for devices with timers: {advice}"
             )
-        return validation.positive_number(values.target_epsilon, "--target_epsilon")
+        return numbers.positive_number(values.target_epsilon, "--target_epsilon")
     multiplier = mechanism_flags.noise_multiplier(values)
     if values.target_epsilon is not None:
         return float(values.target_epsilon)
@@ -418,7 +418,7 @@ def _bytes(values: flags.FlagValues, flag: str) -> float | None:
     gigabytes = values[flag].value
     if gigabytes is None:
         return None
-    return validation.non_negative_number(1e9 * gigabytes, f"--{flag}")
+    return numbers.non_negative_number(1e9 * gigabytes, f"--{flag}")
 
 
 def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> dict[str, Any]:

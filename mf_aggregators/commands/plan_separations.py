@@ -9,7 +9,7 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning import Plan, Setting
 from mf_aggregators.planning.robustness import Comparison, Regret
@@ -60,7 +60,7 @@ def settings_of(values: flags.FlagValues, setting: Setting) -> tuple[Setting, ..
     command_line.check_choice(bool(separations), "--separations names no separation.")
     found = []
     for separation in sorted(separations - {own.separation}):
-        validation.positive_integer(separation, "a number of --separations")
+        numbers.positive_integer(separation, "a number of --separations")
         command_line.check_choice(
             separation <= setting.num_rounds,
             f"--separations={separation} is more than --num_rounds={setting.num_rounds}.",

@@ -41,7 +41,7 @@ from mf_aggregators.commands import (
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
-from mf_aggregators.kernel import gaussian, ledger, numbers, validation
+from mf_aggregators.kernel import gaussian, ledger, numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.mechanism import Mechanism
@@ -377,7 +377,7 @@ def _check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
         "timer_max_participations",
     ):
         if getattr(values, name) is not None:
-            validation.positive_integer(getattr(values, name), f"--{name}")
+            numbers.positive_integer(getattr(values, name), f"--{name}")
     command_line.check_choice(
         values.released_rounds is None
         or (values.ledger is not None and not ledgers.is_archive(values.ledger)),
@@ -455,14 +455,14 @@ def _check_reference(values: flags.FlagValues, subject: Subject, ledger: Ledger)
 
 
 def _round_times(values: flags.FlagValues) -> RoundTimes:
-    validation.positive_number(values.timer_hours, "--timer_hours")
+    numbers.positive_number(values.timer_hours, "--timer_hours")
     drift, margin = values.clock_drift, values.clock_margin_minutes
     command_line.check_choice(
         drift is None or 0.0 <= drift < 1.0,
         f"--clock_drift must be at least 0 and below 1, found {drift}.",
     )
     if margin is not None:
-        validation.non_negative_number(margin, "--clock_margin_minutes")
+        numbers.non_negative_number(margin, "--clock_margin_minutes")
     given = {
         name: getattr(values, name)
         for name in ("clock_drift", "clock_margin_minutes")

@@ -21,7 +21,7 @@ from mf_aggregators.commands import evidence, facts_of_runs, output_paths, state
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.provenance import Provenance
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -130,8 +130,8 @@ def check_flags(values: flags.FlagValues, *, writes: bool = True) -> None:
     )
     for name in _WORDS:
         stated_runs.check_words(values[name].value, name)
-    validation.positive_integer(values.population, "--population")
-    validation.positive_number(values.clip_norm, "--clip_norm")
+    numbers.positive_integer(values.population, "--population")
+    numbers.positive_number(values.clip_norm, "--clip_norm")
     check_choice(
         values.clients_per_round <= values.population,
         f"--clients_per_round={values.clients_per_round} is more than "
@@ -435,7 +435,7 @@ def _arguments(given: Mapping[str, Any], folder: pathlib.Path) -> list[str]:
                 words.append(f"--{name}={value}")
         except TypeError as error:
             raise CommandError(
-                f"the flags of a statement cannot have --{name} as {validation.shown(value)}."
+                f"the flags of a statement cannot have --{name} as {numbers.shown(value)}."
             ) from error
     # All that check_flags asks for, and no file is written.
     return [*words, f"--statement={folder / 'statement.md'}"]

@@ -7,7 +7,7 @@ from absl import flags
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
-from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.privacy import client_names, people
@@ -45,7 +45,7 @@ def check_flags(values: flags.FlagValues) -> None:
       ValueError: If the window is no positive number of rounds.
     """
     if values.id_window is not None:
-        validation.positive_integer(values.id_window, "--id_window")
+        numbers.positive_integer(values.id_window, "--id_window")
     command_line.check_choice(
         values.people is None or values.ledger is not None,
         "--people needs --ledger, whose clients it names.",

@@ -20,7 +20,7 @@ from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FI
 from mf_aggregators.commands import facts_of_runs, flag_groups
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.observed import Observed
 from mf_aggregators.privacy import guarantees, ledgers
@@ -51,7 +51,7 @@ def check_words(text: str | None, flag: str) -> None:
     """
     check_choice(
         text is None or (bool(text.strip()) and text.isprintable()),
-        f"--{flag} takes words in one line, found {validation.shown(text)}.",
+        f"--{flag} takes words in one line, found {numbers.shown(text)}.",
     )
 
 

@@ -78,7 +78,7 @@ from scipy.linalg.lapack import dpbtrf, dtbtrs, dtrtri
 from mf_aggregators import workloads
 from mf_aggregators.factorizations._patterns import ColumnConstraint
 from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
-from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     BandedMatrix,

@@ -34,7 +34,7 @@ from mf_aggregators.factorizations._toeplitz_search import (
     with_momentum,
     with_momentum_adjoint,
 )
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.workloads import Workload
 

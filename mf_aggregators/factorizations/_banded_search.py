@@ -16,7 +16,7 @@ from mf_aggregators.factorizations._band_certificate import (
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import Converged, gap_above, minimise
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,
     column_sums,

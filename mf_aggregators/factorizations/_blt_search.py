@@ -27,7 +27,7 @@ from mf_aggregators.factorizations._toeplitz_search import (
     with_momentum,
 )
 from mf_aggregators.factorizations.convergence import minimise
-from mf_aggregators.kernel.arrays import ComplexArray, FloatArray, IntArray
+from mf_aggregators.kernel.numbers import ComplexArray, FloatArray, IntArray
 from mf_aggregators.progress_bars import ProgressBar
 
 # How many of the places where one more buffer can start are followed.

@@ -38,7 +38,7 @@ import scipy.sparse
 
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import weighted
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import matrix_roots
 
 # The barrier m begins with this share over n, falls by a factor once steps are short, and ends with

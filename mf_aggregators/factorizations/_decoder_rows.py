@@ -47,7 +47,7 @@ from scipy.linalg.lapack import dtbtrs
 
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.convergence import Objective
-from mf_aggregators.kernel.arrays import ComplexArray, FloatArray
+from mf_aggregators.kernel.numbers import ComplexArray, FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.stages import Recursion, Stage
 from mf_aggregators.workloads import Workload

@@ -43,7 +43,7 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     with_walls,
 )
-from mf_aggregators.kernel.arrays import BoolArray, FloatArray
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray
 from mf_aggregators.linear_algebra.matrix_roots import (
     lower_triangular_factor,
     nuclear_norm_from_below,

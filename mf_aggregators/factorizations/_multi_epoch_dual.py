@@ -46,8 +46,8 @@ import scipy.sparse
 from mf_aggregators.factorizations._central_path import MultiplierCone
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations._round_errors import weighted
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import matrix_roots
 
 # From so many blocks on they are faster than one large matrix.
@@ -566,7 +566,7 @@ def bounded_entries(pattern_entries: Any) -> PatternEntries:
     if pattern_entries not in ("any", "non_negative", "orthogonal"):
         raise ValueError(
             "pattern_entries must be 'any', 'non_negative' or 'orthogonal', found "
-            f"{validation.shown(pattern_entries)}."
+            f"{numbers.shown(pattern_entries)}."
         )
     checked: PatternEntries = pattern_entries
     return checked

@@ -20,7 +20,7 @@ from mf_aggregators.factorizations._multi_epoch_dual import MultiEpochDual
 from mf_aggregators.factorizations._patterns import PatternLayout
 from mf_aggregators.factorizations.banded import banded
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import Participation
 
 # The relative gap of the banded matrix: a start need not be near its own optimum.

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators.kernel.arrays import BoolArray, FloatArray, IntArray
+from mf_aggregators.kernel.numbers import BoolArray, FloatArray, IntArray
 
 
 @dataclasses.dataclass(frozen=True)

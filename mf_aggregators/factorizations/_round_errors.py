@@ -26,8 +26,8 @@ import numpy as np
 from mf_aggregators.factorizations.convergence import gap_above
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import SingleParticipation
 
 # What a search takes as ``error``.
@@ -71,10 +71,10 @@ class RoundError:
             if error not in ("mean", "max"):
                 raise ValueError(
                     "error must be 'mean', 'max' or an array of weights of the rounds, found "
-                    f"{validation.shown(error)}."
+                    f"{numbers.shown(error)}."
                 )
             return cls(num_rounds, None, error == "max")
-        weights = validation.real_array(error, "error")
+        weights = numbers.real_array(error, "error")
         if weights.shape != (num_rounds,):
             raise ValueError(
                 f"error must hold one weight for each of the {num_rounds} rounds, found an array "

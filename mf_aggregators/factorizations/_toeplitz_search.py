@@ -38,8 +38,8 @@ from mf_aggregators.factorizations.convergence import (
     minimise,
     warn_unless_stationary,
 )
-from mf_aggregators.kernel import schemas, validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers, schemas
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation
 from mf_aggregators.progress_bars import ProgressBar
@@ -62,7 +62,7 @@ _MOST_STARTS = 10
 
 def check_rounds(num_rounds: int, what: str) -> int:
     """Returns n, or raises an error unless it is at least 1 and there is memory for ``what``."""
-    rounds = validation.positive_integer(num_rounds, "num_rounds")
+    rounds = numbers.positive_integer(num_rounds, "num_rounds")
     memory.check_rounds(rounds, _BYTES_PER_ROUND, what)
     return rounds
 
@@ -293,7 +293,7 @@ def check_bands(num_bands: int | None, num_rounds: int, default: int) -> int:
     """Returns the number of bands, or raises ValueError unless it is between 1 and n."""
     if num_bands is None:
         return default
-    num_bands = validation.positive_integer(num_bands, "num_bands")
+    num_bands = numbers.positive_integer(num_bands, "num_bands")
     if num_bands > num_rounds:
         raise ValueError(f"num_bands must be at most num_rounds, {num_rounds}, found {num_bands}.")
     return num_bands

@@ -21,7 +21,7 @@ from scipy.linalg.lapack import dtrtri
 
 from mf_aggregators import workloads
 from mf_aggregators.factorizations._round_errors import weighted, weighted_inverse
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import matrix_roots
 from mf_aggregators.workloads import Workload
 

@@ -55,7 +55,7 @@ from mf_aggregators.factorizations._banded_search import BandedSearch
 from mf_aggregators.factorizations._patterns import ColumnConstraint, EqualNorms
 from mf_aggregators.factorizations._round_errors import RoundError, raised_to_floor
 from mf_aggregators.factorizations.convergence import Converged, CurvaturePairs, gap_above
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.linear_algebra.banded_matrices import (
     BandedCovariances,

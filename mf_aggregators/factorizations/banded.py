@@ -36,8 +36,8 @@ from mf_aggregators.factorizations._round_errors import RoundError, RoundWeights
 from mf_aggregators.factorizations._worst_round_search import WorstRoundSearch
 from mf_aggregators.factorizations.convergence import Converged, minimise, warn_unless_reached
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, banded_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_bands
 from mf_aggregators.linear_algebra.banded_matrices import (
@@ -91,7 +91,7 @@ class BandedFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bands = validation.real_array(self.bands, "bands").copy()
+        bands = numbers.real_array(self.bands, "bands").copy()
         if bands.ndim != 2 or not 1 <= bands.shape[1] <= bands.shape[0]:
             raise ValueError(
                 "bands must have a row for each round and 1 to num_rounds columns, found an "
@@ -262,7 +262,7 @@ def banded(
         num_rounds = inputs.num_rows(workload, "the workload")
         memory.check_rounds(num_rounds, 8 * num_rounds, "the dense workload")
         workload = inputs.lower_triangular(workload, "the workload")
-    num_bands = validation.positive_integer(num_bands, "num_bands")
+    num_bands = numbers.positive_integer(num_bands, "num_bands")
     measure = RoundError.of(error, num_rounds)
     bytes_per_entry = _BYTES_PER_ENTRY_FOR_MAXIMUM if measure.is_maximum else _BYTES_PER_ENTRY
     memory.check_rounds(num_rounds, bytes_per_entry * num_bands, "the banded factorization")
@@ -280,10 +280,10 @@ def banded(
         )
     if relative_gap is None:
         relative_gap = 1e-3 if measure.is_maximum else 1e-5
-    relative_gap = validation.positive_number(relative_gap, "relative_gap")
+    relative_gap = numbers.positive_number(relative_gap, "relative_gap")
     if max_evaluations is None:
         max_evaluations = 3000 if measure.is_maximum else 1000
-    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
 
     constraint: ColumnConstraint = EqualNorms(num_bands)
     most = participation.most_participations(num_rounds)

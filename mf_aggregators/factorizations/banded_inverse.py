@@ -41,9 +41,9 @@ from mf_aggregators.factorizations.toeplitz import (
     check_range,
     checked_coefficients,
 )
-from mf_aggregators.kernel import schemas, validation
+from mf_aggregators.kernel import numbers, schemas
 from mf_aggregators.kernel import sensitivity as sensitivities
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra import power_series
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
@@ -180,13 +180,13 @@ def banded_inverse(
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
-    num_bands = check_bands(validation.positive_integer(num_bands, "num_bands"), num_rounds, 1)
+    num_bands = check_bands(numbers.positive_integer(num_bands, "num_bands"), num_rounds, 1)
     measure = RoundError.of(error, num_rounds)
-    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
     if coefficients not in ("optimised", "square_root"):
         raise ValueError(
             "coefficients must be 'optimised' or 'square_root', found "
-            f"{validation.shown(coefficients)}."
+            f"{numbers.shown(coefficients)}."
         )
     momentum = _momentum_of(workload)
     is_constant = isinstance(workload, Workload) and workload.constant_momentum() is not None
@@ -237,7 +237,7 @@ def _given(num_rounds: Any, workload: Any) -> tuple[int, Workload | FloatArray]:
             )
         num_rounds, workload = None, num_rounds
     if workload is None:
-        workload = validation.positive_integer(num_rounds, "num_rounds")
+        workload = numbers.positive_integer(num_rounds, "num_rounds")
     workload = workloads.resolve(workload)
     if not isinstance(workload, Workload):
         matrix = inputs.lower_triangular(workload, "the workload")

@@ -35,9 +35,9 @@ from mf_aggregators.factorizations._toeplitz_search import (
 )
 from mf_aggregators.factorizations.convergence import warn_unless_stationary
 from mf_aggregators.factorizations.toeplitz import ToeplitzStructure
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.gaussian import underflow_is_zero
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.participation import Participation, SingleParticipation, check_fits
 from mf_aggregators.progress_bars import ProgressBar
@@ -73,8 +73,8 @@ class BltFactorization(ToeplitzStructure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decays = validation.real_array(self.buffer_decays, "buffer_decays").copy()
-        inverse = validation.real_array(self.inverse_decays, "inverse_decays").copy()
+        decays = numbers.real_array(self.buffer_decays, "buffer_decays").copy()
+        inverse = numbers.real_array(self.inverse_decays, "inverse_decays").copy()
         if decays.ndim != 1 or decays.shape != inverse.shape or not len(decays):
             raise ValueError(
                 "buffer_decays and inverse_decays must be vectors of one length, found shapes "
@@ -228,16 +228,16 @@ def blt(
       4.92
     """
     num_rounds, workload = check_training(num_rounds, workload, "the BLT matrix")
-    accuracy = validation.non_negative_number(accuracy, "accuracy")
+    accuracy = numbers.non_negative_number(accuracy, "accuracy")
     if num_buffers is not None:
-        num_buffers = validation.positive_integer(num_buffers, "num_buffers")
+        num_buffers = numbers.positive_integer(num_buffers, "num_buffers")
         if num_buffers > MOST_BUFFERS:
             raise ValueError(f"num_buffers must be at most {MOST_BUFFERS}, found {num_buffers}.")
     participation = check_fits(
         SingleParticipation() if participation is None else participation, num_rounds
     )
     measure = RoundError.of(error, num_rounds)
-    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
     pattern = PatternOfRounds.of(participation, num_rounds)
     with ProgressBar(
         desc=f"{num_buffers or MOST_BUFFERS} buffers",

@@ -15,8 +15,8 @@ import numpy as np
 from mf_aggregators import inputs, workloads
 from mf_aggregators.factorizations.factorization import Factorization
 from mf_aggregators.factorizations.identity import identity
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.workloads import Workload
 
 # Columns of C^-1 at a time: bounds memory at n times this.
@@ -58,7 +58,7 @@ def squared_rows(factorization: Factorization, norms: Any, workload: Any = None)
     Raises:
       ValueError: If there are no norms, or more than rounds, or the workload is not for as many.
     """
-    norms = validation.real_array(norms, "norms")
+    norms = numbers.real_array(norms, "norms")
     num_rounds, rounds = factorization.num_rounds, norms.size
     if norms.ndim != 1 or not 1 <= rounds <= num_rounds:
         raise ValueError(
@@ -101,7 +101,7 @@ def measure(factorization: Factorization, norms: Any, workload: Any = None) -> C
     Raises:
       ValueError: As there.
     """
-    norms = validation.real_array(norms, "norms")
+    norms = numbers.real_array(norms, "norms")
     return ClipDrift(
         _equivalent(factorization, norms, workload),
         _equivalent(identity(factorization.num_rounds), norms, workload),

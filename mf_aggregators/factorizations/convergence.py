@@ -9,7 +9,7 @@ import numpy as np
 import scipy.optimize
 from scipy.linalg.blas import daxpy, ddot
 
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 
 # From (m,) variables to a value and its (m,) gradient.
 Objective: TypeAlias = Callable[[FloatArray], tuple[float, FloatArray]]

@@ -11,9 +11,8 @@ import scipy.linalg
 from mf_aggregators import inputs, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import lower_bands
 from mf_aggregators.participation import (
@@ -105,7 +104,7 @@ class Factorization(abc.ABC):
         self._set(parameters={} if self.parameters is None else self.parameters)
         inputs.check_types(self, "participation", "parameters")
         if self.optimality_gap is not None:
-            validation.finite_number(self.optimality_gap, "optimality_gap")
+            numbers.finite_number(self.optimality_gap, "optimality_gap")
         self._set(parameters=dict(self.parameters))
 
     def _set(self, **values: Any) -> None:
@@ -147,7 +146,7 @@ class Factorization(abc.ABC):
           ValueError: If the workload is not for ``num_rounds`` rounds, or the schema names more
             participations than fit.
         """
-        rounds = validation.positive_integer(num_rounds, "num_rounds")
+        rounds = numbers.positive_integer(num_rounds, "num_rounds")
         if rounds <= self.num_rounds:
             raise ExtensionError(
                 f"this {self.mechanism} factorization has {self.num_rounds} rounds already: an "
@@ -343,7 +342,7 @@ class Factorization(abc.ABC):
         Raises:
           ValueError: If the number of rows is not n.
         """
-        x = validation.real_array(x, "x")
+        x = numbers.real_array(x, "x")
         if x.shape[:1] != (self.num_rounds,):
             raise ValueError(f"x must have {self.num_rounds} rows, found shape {x.shape}.")
         return self._encode(x)

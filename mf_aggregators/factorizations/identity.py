@@ -7,8 +7,8 @@ import numpy as np
 
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, independent_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_coefficients
 from mf_aggregators.participation import Participation, check
@@ -33,7 +33,7 @@ class IdentityFactorization(Factorization):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.set_positive_integers(self, "num_rounds")
+        numbers.set_positive_integers(self, "num_rounds")
         memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND, "the identity")
 
     def strategy_bands(self) -> int:

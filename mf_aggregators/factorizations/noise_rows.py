@@ -1,13 +1,13 @@
 """Noise rows of all rounds in real arithmetic, for inspection and for errors of training.
 
-Runs draw integer rows instead (``kernel.integer_rows``).
+Runs draw integer rows instead (``kernel.integers``).
 """
 
 import numpy as np
 import scipy.linalg
 
 from mf_aggregators.kernel import noising_matrices
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 

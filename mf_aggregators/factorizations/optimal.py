@@ -39,8 +39,8 @@ from mf_aggregators.factorizations.convergence import (
     warn_unless_reached,
 )
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import DenseNoise
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.participation import (
@@ -208,10 +208,10 @@ def optimal(
         )
     if relative_gap is None:
         relative_gap = (1e-3 if measure.is_maximum else 5e-6) if returns else 1e-6
-    relative_gap = validation.positive_number(relative_gap, "relative_gap")
+    relative_gap = numbers.positive_number(relative_gap, "relative_gap")
     if max_evaluations is None:
         max_evaluations = 300 if measure.is_mean else 2000
-    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
 
     search: _Search | MultiEpochSearch
     if returns:

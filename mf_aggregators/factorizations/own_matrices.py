@@ -9,7 +9,7 @@ from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations.banded import BandedFactorization
 from mf_aggregators.factorizations.optimal import DenseFactorization
 from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix, lower_bands
 
 # The largest share of the noise multiplier that errors of the computed inverse may take.
@@ -96,7 +96,7 @@ def from_coefficients(c: Any) -> ToeplitzFactorization:
       ValueError: If the coefficients are not as said, or C or its inverse is too large or too small
         for floats.
     """
-    column = validation.real_array(c, "coefficients")
+    column = numbers.real_array(c, "coefficients")
     if column.ndim == 1 and np.any(column):
         return ToeplitzFactorization(len(column), np.trim_zeros(column, "b"))
     return ToeplitzFactorization(max(1, column.size), column)

@@ -18,8 +18,8 @@ import scipy.sparse.linalg
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations.convergence import NotConvergedWarning
 from mf_aggregators.factorizations.factorization import Factorization
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import WindowNoise
 from mf_aggregators.linear_algebra.banded_matrices import bands_of_matrix
 from mf_aggregators.progress_bars import ProgressBar
@@ -62,7 +62,7 @@ class StructuredFactorization(Factorization):
     def __post_init__(self) -> None:
         super().__post_init__()
         diagonals, left, right = (
-            validation.real_array(getattr(self, name), name).copy()
+            numbers.real_array(getattr(self, name), name).copy()
             for name in ("diagonals", "left", "right")
         )
         if diagonals.ndim != 2 or not 1 <= diagonals.shape[1] <= diagonals.shape[0]:
@@ -201,12 +201,12 @@ def structured(
       2.1
     """
     num_rounds = factorization.num_rounds
-    num_diagonals = validation.positive_integer(num_diagonals, "num_diagonals")
-    rank = validation.integer_at_least(rank, 0, "rank")
+    num_diagonals = numbers.positive_integer(num_diagonals, "num_diagonals")
+    rank = numbers.integer_at_least(rank, 0, "rank")
     for name, value in (("num_diagonals", num_diagonals), ("rank", rank)):
         if value > num_rounds:
             raise ValueError(f"{name} must be at most num_rounds, {num_rounds}, found {value}.")
-    max_iterations = validation.positive_integer(max_iterations, "max_iterations")
+    max_iterations = numbers.positive_integer(max_iterations, "max_iterations")
     memory.check_rounds(num_rounds, 4 * 8 * num_rounds, "the structured factorization")
     strategy = factorization.strategy_matrix()
     if strategy.shape != (num_rounds, num_rounds):

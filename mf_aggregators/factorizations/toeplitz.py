@@ -23,9 +23,9 @@ from mf_aggregators.factorizations._toeplitz_search import (
     plain_squared_rows,
 )
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel import sensitivity as sensitivities
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import BandedNoise, WindowNoise, toeplitz_rows
 from mf_aggregators.kernel.sensitivity import Sensitivity
 from mf_aggregators.linear_algebra import power_series
@@ -368,11 +368,11 @@ def toeplitz(
     pattern = PatternOfRounds.of(participation, num_rounds)
     num_bands = check_bands(num_bands, num_rounds, min(num_rounds, pattern.separation))
     measure = RoundError.of(error, num_rounds)
-    max_evaluations = validation.positive_integer(max_evaluations, "max_evaluations")
+    max_evaluations = numbers.positive_integer(max_evaluations, "max_evaluations")
     if coefficients not in ("optimised", "square_root"):
         raise ValueError(
             "coefficients must be 'optimised' or 'square_root', found "
-            f"{validation.shown(coefficients)}."
+            f"{numbers.shown(coefficients)}."
         )
     if equal_column_norms and num_bands * num_rounds > _LARGEST_NORMALISED:
         raise ValueError(
@@ -474,7 +474,7 @@ def checked_coefficients(coefficients: Any, num_rounds: int) -> FloatArray:
     Raises:
       ValueError: If they are not as said.
     """
-    series = validation.real_array(coefficients, "coefficients").copy()
+    series = numbers.real_array(coefficients, "coefficients").copy()
     if series.ndim != 1 or not 1 <= len(series) <= num_rounds:
         raise ValueError(
             f"coefficients must be a vector of 1 to {num_rounds} entries, found an array of "

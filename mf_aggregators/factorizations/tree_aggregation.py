@@ -24,8 +24,8 @@ import scipy.linalg
 from mf_aggregators import memory, workloads
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.factorizations.factorization import ExtensionError, Factorization
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import StateSpaceNoise
 from mf_aggregators.kernel.sensitivity import Sensitivity, of_tree
 from mf_aggregators.kernel.trees import (
@@ -168,7 +168,7 @@ class TreeAggregationFactorization(Factorization):
             raise ValueError(
                 f"decoder must be one of {', '.join(_DECODERS)}, found {self.decoder!r}."
             )
-        validation.set_positive_integers(self, "num_rounds")
+        numbers.set_positive_integers(self, "num_rounds")
         memory.check_rounds(self.num_rounds, _BYTES_PER_ROUND[self.decoder], "the tree")
         self._set(parameters={**self.parameters, "decoder": self.decoder})
 

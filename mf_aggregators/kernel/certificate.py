@@ -52,7 +52,6 @@ import scipy.special
 import scipy.stats
 
 from mf_aggregators.kernel import draws_of_clients, gaussian
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
@@ -61,6 +60,7 @@ from mf_aggregators.kernel.dominating_pairs import (
 )
 from mf_aggregators.kernel.draws_of_clients import SecretRounds, StrategyColumns, largest_part
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 _BATCH = 1024
 # More than the rounding error of a loss, many times over.

@@ -27,12 +27,11 @@ import numpy as np
 from mf_aggregators.kernel import (
     gaussian,
     groups,
-    integer_rows,
+    integers,
     numbers,
     sensitivity,
     strategies,
     units,
-    validation,
 )
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.draws_of_clients import (
@@ -44,7 +43,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     SampledRun,
     StrategyColumns,
 )
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, fingerprint
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.sensitivity import Sensitivity
@@ -55,14 +54,14 @@ _ROUNDING = 1e-9
 # The share by which an epsilon that is stated of a run may be above the one that is proved.
 _SLACK_OF_STATEMENTS = 1e-5
 # Errors of C, relative to the sensitivity, that cost no noise: the noise that is drawn is larger
-# than sigma by 3e-8 (``kernel.integer_rows``). A Gaussian epsilon is rounded up by 1e-11 of itself
+# than sigma by 3e-8 (``kernel.integers``). A Gaussian epsilon is rounded up by 1e-11 of itself
 # besides; rho is not.
 _NEGLIGIBLE = 1e-12
 # The entries of columns that a certificate is for may differ from C by rounding. A participation
 # then moves a number by less than one step of Z, which the roundings of rows are charged with.
 _ROUNDING_OF_COLUMNS = 1e-11
 # Errors of C that a certificate does not see: drawn noise is larger than sigma by 3e-8
-# (``integer_rows``), which covers them.
+# (``integers``), which covers them.
 _LARGEST_ERROR_OF_COLUMNS = 1e-8
 
 
@@ -133,9 +132,9 @@ class Pattern:
         return f"participation in rounds {rounds}" if self.rounds else "no participation"
 
     def __post_init__(self) -> None:
-        rounds = tuple(validation.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
+        rounds = tuple(numbers.integer_at_least(i, 0, "each of rounds") for i in self.rounds)
         if any(later < earlier for earlier, later in itertools.pairwise(rounds)):
-            raise ValueError(f"rounds must not decrease, found {validation.shown(rounds)}.")
+            raise ValueError(f"rounds must not decrease, found {numbers.shown(rounds)}.")
         object.__setattr__(self, "rounds", rounds)
 
 
@@ -151,7 +150,7 @@ class Limit:
     sensitivity: float
 
     def __post_init__(self) -> None:
-        bound = validation.positive_number(self.sensitivity, "sensitivity")
+        bound = numbers.positive_number(self.sensitivity, "sensitivity")
         object.__setattr__(self, "sensitivity", bound)
 
 
@@ -210,7 +209,7 @@ class Claim:
             rounds_of_client = self.taking_part.rounds
             if len(set(rounds_of_client)) < len(rounds_of_client):
                 raise ValueError(
-                    f"one client takes part in a round once: {validation.shown(rounds_of_client)} "
+                    f"one client takes part in a round once: {numbers.shown(rounds_of_client)} "
                     "are of several clients, which a claim on the basis PEOPLE is about."
                 )
         if kind not in _BASES:
@@ -219,16 +218,16 @@ class Claim:
             object.__setattr__(self, "columns", run.columns)
         elif self.columns is not None or self.certificate is not None:
             raise TypeError("columns and certificates belong to clients who draw their rounds.")
-        sigma = validation.non_negative_number(self.sigma, "sigma")
+        sigma = numbers.non_negative_number(self.sigma, "sigma")
         object.__setattr__(self, "sigma", sigma)
-        object.__setattr__(self, "delta", validation.delta(self.delta))
+        object.__setattr__(self, "delta", numbers.delta(self.delta))
         if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", validation.epsilon(self.epsilon))
-        validation.set_positive_integers(self, "num_coordinates")
+            object.__setattr__(self, "epsilon", numbers.epsilon(self.epsilon))
+        numbers.set_positive_integers(self, "num_coordinates")
         if self.num_rounds is not None:
             # Before the first round nothing was released of anybody.
             least = 0 if self.taking_part == Pattern(()) else 1
-            rounds = validation.integer_at_least(self.num_rounds, least, "num_rounds")
+            rounds = numbers.integer_at_least(self.num_rounds, least, "num_rounds")
             object.__setattr__(self, "num_rounds", rounds)
 
     @property
@@ -436,7 +435,7 @@ class Guarantee(Sealed):
           NotProved: If it is below the proved one, or more than 1e-5 of that above it: a statement
             of another run.
         """
-        stated = math.inf if epsilon is None else validation.epsilon(epsilon)
+        stated = math.inf if epsilon is None else numbers.epsilon(epsilon)
         least, most = self.epsilon * (1.0 - _ROUNDING), self.epsilon * (1.0 + _SLACK_OF_STATEMENTS)
         if not least <= stated <= most:
             raise NotProved(
@@ -461,7 +460,7 @@ def check(claim: Claim) -> Guarantee:
       TypeError: If it is no claim.
     """
     if type(claim) is not Claim:
-        raise TypeError(f"check takes a Claim, found {validation.shown(claim)}.")
+        raise TypeError(f"check takes a Claim, found {numbers.shown(claim)}.")
     # Made anew, so that its numbers are those that its constructor has checked.
     claim = dataclasses.replace(claim)
     rows, taking_part = claim.rows, claim.taking_part
@@ -553,7 +552,7 @@ def _bound_of_draws(claim: Claim, num_rounds: int) -> Sensitivity:
         raise NotProved("the columns of the certificate are not those of the rows' C.")
     if not bound.error <= _LARGEST_ERROR_OF_COLUMNS * bound.value:
         raise NotProved("C is not known well enough for a certificate: its rows are near singular.")
-    if not integer_rows.largest_rounding(rows) <= claim.columns.rounding:
+    if not integers.largest_rounding(rows) <= claim.columns.rounding:
         raise NotProved("the roundings of the rows are larger than those of the certificate.")
     norm = bound.value if claim.columns.norm is None else claim.columns.norm
     if not norm >= bound.value * (1.0 - _ROUNDING_OF_COLUMNS):

@@ -21,15 +21,13 @@ from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import dominating_pairs, gaussian, groups, losses, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import dominating_pairs, gaussian, groups, losses, numbers
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
     InSecret,
     SampledRun,
 )
-from mf_aggregators.kernel.errors import NotProved
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, underflow_is_zero
 from mf_aggregators.kernel.losses import (
     Approximation,
@@ -41,6 +39,7 @@ from mf_aggregators.kernel.losses import (
     steps_to,
     with_infinite_losses,
 )
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved
 
 # The rounding error of dp-accounting's connected dots: relative to delta, times the interval.
 _ROUNDING_OF_DOTS = 1e-15
@@ -85,14 +84,14 @@ class EpsilonDeltaDpEvent(dp_events.DpEvent):  # type: ignore[misc]
     delta: float
 
     def __post_init__(self) -> None:
-        epsilon = validation.epsilon(self.epsilon)
+        epsilon = numbers.epsilon(self.epsilon)
         if not epsilon <= _LARGEST_EPSILON_OF_PAIR:
             raise ValueError(
                 f"epsilon is composed up to {_LARGEST_EPSILON_OF_PAIR:g}, found {epsilon:g}."
             )
         object.__setattr__(self, "epsilon", epsilon)
         if self.delta != 0.0:
-            object.__setattr__(self, "delta", validation.delta(self.delta))
+            object.__setattr__(self, "delta", numbers.delta(self.delta))
 
 
 @final
@@ -117,7 +116,7 @@ class Part:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mechanism", _checked(self.mechanism))
-        validation.set_positive_integers(self, "count", "num_runs")
+        numbers.set_positive_integers(self, "count", "num_runs")
 
 
 @final
@@ -148,13 +147,13 @@ class Composed:
 
     def __post_init__(self) -> None:
         if {*map(type, self.parts)} - {Part}:
-            raise TypeError(f"parts must be of Part, found {validation.shown(self.parts)}.")
+            raise TypeError(f"parts must be of Part, found {numbers.shown(self.parts)}.")
         object.__setattr__(self, "parts", tuple(map(dataclasses.replace, self.parts)))
-        object.__setattr__(self, "delta", validation.delta(self.delta))
+        object.__setattr__(self, "delta", numbers.delta(self.delta))
         if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", validation.epsilon(self.epsilon))
-        validation.set_positive_integers(self, "num_coordinates")
-        object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
+            object.__setattr__(self, "epsilon", numbers.epsilon(self.epsilon))
+        numbers.set_positive_integers(self, "num_coordinates")
+        object.__setattr__(self, "seed", numbers.integer_at_least(self.seed, 0, "seed"))
 
 
 @final
@@ -194,7 +193,7 @@ def check_composed(claim: Composed) -> ComposedGuarantee:
       ValueError: If delta is too small for so many compositions.
     """
     if type(claim) is not Composed:
-        raise TypeError(f"check_composed takes a Composed, found {validation.shown(claim)}.")
+        raise TypeError(f"check_composed takes a Composed, found {numbers.shown(claim)}.")
     claim = dataclasses.replace(claim)
     found = _epsilon(claim)
     if claim.epsilon is not None and not found <= claim.epsilon * (1.0 + _ROUNDING):
@@ -279,17 +278,17 @@ def _checked(mechanism: Any) -> Any:
     if kind in _WITHOUT:
         return mechanism
     if kind in _WITH_NOISE:
-        noise = validation.non_negative_number(
+        noise = numbers.non_negative_number(
             mechanism.noise_multiplier, f"the noise_multiplier of a {kind.__name__}"
         )
         return kind(min(noise, gaussian.LARGEST_NOISE_MULTIPLIER_ACCOUNTED))
     if kind is dp_events.PoissonSampledDpEvent and type(mechanism.event) in _WITH_NOISE:
-        share = validation.fraction(
+        share = numbers.fraction(
             mechanism.sampling_probability, f"the sampling_probability of a {kind.__name__}"
         )
         return kind(share, _checked(mechanism.event))
     raise ValueError(
-        f"{validation.shown(mechanism)} is no SampledRun, and no event that is composed where a "
+        f"{numbers.shown(mechanism)} is no SampledRun, and no event that is composed where a "
         "client is added or removed, or its updates are zeroed: compose what Mechanism.event and "
         "SamplingScheme.event return, Gaussian and Laplace events, also with Poisson sampling, or "
         "an EpsilonDeltaDpEvent."

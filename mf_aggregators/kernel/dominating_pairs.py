@@ -90,8 +90,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import scipy.special
 
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
-from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
+from mf_aggregators.kernel.draws import STANDARD_DEVIATION
 from mf_aggregators.kernel.draws_of_clients import (
     MinSeparation,
     SecretRounds,
@@ -99,6 +98,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     sums_of_bins,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # One step of Z in units of its standard deviation, rounded up.
 _STEP = math.nextafter(1.0 / STANDARD_DEVIATION, 1.0)

@@ -24,8 +24,8 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar, final, get_args
 
 import numpy as np
 
-from mf_aggregators.kernel import gaussian, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.schemas import Schema
 
 # With less noise nothing is amplified: a client that is drawn shows itself, and the grid of its
@@ -110,7 +110,7 @@ class AnyDraws:
     _remedy: ClassVar[str] = "fewer bands"
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
+        numbers.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
         needed = self.distance * self.clients_per_round
         if needed > self.population:
             raise ValueError(
@@ -337,7 +337,7 @@ def check(draws: _Kind, kinds: Any = Draws) -> _Kind:
     """
     if type(draws) not in get_args(kinds):
         names = ", ".join(kind.__name__ for kind in get_args(kinds))
-        raise TypeError(f"draws must be one of {names}, found {validation.shown(draws)}.")
+        raise TypeError(f"draws must be one of {names}, found {numbers.shown(draws)}.")
     return dataclasses.replace(draws)
 
 
@@ -351,7 +351,7 @@ class StrategyColumns:
       entries: (n, b) float64, the compact columns of C, of which it keeps a copy.
       rounding: How many steps of Z the roundings of one coordinate of a row move it at most, as far
         as they depend on one client. A claim compares it with that of the rows
-        (``integer_rows.largest_rounding``).
+        (``integers.largest_rounding``).
       norm: The norm that noise multipliers are relative to, at least the norm of every column; None
         for the largest norm of a column.
 
@@ -372,10 +372,10 @@ class StrategyColumns:
         digest = hashlib.sha256(entries.tobytes()).digest()
         object.__setattr__(self, "entries", entries)
         object.__setattr__(self, "_digest", (digest, entries.shape))
-        rounding = validation.non_negative_number(self.rounding, "rounding")
+        rounding = numbers.non_negative_number(self.rounding, "rounding")
         object.__setattr__(self, "rounding", rounding)
         if self.norm is not None:
-            object.__setattr__(self, "norm", validation.positive_number(self.norm, "norm"))
+            object.__setattr__(self, "norm", numbers.positive_number(self.norm, "norm"))
 
     def scaled(self) -> FloatArray:
         """Returns the (n, b) columns of |C| over the norm that noise multipliers are relative to.
@@ -462,9 +462,9 @@ class SampledRun:
             object.__setattr__(self, "columns", None)
         elif type(self.columns) is not StrategyColumns:
             raise TypeError(
-                f"columns must be StrategyColumns, found {validation.shown(self.columns)}."
+                f"columns must be StrategyColumns, found {numbers.shown(self.columns)}."
             )
-        sigma = validation.non_negative_number(self.sigma, "sigma")
+        sigma = numbers.non_negative_number(self.sigma, "sigma")
         object.__setattr__(self, "sigma", sigma)
 
     @functools.cached_property
@@ -566,7 +566,7 @@ class Cohorts:
           ValueError: If the seed is no integer of at least 0.
         """
         draws = check(draws)
-        seed = validation.integer_at_least(seed, 0, "the seed of a sampler")
+        seed = numbers.integer_at_least(seed, 0, "the seed of a sampler")
         order: IntArray = np.arange(draws.population)
         of_rounds: list[IntArray] = []
         num_eligible: list[int] = []

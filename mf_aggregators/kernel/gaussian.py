@@ -11,7 +11,7 @@ are replaced by zero vectors in every round that it takes part in.
 
 The privacy loss of the Gaussian mechanism is dp-accounting's. Noise is drawn from tables of
 integers, and a guarantee (epsilon, delta) of real normal numbers is one of (epsilon, delta + p) of
-what is drawn (``kernel.discrete_gaussian`` has the proof); p is the delta0 of approximate zCDP as
+what is drawn (``kernel.draws`` has the proof); p is the delta0 of approximate zCDP as
 well. The failure probability p grows with the numbers that are drawn, and does not depend on
 epsilon. Where it is not small beside delta, nothing is stated.
 """
@@ -26,9 +26,8 @@ import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 from scipy import special
 
-from mf_aggregators.kernel import discrete_gaussian, validation
-from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel import draws, numbers
+from mf_aggregators.kernel.numbers import Error, FloatArray
 
 # Noise multipliers that an epsilon is computed for. Outside, dp-accounting's arithmetic over- or
 # underflows, and an epsilon is far from any use.
@@ -39,7 +38,7 @@ _ROUNDING_OF_DELTAS = 1e-12
 # The largest share of delta that the failure probability may take.
 LARGEST_SHARE = 1e-3
 # With less noise a client may move a number by more standard deviations than are covered.
-LEAST_NOISE_MULTIPLIER = 1.0 / discrete_gaussian.LARGEST_SHIFT
+LEAST_NOISE_MULTIPLIER = 1.0 / draws.LARGEST_SHIFT
 # The coordinates of all rounds together that every statement charges for where nobody says how
 # many there are. No noise is made for more (:func:`check_charged`).
 DEFAULT_NUM_COORDINATES = 2**40
@@ -99,10 +98,10 @@ def epsilon(
       >>> round(mfa.accounting.epsilon(1.0, delta=1e-6), 3)
       4.887
     """
-    noise_multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    delta = validation.delta(delta)
-    participations = validation.positive_integer(disjoint_participations, "disjoint_participations")
-    coordinates = validation.positive_integer(num_coordinates, "num_coordinates")
+    noise_multiplier = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    delta = numbers.delta(delta)
+    participations = numbers.positive_integer(disjoint_participations, "disjoint_participations")
+    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
     if noise_multiplier < _SMALLEST_NOISE_MULTIPLIER:
         return math.inf
     # The squared norms of disjoint participations add up.
@@ -123,8 +122,8 @@ def exact_epsilon(noise_multiplier: float, delta: float) -> float:
     Raises:
       ValueError: If an argument is out of its range.
     """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    delta = validation.delta(delta)
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    delta = numbers.delta(delta)
     return math.inf if sigma < _SMALLEST_NOISE_MULTIPLIER else _exact_epsilon(sigma, delta)
 
 
@@ -170,12 +169,11 @@ def composed_gaussian_epsilon(noise_multipliers: Iterable[float], delta: float) 
       3.308
     """
     sigmas = [
-        validation.non_negative_number(each, "each of noise_multipliers")
-        for each in noise_multipliers
+        numbers.non_negative_number(each, "each of noise_multipliers") for each in noise_multipliers
     ]
     if not sigmas:
         raise ValueError("noise_multipliers must have at least one number, found none.")
-    delta = validation.delta(delta)
+    delta = numbers.delta(delta)
     if min(sigmas) == 0.0:
         return math.inf
     coordinates = len(sigmas) * DEFAULT_NUM_COORDINATES
@@ -205,7 +203,7 @@ def zcdp_rho(noise_multiplier: float) -> float:
       >>> mfa.accounting.zcdp_rho(0.5)
       2.0
     """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:
         return math.inf
     # Divided twice: the square of a float may be too large or too small for one. What is too
@@ -222,7 +220,7 @@ def zcdp_delta(
     """Returns the delta0 of approximate zero-concentrated DP that belongs to :func:`zcdp_rho`.
 
     Of an unamplified run's released numbers, (rho, delta0)-approximate zCDP is proved
-    (``kernel.discrete_gaussian``): in both of two neighbouring worlds there is an event of
+    (``kernel.draws``): in both of two neighbouring worlds there is an event of
     probability 1 - delta0 or more, given which the Renyi divergences of every order alpha > 1 are
     at most rho alpha. The delta0 of several runs together is the sum of theirs.
 
@@ -243,10 +241,10 @@ def zcdp_delta(
       >>> mfa.accounting.zcdp_delta(0.5) < 1e-15
       True
     """
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     if sigma == 0.0:
         return 0.0
-    each = sigma * math.sqrt(validation.positive_integer(disjoint_participations, "participations"))
+    each = sigma * math.sqrt(numbers.positive_integer(disjoint_participations, "participations"))
     return failure_probability(each, num_coordinates)
 
 
@@ -308,14 +306,15 @@ def failure_probability(noise_multiplier: float, num_coordinates: int) -> float:
       TailError: If there is so little noise that the bound does not hold.
       ValueError: If a number is out of its range.
     """
-    sigma = validation.positive_number(noise_multiplier, "noise_multiplier")
-    if sigma * discrete_gaussian.LARGEST_SHIFT < 1.0:
+    sigma = numbers.positive_number(noise_multiplier, "noise_multiplier")
+    if sigma * draws.LARGEST_SHIFT < 1.0:
         raise TailError(
             f"so little noise cannot be accounted for: a client may move a number by "
-            f"{1.0 / sigma:.3g} standard deviations, and {discrete_gaussian.LARGEST_SHIFT:g} are "
+            f"{1.0 / sigma:.3g} standard deviations, and {draws.LARGEST_SHIFT:g} are "
             "covered. Use more noise (a smaller epsilon)."
         )
-    return discrete_gaussian.failure_probability(num_coordinates)
+    coordinates = numbers.positive_integer(num_coordinates, "num_coordinates")
+    return min(1.0, coordinates * draws.FAILURE_PER_NUMBER)
 
 
 # Plans, reports and statements ask for the same ones again and again; each takes milliseconds.

@@ -133,9 +133,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from mf_aggregators.kernel import draws_of_clients, gaussian, validation
+from mf_aggregators.kernel import draws_of_clients, gaussian, numbers
 from mf_aggregators.kernel import losses as grids
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     FixedSize,
@@ -147,6 +146,7 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.losses import composition_rounding, epsilon_of
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # Privacy losses are rounded to a grid of this interval times epsilon, within bounds. The rounding
 # errs on the side of privacy.
@@ -182,7 +182,7 @@ def epsilon(
       ValueError: If sigma or delta is out of its range.
     """
     draws = draws_of_clients.check(draws, Groups)
-    sigma = validation.non_negative_number(sigma, "sigma")
+    sigma = numbers.non_negative_number(sigma, "sigma")
     grids.safe_delta(delta, draws.most_participations)
     found, refused = draws_of_clients.unamplified(draws.together, sigma, delta, num_coordinates)
     if found > 0.0 and sigma >= LEAST_NOISE_MULTIPLIER:

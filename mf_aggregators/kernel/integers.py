@@ -1,7 +1,7 @@
-"""Updates as integers, which are clipped and added up exactly, in NumPy.
+"""Clipped updates and rows of noise as integers, which no rounding of floats changes.
 
-A sum of floats depends on its order, and on what each of its terms is: taking one client out can
-move it by more than that client's norm. Here each update is rounded to a grid that no data
+**Updates.** A sum of floats depends on its order and on each of its terms: taking one client out
+can move it by more than that client's norm. Here each update is rounded to a grid that no data
 determine, multiples of a quantization step, and its L2 norm is bounded after the rounding, in
 integers. So one client moves the sum of any cohort, added up in any order and on any number of
 machines, by at most the clip norm, in exact arithmetic and not only up to rounding.
@@ -9,18 +9,118 @@ machines, by at most the clip norm, in exact arithmetic and not only up to round
 The norm that an update is scaled by is itself a sum of integers, squares in units of the largest
 entry, so that it depends on no order either: ``tff.grid`` clips to the same integers in a graph,
 on any number of threads.
+
+**Tensors** of one dtype form a *segment* of a row's coordinates, in which they follow one another
+without a gap: first the float32 tensors from coordinate 0, then the float64 tensors from the next
+*tile*, which is a range of TILE coordinates. Segments that start at tiles never share one, and
+each can be drawn and combined as one flat vector.
+
+With N = C^-1 and its diagonal D, row i of C^-1 Z is D[i] times row i of D^-1 N Z, and D^-1 N is
+the *normalised* noising matrix. In units of Z's own step, Z is integer (``draws``), and so are
+
+    w_i = z_i + round(earlier_i),        y_i = (w_i + 2^(c - 1)) >> c,
+
+where ``earlier_i`` is what earlier rounds add, computed in float64: from the rows y of earlier
+rounds times 2^c, or from earlier rows of Z. What is added to a sum is y_i, in steps of 2^c
+times Z's step times D[i]. It fits into 32 bits, and that is what is kept of a row.
+
+A row does not fit for every Z, but nearly certainly does. If Z were rounded normal numbers, a
+number of a row would be a normal number plus roundings, whose sum is at most sqrt(n) times the norm
+of the row of N, and 32 bits hold _SPREAD = 20 standard deviations of it. The guarantee would only
+suffer if what one of two neighbouring worlds releases made the *other* one overflow. Their rows
+differ by at most 5 standard deviations (``draws.LARGEST_SHIFT``), so that a number of
+the first would have to be 15 from zero, which has probability 7e-51. In the proof of
+``draws`` that is one more reason for r = 1, and negligible beside the others.
+
+Rows of a run that was extended have the steps that it began with, though longer rows would have
+coarser ones: then it is enough that 32 bits hold _SPREAD_OF_EXTENSION = 17 standard deviations,
+so that it takes 12 in the first world, of probability 4e-33 for each number, where Z itself is
+charged 4e-28 for its tails.
+
+Rounding takes no part of the guarantee. Let v_i = w_i + 2^c x_i with x_i the sum of the updates
+in the same steps as y_i. Then y_i + x_i = (v_i + 2^(c - 1)) >> c is a function of v_i, and v_i
+is z_i plus an integer that follows from the data and from v_1, ..., v_(i - 1). How far one
+client moves these integers, with all roundings, is what :class:`Rounding` bounds.
+
+**What roundings take of the noise multiplier, and how much noise makes up.**
+Two runs on neighbouring data sets release the same integers (the v_i), round
+after round. How far apart are their rows of Z? Write d for differences between the two runs.
+
+*Sums.* x_i is the exact sum of the updates over the step of row i, rounded to an integer. So
+d x_i is that of the exact sums to within 1 + f_x in each coordinate, f_x from floats, and zero
+where the client changes nothing. In L2 norm, a participation changes the sum by at most
+(clip norm + sqrt(d) (1 + f_x) step_i).
+
+*Rows.* From v_i being the same, d w_i = -2^c d x_i exactly, and d y_i = -d x_i. With C1 = C D the
+inverse of the normalised noising matrix,
+
+* where rows follow from earlier rows y, d z_i = -2^c (C1 d x)_i - e_i, and e_i is zero wherever
+  the y that row i follows from are the same in both runs: with b bands, but for the b rows from
+  a participation on;
+* where they follow from earlier rows of Z, d z = -2^c C1 d x - C1 e, and e_i may be anything
+  in all rows after a participation.
+
+Here e_i is the difference of two roundings to integers of numbers that floats know to within f
+each: |e_i| <= 1 + 2 f. So with g the norm of what e passes through (1, or ||C1||), for n rounds of
+d coordinates, s the sensitivity of C, and sigma the standard deviation of Z,
+
+    ||d Z|| <= s (clip norm + sqrt(d) (1 + f_x) max step_i) / sigma + g (1 + 2 f) sqrt(d n) STEP
+
+standard deviations, whatever was released before. Then the run is a mu-Gaussian mechanism with mu
+the right-hand side (Smith and Thakurta, 2022, for shifts that depend on what was released).
+
+Both terms that are not s clip norm / sigma are known in advance, and :meth:`Rounding.enlarged`
+enlarges sigma until the sum is s clip norm / (the sigma that was asked for). The last term does
+not shrink with s. It is made up for at the least s of all, that of one participation in the
+column of C with the least diagonal entry, so that guarantees hold for what a client really did,
+too, and not only for the s of the declared schema. Where groups of clients are sampled, each
+participation is a query of its own, of b rows that no other changes, and the norm of its column
+takes the place of s; so rows must follow from rows there. Where clients draw for themselves, all
+participations of one are a query together, and its accounting charges e once more, row by row.
+
+A run that is extended goes on with the sigma that it began with, which :meth:`Rounding.enlarged`
+found for fewer rounds and for another C. :meth:`Rounding.covered` says which sigma that is for the
+whole, in real arithmetic: the one that :meth:`Rounding.enlarged` would enlarge to it.
+
+That noise comes from floats takes a further 3e-8: C and the matrix that rows are made with may
+be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats besides.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
-from mf_aggregators.kernel.integer_rows import DEFAULT_LARGEST_COHORT
+from mf_aggregators.kernel import draws, noising_matrices, numbers, strategies
+from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
+from mf_aggregators.kernel.noising_matrices import Blocks
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState
 
+# The dtypes that noise is computed in, in the order of their segments.
+NOISE_DTYPES = ("float32", "float64")
+# Of the integers that rows consist of.
+ROW_BITS = 32
+# Coordinates whose temporaries stay in a processor's cache.
+_COORDINATES_AT_ONCE = 2**13
+# Standard deviations that no number of a row exceeds.
+_SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
+# More than all errors of floats in the sizes of rows.
+_SLACK_OF_SIZES = 1.0 + 1e-6
+# No noise is as coarse as this.
+_LARGEST_SHIFT = 24
+# The most updates of a sum that nobody has limited.
+DEFAULT_LARGEST_COHORT = 1 << 22
+# The largest share of the noise that roundings may take.
+LARGEST_SHARE = 0.1
+# Unit roundoff of float64.
+_ROUNDOFF = 2.0**-53
+_SLACK_OF_FLOATS = 1.0 + 3e-8
+_SUM_BITS = 62
+# More than the roundings of the few operations that find what a standard deviation covers.
+_ROUNDED_DOWN = 1.0 - 1e-14
 # The squares of an update's integers, of at most this many steps, add up within int64, and each of
 # them fits into int32.
 STEPS_PER_CLIP_NORM = 1 << 30
@@ -33,6 +133,384 @@ LEAST_UNIT = 1e-290
 _OPEN_BITS = 64
 # Squares of at most one add up below 2 to this power, and have as many binary digits as floats.
 _BITS_OF_SQUARES, _MOST_BITS_OF_A_SQUARE = 62, 52
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """The tensors of one dtype, as a range of a row's coordinates.
+
+    Attributes:
+      dtype: "float32" or "float64".
+      first_tile: The tile at whose first coordinate the segment starts.
+      size: How many coordinates, at least 1.
+      positions: Which tensors of the row these are, in order; tensors without entries
+        included.
+    """
+
+    dtype: str
+    first_tile: int
+    size: int
+    positions: tuple[int, ...]
+
+    @property
+    def first_coordinate(self) -> int:
+        """The coordinate of the segment's first entry within the row."""
+        return self.first_tile * TILE
+
+    @property
+    def num_tiles(self) -> int:
+        """The number of tiles, the last of which may be shorter."""
+        return -(-self.size // TILE)
+
+    def row_of_z(self, source: NoiseSource, seed: IntArray, row: int) -> IntArray:
+        """Returns the (size,) entries of a row of Z, see ``draws.integers``."""
+        return draws.integers(source, seed, row, self.first_coordinate, self.size)
+
+    @property
+    def width(self) -> int:
+        """The coordinates of a tile, to which the last of several tiles is filled up."""
+        return min(self.size, TILE)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """The tensors of one row, in order.
+
+    Attributes:
+      shapes: The shape of each tensor.
+      dtypes: What noise for each tensor is computed in: "float32" or "float64".
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shapes) != len(self.dtypes):
+            raise ValueError(
+                f"a layout needs as many shapes as dtypes, found {len(self.shapes)} and "
+                f"{len(self.dtypes)}."
+            )
+        for dtype in self.dtypes:
+            if dtype not in NOISE_DTYPES:
+                raise ValueError(f"noise is computed in float32 or float64, found {dtype!r}.")
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The row's segments, at most one for each dtype; those without entries are left out."""
+        found: list[Segment] = []
+        first_tile = 0
+        for dtype in NOISE_DTYPES:
+            positions = tuple(i for i, name in enumerate(self.dtypes) if name == dtype)
+            size = sum(math.prod(self.shapes[position]) for position in positions)
+            if size:
+                found.append(Segment(dtype, first_tile, size, positions))
+                first_tile += found[-1].num_tiles
+        return tuple(found)
+
+    def tensors(self, flats: Sequence[RealArray]) -> list[Any]:
+        """Returns all tensors of a row, those of segments without entries included.
+
+        Args:
+          flats: The flat vector of each of ``segments``.
+
+        Returns:
+          One array for each of ``shapes``; views of the vectors where they have entries.
+
+        Raises:
+          ValueError: If a vector has not its segment's size.
+        """
+        found = [
+            np.empty(shape, dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
+        for segment, flat in zip(self.segments, flats, strict=True):
+            if flat.shape != (segment.size,):
+                raise ValueError(f"a segment has {segment.size} entries, found {flat.shape}.")
+            ends = np.cumsum([found[position].size for position in segment.positions])
+            for position, part in zip(segment.positions, np.split(flat, ends[:-1]), strict=True):
+                found[position] = part.reshape(self.shapes[position])
+        return found
+
+
+def total_size(segments: Sequence[Segment]) -> int:
+    """Returns the number of entries of a row; the gap before a segment does not count."""
+    return sum(segment.size for segment in segments)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IntegerRows:
+    """Rows of C^-1 Z as integers.
+
+    Attributes:
+      recursion: The mechanism's noising matrix.
+      shift: c: rows have steps of 2^c times those of Z.
+      largest_row: What bounds the numbers of a row, in steps of Z.
+      largest_vectors: (m,) float64: what bounds the state vectors, in steps of Z.
+    """
+
+    recursion: NoiseRecursion
+    shift: int
+    largest_row: float
+    largest_vectors: FloatArray
+
+    @classmethod
+    def of(cls, recursion: NoiseRecursion, first: NoiseRecursion | None = None) -> "IntegerRows":
+        """Returns the rows of a noising matrix, in the finest steps that 32 bits are enough for.
+
+        Args:
+          recursion: The mechanism's noising matrix.
+          first: That of the first horizon, whose rows are the first of ``recursion``, if the run
+            was extended: it goes on in the steps that it began with. None otherwise.
+
+        Raises:
+          ValueError: If rows may be so large beside their row of Z that 32 bits do not hold them.
+        """
+        shifts, spread = [*range(1, _LARGEST_SHIFT + 1)], _SPREAD
+        if first is not None:
+            shifts, spread = [cls.of(first).shift], _SPREAD_OF_EXTENSION
+        row = float(np.max(noising_matrices.row_norms(recursion.normalised)))
+        for shift in shifts:
+            # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
+            rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
+            driven = _SLACK_OF_SIZES * (spread * draws.STANDARD_DEVIATION + rounding)
+            if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
+                vectors = noising_matrices.state_vector_norms(recursion.normalised)
+                return cls(recursion, shift, driven * row, driven * vectors)
+        raise ValueError(
+            f"rows of noise of {recursion.num_rounds} rounds may be larger than their integers "
+            "hold, over a million times as large as a row of Z: the matrix is nearly singular, or "
+            "a run is extended by too much."
+        )
+
+    @property
+    def normalised(self) -> NoiseRecursion:
+        """The normalised noising matrix."""
+        return self.recursion.normalised
+
+    @property
+    def row_to_z(self) -> float:
+        """What the numbers that rows follow from are multiplied by, to be in steps of Z."""
+        return 1.0 if self.normalised.draws_earlier_rows_of_z else 2.0**self.shift
+
+    @property
+    def steps(self) -> FloatArray:
+        """(n,) float64: the step of each round's row, at unit variance of Z; some may be < 0."""
+        return self.recursion.diagonal * (2.0**self.shift * STEP)
+
+    def initial_state(self, size: int) -> NoiseState:
+        """Returns the state before the first round, for rows of a number of entries."""
+        state = self.normalised.initial_state((size,))
+        if self.normalised.num_state_vectors or self.normalised.draws_earlier_rows_of_z:
+            return state
+        return dataclasses.replace(state, history=state.history.astype(np.int32))
+
+    def next_row(self, state: NoiseState, z: IntArray) -> tuple[IntArray, NoiseState]:
+        """Returns the row of the state's round and the state after it; no argument changes.
+
+        Args:
+          state: What :meth:`initial_state` or an earlier call returned, here or of the rows that
+            these continue.
+          z: (size,) int64: the round's row of Z, in its steps.
+
+        Returns:
+          (size,) int64 row in steps of ``steps``, and the next state.
+
+        Raises:
+          ValueError: If the mechanism has no more rounds, or the state is of another one.
+        """
+        i, history = state.round_index, self.normalised.copied_history(state)
+        self.recursion.check_has_round(i)
+        row = np.empty(len(z), np.int64)
+        for start in range(0, len(z), _COORDINATES_AT_ONCE):
+            part = slice(start, start + _COORDINATES_AT_ONCE)
+            before = history[:, part]
+            row[part] = self.integer_row(
+                z[part], self.normalised.earlier(i, before) * self.row_to_z
+            )
+            history[:, part] = self.normalised.following(i, before, z[part], row[part])
+        return row, NoiseState(i + 1, history)
+
+    def integer_row(self, z: IntArray, earlier: FloatArray) -> IntArray:
+        """Returns (...) int64: a row in steps of ``steps``.
+
+        Args:
+          z: (...) int64: the round's row of Z, in its steps.
+          earlier: (...) float64: what earlier rounds add, in steps of Z.
+        """
+        sums = z + np.rint(earlier).astype(np.int64) + (1 << (self.shift - 1))
+        return np.asarray(sums >> self.shift)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rounding:
+    """What bounds the roundings of rows.
+
+    Attributes:
+      rows: The integer rows.
+      operator_norm: g of the module's docstring.
+      float_error: f: what floats err by at most in a row's part of earlier rounds, in steps of Z.
+    """
+
+    rows: IntegerRows
+    operator_norm: float
+    float_error: float
+
+    @classmethod
+    def of(cls, rows: IntegerRows, blocks: Blocks | None = None) -> "Rounding":
+        """Returns what bounds the roundings of rows.
+
+        Args:
+          rows: The rows.
+          blocks: The blocks that they are made in; None if they are made one by one.
+        """
+        normalised = rows.normalised
+        blocks = Blocks.single(rows.recursion) if blocks is None else blocks
+        errors, largest = np.zeros(normalised.num_state_vectors), 0.0
+        for block, first in enumerate(blocks.distinct_transitions()):
+            # Equal blocks err alike, but for what adds up in state vectors.
+            if len(errors) or first == block:
+                found, errors = _errors(rows, blocks, block, errors)
+                # Unlike ``max``, it keeps NaN.
+                largest = float(np.maximum(largest, found))
+        return cls(rows, math.sqrt(math.prod(_strategy_norms(normalised))), largest)
+
+    def enlarged(self, sigma: float, *, num_parameters: int, largest_cohort: int) -> float:
+        """Returns the standard deviation of Z that hides, after all roundings, what was asked for.
+
+        Args:
+          sigma: What real arithmetic would need, in norms of a vector.
+          num_parameters: d, the entries of a row.
+          largest_cohort: The most vectors in a sum.
+
+        Returns:
+          At least ``sigma``, in norms. A run that was extended keeps that of its first horizon:
+          noise does not change in the middle of a run.
+
+        Raises:
+          ValueError: If roundings would take more than a tenth of the noise, or a sum would
+            have too many steps.
+        """
+        share = self._share(sigma, num_parameters, largest_cohort)
+        return _SLACK_OF_FLOATS * sigma / (1.0 - share)
+
+    def covered(self, enlarged: float, *, num_parameters: int, largest_cohort: int) -> float:
+        """Returns the sigma that :meth:`enlarged` enlarges to the given standard deviation.
+
+        Args:
+          enlarged: The standard deviation of Z, in norms.
+          num_parameters: As there.
+          largest_cohort: As there.
+
+        Returns:
+          What real arithmetic would need for the same guarantee of these rows, rounded down.
+
+        Raises:
+          ValueError: As there.
+        """
+        # The share of what is covered, x, is x k for a k that hardly depends on x.
+        least = enlarged * (1.0 - LARGEST_SHARE)
+        k = self._share(least, num_parameters, largest_cohort) / least
+        found = _ROUNDED_DOWN * enlarged / (_SLACK_OF_FLOATS + k * enlarged)
+        self._share(found, num_parameters, largest_cohort)
+        return found
+
+    def _share(self, sigma: float, num_parameters: int, largest_cohort: int) -> float:
+        """What roundings take at most of noise of a standard deviation in norms."""
+        steps = np.abs(self.rows.steps)
+        least_sensitivity = 1.0 / float(np.max(np.abs(self.rows.recursion.diagonal)))
+        # At most, since enlarging makes steps larger.
+        steps_of_sum = largest_cohort / (sigma * float(np.min(steps)))
+        # Comparisons are written so that NaN does not pass.
+        if not steps_of_sum <= 2.0**_SUM_BITS:
+            raise ValueError(
+                f"noise of standard deviation {sigma:g} norms is so little beside sums of "
+                f"{largest_cohort} updates that integers of 64 bits do not hold both: use more "
+                "noise or a smaller largest_cohort."
+            )
+        # A cast, a division and their rounding to nearest.
+        float_error_of_sum = 8.0 * _ROUNDOFF * steps_of_sum
+        of_sums = math.sqrt(num_parameters) * (1.0 + float_error_of_sum) * float(np.max(steps))
+        of_rows = self.operator_norm * (1.0 + 2.0 * self.float_error) * STEP
+        of_rows *= math.sqrt(num_parameters * self.rows.recursion.num_rounds)
+        share = sigma * (of_sums + of_rows / least_sensitivity)
+        if not share <= LARGEST_SHARE:
+            raise ValueError(
+                f"in integers of {ROW_BITS} bits, rounding could take {share:.2g} of the noise of "
+                f"{num_parameters} parameters, whose standard deviation is {sigma:.3g} clip norms, "
+                f"and {LARGEST_SHARE:g} is allowed: use less noise, fewer rounds or a smaller "
+                "model."
+            )
+        return share
+
+
+def _errors(
+    rows: IntegerRows, blocks: Blocks, block: int, errors: FloatArray
+) -> tuple[float, FloatArray]:
+    """Bounds the errors of floats in a block, in steps of Z.
+
+    Args:
+      rows: The integer rows.
+      blocks: The blocks.
+      block: The block.
+      errors: (m,) those of the state vectors at its start.
+
+    Returns:
+      The largest error of a row, and (m,) those of the state vectors at the block's end.
+    """
+    matrix, vectors = blocks.transition(block), len(errors)
+    start, end = blocks.rounds(block)
+    weights = np.abs(matrix)
+    of_rows, of_vectors = weights[: end - start], weights[end - start :]
+    driving, of_driving = end - start, rows.largest_row
+    if rows.normalised.draws_earlier_rows_of_z:
+        driving = end - blocks.first_row_of_z(block)
+        of_driving = float(draws.LARGEST)
+    earlier = matrix.shape[1] - vectors - driving
+    sizes = np.concatenate(
+        [np.full(earlier, rows.largest_row), rows.largest_vectors, np.full(driving, of_driving)]
+    )
+    # Of a sum of products, in any order.
+    roundoff = (matrix.shape[1] + 4) * _ROUNDOFF
+    known = slice(earlier, earlier + vectors)
+    largest = np.max(roundoff * (of_rows @ sizes) + of_rows[:, known] @ errors)
+    following = roundoff * (of_vectors @ sizes) + of_vectors[:, known] @ errors
+    return float(largest), following
+
+
+def largest_rounding(recursion: NoiseRecursion) -> float:
+    """Returns how many steps of Z roundings move a number of a row, as one client changes them.
+
+    Rows may be made one by one or in blocks.
+
+    Args:
+      recursion: The noising matrix.
+
+    Raises:
+      ValueError: As :meth:`IntegerRows.of` raises it.
+    """
+    rows = IntegerRows.of(recursion)
+    errors = [Rounding.of(rows, blocks).float_error for blocks in (None, Blocks.of(recursion))]
+    # A number has all earlier roundings that the row depends on, times entries of C1.
+    return _strategy_norms(rows.normalised)[1] * (1.0 + 2.0 * float(np.max(errors)))
+
+
+def _strategy_norms(normalised: NoiseRecursion) -> tuple[float, float]:
+    """The largest sums of magnitudes in columns and in rows of what roundings pass through.
+
+    That is C1 if rows follow from rows of Z, and the identity otherwise. The product of the two
+    bounds the square of its operator norm.
+    """
+    if not normalised.draws_earlier_rows_of_z:
+        return 1.0, 1.0
+    found = strategies.strategy(normalised, normalised.num_rounds)
+    # Errors of columns, added up along a row or a column.
+    error = normalised.num_rounds * found.error
+    magnitudes = np.abs(found.entries)
+    if not found.is_dense:
+        # The coefficients of a Toeplitz matrix.
+        largest = float(np.sum(magnitudes)) + error
+        return largest, largest
+    by_columns, by_rows = (float(np.max(np.sum(magnitudes, axis=axis))) for axis in (0, 1))
+    return by_columns + error, by_rows + error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +532,7 @@ class IntegerSums:
     is_secure: bool = False
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "largest_cohort", "bits")
+        numbers.set_positive_integers(self, "largest_cohort", "bits")
         object.__setattr__(self, "is_secure", bool(self.is_secure))
         if self.bits > _OPEN_BITS or self.steps_per_clip_norm < 1:
             raise ValueError(

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Basis, Claim, Guarantee, Limit, Pattern, check
 from mf_aggregators.kernel.draws_of_clients import InGroups
-from mf_aggregators.kernel.numbers import in_full
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, in_full
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.units import Unit
 
@@ -63,18 +62,16 @@ class ObservedParticipation:
 
     def __post_init__(self) -> None:
         for name, least in (("num_rounds", 0), ("max_participations", 0)):
-            found = validation.integer_at_least(getattr(self, name), least, name)
+            found = numbers.integer_at_least(getattr(self, name), least, name)
             object.__setattr__(self, name, found)
         for name, least in (("num_clients", 0), ("separation", 1), ("largest_separation", 1)):
             if getattr(self, name) is not None:
-                found = validation.integer_at_least(getattr(self, name), least, name)
+                found = numbers.integer_at_least(getattr(self, name), least, name)
                 object.__setattr__(self, name, found)
         for name, kind in (("keeps_sampling", bool), ("conditions", str), ("gap", str)):
             value = getattr(self, name)
             if value is not None and type(value) is not kind:
-                raise ValueError(
-                    f"{name} must be a {kind.__name__}, found {validation.shown(value)}."
-                )
+                raise ValueError(f"{name} must be a {kind.__name__}, found {numbers.shown(value)}.")
         if self.max_participations <= 1:
             return
         if self.separation is None:
@@ -146,7 +143,7 @@ def observed_participation(
       ValueError: If a client's rounds are not increasing or not among the rounds
         that were released: such a ledger cannot be trusted.
     """
-    num_rounds = validation.integer_at_least(num_rounds, 0, "num_rounds")
+    num_rounds = numbers.integer_at_least(num_rounds, 0, "num_rounds")
     of_clients = [np.asarray(rounds, dtype=np.int64) for rounds in rounds_of_clients if len(rounds)]
     if not of_clients:
         return ObservedParticipation(num_rounds, 0, None, 0, largest_separation=None)
@@ -439,7 +436,7 @@ class TimedRounds:
 
     def __post_init__(self) -> None:
         for name in ("starts", "ends"):
-            times = validation.real_array(getattr(self, name), name)
+            times = numbers.real_array(getattr(self, name), name)
             if times.ndim != 1 or not len(times):
                 raise ValueError(f"{name} must have one time for each round.")
             # Written so that NaN does not pass.
@@ -462,12 +459,12 @@ class TimedRounds:
         if np.any(self.ends < self.starts):
             early = int(np.argmax(self.ends < self.starts))
             raise ValueError(f"round {early} ends before it starts.")
-        validation.positive_number(self.timer_hours, "timer_hours")
-        if validation.non_negative_number(self.clock_drift, "clock_drift") >= 1.0:
+        numbers.positive_number(self.timer_hours, "timer_hours")
+        if numbers.non_negative_number(self.clock_drift, "clock_drift") >= 1.0:
             raise ValueError(f"clock_drift must be below 1, found {self.clock_drift}.")
-        validation.non_negative_number(self.clock_margin_minutes, "clock_margin_minutes")
+        numbers.non_negative_number(self.clock_margin_minutes, "clock_margin_minutes")
         if self.max_participations is not None:
-            validation.set_positive_integers(self, "max_participations")
+            numbers.set_positive_integers(self, "max_participations")
         if self._timer_ticks() <= 0:
             raise ValueError(
                 f"a timer_hours of {in_full(self.timer_hours)} leaves nothing after a clock_drift "

@@ -68,8 +68,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import gaussian, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.kernel.certificate import ROUNDING
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -77,6 +76,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     possible_orders,
 )
 from mf_aggregators.kernel.gaussian import underflow_is_zero
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 
 # Upper bound on the rounding error of one mass, in spacings of floats.
 _ROUNDINGS = 8
@@ -360,7 +360,7 @@ def safe_delta(delta: float, compositions: int) -> float:
       ValueError: If delta is not between 0 and 1, or so small that rounding is no small part
         of it.
     """
-    delta = validation.delta(delta)
+    delta = numbers.delta(delta)
     rounding = composition_rounding(compositions)
     smallest = max(_SMALLEST_DELTA, 2.0 * rounding)
     if delta < smallest:

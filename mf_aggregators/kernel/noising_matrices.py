@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,

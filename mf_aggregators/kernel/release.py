@@ -7,34 +7,159 @@ and adds the row. What is done to vectors before is a function of one client's d
 releases; what is done to a release afterwards is post-processing.
 
 Roundings take a part of the noise. So Z has a standard deviation that is larger than sigma
-(``kernel.integer_rows``). A run that was extended goes on with the noise that it began with, and is
+(``kernel.integers``). A run that was extended goes on with the noise that it began with, and is
 refused if that covers less than the sigma of its claim.
+
+A row of noise that was added to one sum is added to no other: two sums under one row of noise
+reveal their difference. So a :class:`ReleaseRecord` keeps the first sum of a row, as a digest that
+tells nothing without the seed, and any other sum of that row is refused.
 """
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
 import itertools
+import os
 import pathlib
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, ClassVar, NoReturn, final
 
 import numpy as np
 
-from mf_aggregators.kernel import draws, gaussian, integers, strategies, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel import draws, gaussian, integers, numbers, strategies
 from mf_aggregators.kernel.claim import Claim, Sealed, made
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
-from mf_aggregators.kernel.errors import NotProved, ReleaseError
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding, RowLayout, total_size
-from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, total_size
 from mf_aggregators.kernel.noising_matrices import Blocks
-from mf_aggregators.kernel.once import ReleaseRecord
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
 from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState, independent_rows
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 
+# Stands for a row that is never released: no digest is as short.
+_SPENT = b"spent"
+_ANOTHER_PROCESS = (
+    "give both a noise_directory, or make the aggregator of the mechanism in the process that "
+    "releases, and move the state by save_state and load_state"
+)
 # Relative tolerance for the sigma that the noise of an extended run covers.
 _TOLERANCE = 1e-12
+
+
+@final
+class ReleaseRecord:
+    """Digests of the sums that rows of noise were added to: in this process, or in a directory.
+
+    All records of a process that have no directory are one. Other processes share a directory's
+    digests. Copies share the record.
+    """
+
+    _of_process: ClassVar[dict[tuple[str, int], bytes]] = {}
+
+    def __init__(self, directory: pathlib.Path | None = None) -> None:
+        """Opens the record.
+
+        Args:
+          directory: A private directory, which is there; None to keep the record in memory, for
+            this process alone.
+        """
+        self._directory, self._process = directory, os.getpid()
+        # A state may go on with an aggregator that was made anew, as in a notebook.
+        self._digests = self._of_process if directory is None else {}
+
+    def __init_subclass__(cls) -> NoReturn:
+        raise TypeError("ReleaseRecord has no subclasses.")
+
+    def check(self, stream: str, i: int, found: bytes) -> None:
+        """Records the digest of a round's sum.
+
+        Args:
+          stream: The name of the stream of noise.
+          i: The round, from 0.
+          found: The digest.
+
+        Raises:
+          OSError: If the directory cannot be written.
+          ReleaseError: If the round has another digest or was spent, or the record is that of
+            another process.
+        """
+        known = self._digests.get((stream, i), found)
+        if known == found:
+            known = self._written(stream, i, found, replaces=False)
+        # The first of several threads releases.
+        before = self._digests.setdefault((stream, i), known)
+        before = known if before == found else before
+        if before == _SPENT:
+            raise ReleaseError(
+                f"Round {i} was spent: its noise is never released. Go on from the state that "
+                "spend returned."
+            )
+        if before != found:
+            raise ReleaseError(
+                "The noise of this round was added to other data before, so this aggregate is not "
+                "released: the difference of the two would have no noise. Go on from this state "
+                "with the clients and data of that time, release the sum that was kept, or give "
+                "the round up by spend(state)."
+            )
+
+    def spend(self, stream: str, i: int) -> None:
+        """Records that a round's row is never released from now on.
+
+        Args:
+          stream: The name of the stream of noise.
+          i: The round, from 0.
+
+        Raises:
+          OSError: If the directory cannot be written.
+          ReleaseError: If the record is that of another process.
+        """
+        self._written(stream, i, _SPENT, replaces=True)
+        self._digests[stream, i] = _SPENT
+
+    def _written(self, stream: str, i: int, content: bytes, *, replaces: bool) -> bytes:
+        """The record of a round in the directory, if there is one: this content, or the first."""
+        if self._directory is None:
+            if os.getpid() != self._process:
+                raise ReleaseError(
+                    "The aggregator was made in another process, which may add this round's noise "
+                    f"to other data: {_ANOTHER_PROCESS}."
+                )
+            return content
+        path = self._directory / "released" / stream / f"round-{i}"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if replaces:
+                os.replace(partial, path)
+            else:
+                # Unlike a renaming, it fails where the name is taken.
+                with contextlib.suppress(FileExistsError):
+                    os.link(partial, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return path.read_bytes()
+
+    def __deepcopy__(self, _: Any) -> "ReleaseRecord":
+        return self
+
+    def __reduce__(self) -> Any:
+        if self._directory is None:
+            raise ReleaseError(
+                "An aggregator without a noise directory is not pickled: the copy would not know "
+                f"which rows of noise this one has used. {_ANOTHER_PROCESS.capitalize()}."
+            )
+        return ReleaseRecord, (self._directory,)
 
 
 @final
@@ -140,11 +265,11 @@ class Release:
             *((self.sums, IntegerSums), (self.record, ReleaseRecord), (self.source, NoiseSource)),
         ):
             if type(each) is not kind:
-                raise TypeError(f"a release needs {kind.__name__}, found {validation.shown(each)}.")
+                raise TypeError(f"a release needs {kind.__name__}, found {numbers.shown(each)}.")
         # Made anew, so that their numbers are those that constructors have checked.
         *earlier, claim = map(dataclasses.replace, (*self.earlier, self.claim))
         self._set(claim=claim, earlier=tuple(earlier), sums=dataclasses.replace(self.sums))
-        self._set(norm=validation.positive_number(self.norm, "norm"))
+        self._set(norm=numbers.positive_number(self.norm, "norm"))
         self._set(is_on_disk=bool(self.is_on_disk))
         for each in self._horizons:
             strategies.check_rounds(each.rows, each.num_rounds or 0)
@@ -165,12 +290,13 @@ class Release:
         claimed = [
             (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in self._horizons
         ]
-        numbers = range(1, len(claimed) + 1)
         self._set(
             rows=rows[-1],
             blocks=blocks[-1],
             _roundings=tuple(map(Rounding.of, rows, blocks)),
-            _unbound=tuple(_digest(repr((options, claimed[:number]))) for number in numbers),
+            _unbound=tuple(
+                _digest(repr((options, claimed[: number + 1]))) for number in range(len(claimed))
+            ),
         )
         self._bind()
 
@@ -318,7 +444,7 @@ class Release:
           TypeError: If the sums are no plain arrays of int64.
           ValueError: If the sums have other shapes, or are larger than those of so many records.
         """
-        number = validation.integer_at_least(num_clients, 0, "num_clients")
+        number = numbers.integer_at_least(num_clients, 0, "num_clients")
         i = self._next_round(state)
         self._check_sums(sums, number)
         if number > self.sums.largest_cohort:
@@ -418,14 +544,14 @@ class Release:
           ReleaseError: If the state is of another run.
           ValueError: If a number was altered.
         """
-        numbers = itertools.takewhile(
+        names = itertools.takewhile(
             lambda name: name in arrays, map("history_{}".format, itertools.count())
         )
         state = _state(
             int(arrays["round_index"]),
             draws.checked_seed(arrays["seed"]).copy(),
             draws.checked_seed(arrays["stream"]).copy(),
-            [np.array(arrays[name]) for name in numbers],
+            [np.array(arrays[name]) for name in names],
             np.asarray(arrays["release"], np.uint8).tobytes(),
         )
         if _digest_of(state) != np.asarray(arrays["digest"], np.uint8).tobytes():
@@ -475,7 +601,7 @@ class Release:
     def _check_state(self, state: ReleaseState) -> None:
         """Raises ReleaseError if a state is of no horizon of this run."""
         if type(state) is not ReleaseState:
-            raise TypeError(f"a release needs its own state, found {validation.shown(state)}.")
+            raise TypeError(f"a release needs its own state, found {numbers.shown(state)}.")
         is_new = state.round_index == 0 and state.digest in self._unbound
         if not (is_new or state.digest in self.digests):
             raise ReleaseError(

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
 
 _Dtype: TypeAlias = type[np.float64] | type[np.int64]
 
@@ -249,7 +249,7 @@ class BandedNoise(NoiseRecursion):
     row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "num_rounds")
+        numbers.set_positive_integers(self, "num_rounds")
         rounds = self.num_rounds
         self._freeze("bands", (1 if len(self.bands) == 1 else rounds, None), lags_in=rounds)
         if self.row_scales is not None:
@@ -387,7 +387,7 @@ class WindowNoise(NoiseRecursion):
     row_scales: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "num_rounds")
+        numbers.set_positive_integers(self, "num_rounds")
         rounds, rank = self.num_rounds, np.shape(self.left)[-1]
         self._freeze("window", (1 if len(self.window) == 1 else rounds, None), lags_in=rounds)
         self._freeze("left", (rounds, rank))

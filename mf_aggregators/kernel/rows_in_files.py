@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel.arrays import FloatArray, IntArray, RealArray
 from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE, NoiseSource, integers
-from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
+from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.noising_matrices import Blocks
+from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
 
 # Of what stands before a file's contents.
 _DIGEST_SIZE = 32

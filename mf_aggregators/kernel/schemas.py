@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import FloatArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Schema:
             if name == "most" and value is None:
                 continue
             if type(value) is not int:
-                raise TypeError(f"{name} must be an int, found {validation.shown(value)}.")
+                raise TypeError(f"{name} must be an int, found {numbers.shown(value)}.")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, found {value}.")
         if type(self.is_even) is not bool:
-            raise TypeError(f"is_even must be a bool, found {validation.shown(self.is_even)}.")
+            raise TypeError(f"is_even must be a bool, found {numbers.shown(self.is_even)}.")
 
     def __str__(self) -> str:
         if self == Schema(1, 1):
@@ -63,7 +63,7 @@ class Schema:
         Raises:
           ValueError: If n is not a positive integer.
         """
-        num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
         fitting = -(-num_rounds // self.separation)
         return fitting if self.most is None else min(fitting, self.most)
 

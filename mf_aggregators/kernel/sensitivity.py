@@ -30,8 +30,8 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse.csgraph
 
-from mf_aggregators.kernel import strategies, trees, validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers, strategies, trees
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion, StateSpaceNoise
 from mf_aggregators.kernel.schemas import Schema, largest_sums, pattern_sum, pattern_sum_adjoint
 from mf_aggregators.kernel.strategies import Strategy
@@ -401,7 +401,7 @@ def toeplitz_bound(coefficients: Any, num_rounds: int, schema: Schema) -> Sensit
 
 def _unit(values: Any, name: str, dimensions: int) -> tuple[FloatArray, float]:
     """A finite array over its largest magnitude, and that: squares are then within floats."""
-    array = validation.real_array(values, name)
+    array = numbers.real_array(values, name)
     if array.ndim != dimensions or array.size == 0:
         kind = {1: "a vector", 2: "two-dimensional"}[dimensions]
         raise ValueError(f"{name} must be {kind}, found an array of shape {array.shape}.")

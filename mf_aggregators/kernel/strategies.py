@@ -43,9 +43,8 @@ import numpy as np
 import scipy.fft
 from scipy.linalg.lapack import dtrtri
 
-from mf_aggregators.kernel import noising_matrices, validation
-from mf_aggregators.kernel.arrays import FloatArray
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel import noising_matrices, numbers
+from mf_aggregators.kernel.numbers import FloatArray, NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -98,7 +97,7 @@ def strategy(rows: NoiseRecursion, num_rounds: int) -> Strategy:
       NotProved: If the rows are of another class, if C or its errors are too large for a
         proof, or if there are too many rounds for one.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     check_rounds(rows, num_rounds)
     with np.errstate(all="ignore"):
         diagonal = rows.diagonal[:num_rounds]

@@ -18,8 +18,8 @@ from typing import final
 
 import numpy as np
 
-from mf_aggregators.kernel import sensitivity, strategies, validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers, sensitivity, strategies
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.kernel.schemas import Schema, largest_sums
 from mf_aggregators.kernel.sensitivity import Sensitivity
@@ -58,7 +58,7 @@ class Unit:
         assert self.schema
         for name in ("num_clients", "window", "num_windows"):
             if getattr(self, name) is not None or name == "num_clients":
-                validation.set_positive_integers(self, name)
+                numbers.set_positive_integers(self, name)
 
     @property
     def schema(self) -> Schema:
@@ -99,7 +99,7 @@ def of_unit(rows: NoiseRecursion, num_rounds: int, unit: Unit) -> Sensitivity:
     Raises:
       NotProved: As ``sensitivity.of_rows`` does.
     """
-    num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+    num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
     if unit.window is None or unit.window >= num_rounds:
         one = sensitivity.of_rows(rows, num_rounds, unit.schema)
     else:

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from scipy.linalg.lapack import dtrtri
 
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra import power_series
 
 # The least rows of a tile of a product, and the tiles across a band.

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.linalg
 import scipy.special
 
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 
 # Steps and limits of the number of shifts, and the points at which errors are measured.
 _MORE_SHIFTS = 4

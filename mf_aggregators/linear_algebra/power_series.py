@@ -9,7 +9,7 @@ import numpy as np
 import scipy.fft
 import scipy.signal
 
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 
 # Above this length, fast Fourier transforms beat the recursion for reciprocals.
 _LONGEST_RECURSION = 4096

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 
 
 class Stage(abc.ABC):

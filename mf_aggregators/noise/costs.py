@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, WindowNoise
@@ -123,7 +123,7 @@ def cost(recursion: NoiseRecursion, num_parameters: int, storage: NoiseStorage) 
     Raises:
       ValueError: If the storage is AUTO or there is no parameter.
     """
-    validation.positive_integer(num_parameters, "num_parameters")
+    numbers.positive_integer(num_parameters, "num_parameters")
     row = num_parameters * _BYTES_OF_ROW
     kept = recursion.floats_per_parameter
     if storage is NoiseStorage.STATE:

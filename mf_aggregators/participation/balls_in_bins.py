@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mf_aggregators.kernel import draws_of_clients, validation
-from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.numbers import counted
+from mf_aggregators.kernel import draws_of_clients, numbers
+from mf_aggregators.kernel.numbers import IntArray, counted
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 
 
@@ -48,8 +47,8 @@ class BallsInBins(SeparatedScheme):
     def _default(
         cls, num_rounds: int, num_bands: int, population: int, clients_per_round: int
     ) -> int:
-        positive = validation.positive_integer(clients_per_round, "clients_per_round")
-        return max(validation.positive_integer(population, "population") // positive, 1)
+        positive = numbers.positive_integer(clients_per_round, "clients_per_round")
+        return max(numbers.positive_integer(population, "population") // positive, 1)
 
     def as_draws(self) -> draws_of_clients.BallsInBins:
         """Returns the scheme as the integers that the kernel takes."""

@@ -25,8 +25,7 @@ import scipy.optimize
 
 from mf_aggregators import caches, inputs
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -34,7 +33,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     possible_orders,
 )
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
 # What is kept of another version is computed again. Raise it whenever a number of the accounting
@@ -138,9 +137,9 @@ class Certification:
     budget: MechanismBudget | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", validation.integer_at_least(self.seed, 0, "seed"))
+        object.__setattr__(self, "seed", numbers.integer_at_least(self.seed, 0, "seed"))
         if self.max_samples is not None:
-            validation.set_positive_integers(self, "max_samples")
+            numbers.set_positive_integers(self, "max_samples")
         inputs.check_types(self)
 
 
@@ -717,7 +716,7 @@ def from_dict(description: Mapping[str, Any]) -> Certificate:
             values[name] = _real(values[name])
         return Certificate(**values)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{validation.shown(description)} describes no certificate.") from error
+        raise ValueError(f"{numbers.shown(description)} describes no certificate.") from error
 
 
 def _real(value: Any) -> Any:
@@ -756,7 +755,7 @@ def columns_of_matrix(strategy_matrix: Any, num_bands: int) -> FloatArray:
       ValueError: If C is not a square, finite, lower-triangular matrix of at most b bands.
     """
     matrix = inputs.lower_triangular(strategy_matrix, "strategy_matrix")
-    num_bands = min(validation.positive_integer(num_bands, "num_bands"), len(matrix))
+    num_bands = min(numbers.positive_integer(num_bands, "num_bands"), len(matrix))
     below = np.flatnonzero(np.any(np.tril(matrix, -num_bands), axis=0))
     if len(below):
         raise ValueError(

@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.participation.kinds import Participation
 
 # The start: logarithms of odds to go on after b rounds, and after more.

@@ -14,8 +14,7 @@ from typing import ClassVar
 import numpy as np
 import scipy.optimize
 
-from mf_aggregators.kernel import gaussian, groups, validation
-from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel import gaussian, groups, numbers
 from mf_aggregators.kernel.draws_of_clients import (
     LEAST_NOISE_MULTIPLIER,
     Groups,
@@ -26,7 +25,7 @@ from mf_aggregators.kernel.draws_of_clients import (
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.kernel.losses import delta_of, safe_delta
-from mf_aggregators.kernel.numbers import counted
+from mf_aggregators.kernel.numbers import IntArray, counted
 from mf_aggregators.participation.certificate_search import Amplified, Certification
 from mf_aggregators.participation.schemes import LEAST_PROBABILITY, SamplingScheme, nth_round
 
@@ -49,7 +48,7 @@ class CyclicGroups(SamplingScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
+        numbers.set_positive_integers(self, *(each.name for each in dataclasses.fields(self)))
         self.as_draws()
 
     @property

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Groups
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.schemas import Schema
 
 
@@ -53,7 +53,7 @@ class Participation(abc.ABC):
         Args:
           num_rounds: The number of rounds n.
         """
-        num_rounds = validation.positive_integer(num_rounds, "num_rounds")
+        num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
         schema = self.as_schema()
         return num_rounds if schema == Schema(1, 1) else schema.separation
 
@@ -140,7 +140,7 @@ class FixedEpochOrder(Participation):
     is_evenly_spaced: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "epochs", "separation")
+        numbers.set_positive_integers(self, "epochs", "separation")
 
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""
@@ -187,9 +187,9 @@ class MinSeparation(Participation):
     name: ClassVar[str] = "min_sep"
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "separation")
+        numbers.set_positive_integers(self, "separation")
         if self.max_participations is not None:
-            validation.set_positive_integers(self, "max_participations")
+            numbers.set_positive_integers(self, "max_participations")
 
     def as_schema(self) -> Schema:
         """Returns the schema as numbers, for the kernel."""
@@ -232,7 +232,7 @@ def check(participation: Any) -> Participation:
     if type(participation) not in (SingleParticipation, FixedEpochOrder, MinSeparation):
         raise TypeError(
             "participation must be a SingleParticipation, FixedEpochOrder or MinSeparation "
-            f"of mf_aggregators.participation, found {validation.shown(participation)}."
+            f"of mf_aggregators.participation, found {numbers.shown(participation)}."
         )
     found: Participation = dataclasses.replace(participation)
     return found

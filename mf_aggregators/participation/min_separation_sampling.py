@@ -7,9 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators.kernel import draws_of_clients
-from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.groups import binomial_tail
-from mf_aggregators.kernel.numbers import counted, rounded_up
+from mf_aggregators.kernel.numbers import IntArray, counted, rounded_up
 from mf_aggregators.participation.schemes import LEAST_PROBABILITY, nth_round, too_large
 from mf_aggregators.participation.separated import SECRET_OF_CLIENTS, SeparatedScheme
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws_of_clients import Draws
 from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.fixed_size import FixedSizeSampling
@@ -61,7 +61,7 @@ def accounted(scheme: Any) -> SamplingScheme:
     if type(scheme) not in _KINDS:
         raise TypeError(
             f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
-            f"found {validation.shown(scheme)}. For draws of your own, give a schema that they "
+            f"found {numbers.shown(scheme)}. For draws of your own, give a schema that they "
             "keep, such as MinSeparation."
         )
     found: SamplingScheme = dataclasses.replace(scheme)
@@ -100,7 +100,7 @@ def sampling_scheme(
     """
     if name not in _SCHEMES:
         raise ValueError(
-            f"the sampling scheme {validation.shown(name)} is not one of {', '.join(_SCHEMES)}."
+            f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(_SCHEMES)}."
         )
     return _SCHEMES[name].of_sizes(
         num_rounds, num_bands, population, clients_per_round, separation, largest_batch
@@ -122,9 +122,7 @@ def sampling_from_dict(description: Any) -> SamplingScheme:
     try:
         return sampling_scheme(**description)
     except TypeError as error:
-        raise ValueError(
-            f"{validation.shown(description)} describes no sampling scheme."
-        ) from error
+        raise ValueError(f"{numbers.shown(description)} describes no sampling scheme.") from error
 
 
 def of_draws(draws: Draws) -> SamplingScheme:

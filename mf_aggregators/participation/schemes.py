@@ -20,8 +20,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import composition
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
     Cohorts,
@@ -31,6 +30,7 @@ from mf_aggregators.kernel.draws_of_clients import (
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.groups import binomial_tail
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import Amplified, Certification
@@ -85,7 +85,7 @@ class SamplingScheme(Participation):
     is_dominated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(
+        numbers.set_positive_integers(
             self, "num_rounds", "num_bands", "population", "clients_per_round"
         )
         if self.num_bands > self.num_rounds:
@@ -335,7 +335,7 @@ class SamplingScheme(Participation):
           ValueError: If an argument is out of its range, or C is missing or does not fit.
         """
         return self.amplified(
-            validation.non_negative_number(noise_multiplier, "noise_multiplier"),
+            numbers.non_negative_number(noise_multiplier, "noise_multiplier"),
             delta,
             self._columns(strategy_matrix),
             Certification(seed=seed),
@@ -367,7 +367,7 @@ class SamplingScheme(Participation):
           ValueError: As there, and if no noise multiplier gives the target.
         """
         return self.calibrated(
-            validation.positive_number(epsilon, "epsilon"),
+            numbers.positive_number(epsilon, "epsilon"),
             delta,
             self._columns(strategy_matrix),
             Certification(seed=seed),
@@ -392,7 +392,7 @@ class SamplingScheme(Participation):
         Raises:
           ValueError: If the noise multiplier is negative or not finite.
         """
-        sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
         scheme, columns = self, self._columns(strategy_matrix)
         return scheme.event_of(sigma, columns)
 
@@ -532,7 +532,7 @@ class Sampler(Cohorts):
 
     def __init__(self, scheme: SamplingScheme, seed: int) -> None:
         if not isinstance(scheme, SamplingScheme):
-            raise ValueError(f"scheme must be a SamplingScheme, found {validation.shown(scheme)}.")
+            raise ValueError(f"scheme must be a SamplingScheme, found {numbers.shown(scheme)}.")
         super().__init__(scheme.as_draws(), seed)
         object.__setattr__(self, "scheme", scheme)
 

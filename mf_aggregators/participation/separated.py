@@ -19,8 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian, validation
-from mf_aggregators.kernel.arrays import IntArray
+from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian, numbers
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
@@ -36,6 +35,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     is_accounted,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import (
     Amplified,
@@ -84,7 +84,7 @@ class SeparatedScheme(SamplingScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validation.set_positive_integers(self, "separation")
+        numbers.set_positive_integers(self, "separation")
         self.as_draws()
 
     @classmethod
@@ -146,7 +146,7 @@ class SeparatedScheme(SamplingScheme):
         num_coordinates: int = DEFAULT_NUM_COORDINATES,
     ) -> Amplified:
         """Returns the epsilon of a run, and its certificate; it takes one mechanism of a budget."""
-        delta = validation.delta(delta)
+        delta = numbers.delta(delta)
         together = self.all_participations(columns)
         unamplified, refused = draws_of_clients.unamplified(together, sigma, delta, num_coordinates)
         pair = self.dominating_pair(max(sigma, LEAST_NOISE_MULTIPLIER), columns, num_coordinates)
@@ -185,7 +185,7 @@ class SeparatedScheme(SamplingScheme):
         At most 8 are tested, or as many as are left of the budget. If none of them is proved, it is
         the one that suffices without amplification.
         """
-        delta = validation.delta(delta)
+        delta = numbers.delta(delta)
         certification = certification or Certification()
         budget = certification.budget
         if budget is None:

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from mf_aggregators.kernel import draws_of_clients
-from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import Groups
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.participation.cyclic_groups import CyclicGroups
 from mf_aggregators.participation.schemes import nth_round
 

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from mf_aggregators.kernel.arrays import IntArray
 from mf_aggregators.kernel.draws_of_clients import Groups, TruncatedPoisson
 from mf_aggregators.kernel.groups import binomial_tail
+from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.participation.poisson import PoissonSampling
 from mf_aggregators.participation.schemes import nth_round
 

@@ -21,9 +21,9 @@ from mf_aggregators import catalogue, lower_bounds, memory, workloads
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.factorizations.toeplitz import recursion_of
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, independent_rows
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.noise import costs
@@ -104,7 +104,7 @@ def make(
         mechanism, or the privacy target cannot be met.
     """
     if time_limit is not None:
-        time_limit = validation.positive_number(time_limit, "time_limit")
+        time_limit = numbers.positive_number(time_limit, "time_limit")
     # A longer wait is none, and the system takes no number without bounds.
     deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
     candidates, infeasible, skipped = [], [], []
@@ -291,7 +291,7 @@ def _proposals(
     unknown = [name for name in mechanisms or () if name not in catalogue.entries()]
     if unknown:
         raise ValueError(
-            f"there is no mechanism {validation.shown(unknown[0])}, only "
+            f"there is no mechanism {numbers.shown(unknown[0])}, only "
             f"{', '.join(catalogue.entries())}."
         )
     proposed = _all_proposals(setting, cache_directory)

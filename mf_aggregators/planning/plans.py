@@ -16,7 +16,7 @@ from mf_aggregators import accounting, inputs
 from mf_aggregators import participation as participations
 from mf_aggregators.catalogue import ErrorName
 from mf_aggregators.factorizations import Errors
-from mf_aggregators.kernel import gaussian, validation
+from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.costs import NoiseCost
@@ -92,19 +92,19 @@ class Setting:
 
     def __post_init__(self) -> None:
         for field in ("num_rounds", "population", "clients_per_round", "model_size"):
-            validation.positive_integer(getattr(self, field), field)
+            numbers.positive_integer(getattr(self, field), field)
         inputs.check_types(self, "weights_file")
-        validation.positive_number(self.epsilon, "epsilon")
-        validation.delta(self.delta)
+        numbers.positive_number(self.epsilon, "epsilon")
+        numbers.delta(self.delta)
         if self.delta >= 1.0 / self.population:
             raise ValueError(
                 f"delta {self.delta:g} is not below 1 / {self.population} clients: a mechanism "
                 "that publishes one client's data outright would satisfy it."
             )
         if self.noise_memory is not None:
-            validation.non_negative_number(self.noise_memory, "noise_memory")
+            numbers.non_negative_number(self.noise_memory, "noise_memory")
         if self.noise_disk is not None:
-            validation.non_negative_number(self.noise_disk, "noise_disk")
+            numbers.non_negative_number(self.noise_disk, "noise_disk")
         gaussian.check_charged(self.model_size, self.num_rounds)
         object.__setattr__(self, "error", proposals.checked_error(self.error, self.num_rounds))
         if (self.participation is None) == (self.sampling is None):
@@ -297,7 +297,7 @@ def server_learning_rate(effective_rmse: float) -> float:
     Raises:
       ValueError: If the error is not above zero.
     """
-    error = validation.positive_number(effective_rmse, "effective_rmse")
+    error = numbers.positive_number(effective_rmse, "effective_rmse")
     fitted = _RATE_SLOPE * math.log(error) + _RATE_OFFSET
     return float(_RATE_BASE ** round(fitted / math.log(_RATE_BASE)))
 

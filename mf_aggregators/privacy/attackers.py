@@ -11,11 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.draws_of_clients import Draws, StrategyColumns
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
-from mf_aggregators.kernel.numbers import rounded_up
+from mf_aggregators.kernel.numbers import FloatArray, rounded_up
 from mf_aggregators.participation import of_draws
 
 # The false positive rates that every statement has a true positive rate for.

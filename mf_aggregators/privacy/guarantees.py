@@ -16,7 +16,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, memory
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import claim, integer_rows, validation
+from mf_aggregators.kernel import claim, integers, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.ledger import (
@@ -248,7 +248,7 @@ def planned(
       ValueError: If the noise multiplier or delta is out of its range.
     """
     bound = factorization.sensitivity(participation).value
-    sigma = validation.non_negative_number(noise_multiplier, "noise_multiplier") * bound
+    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier") * bound
     return claim.check(
         Claim(
             factorization.noise_recursion(),
@@ -275,7 +275,7 @@ def of_noise(
     Raises:
       ValueError: If an argument is out of its range.
     """
-    multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+    multiplier = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
     if scheme is None:
         return claim.check(Claim(independent_rows(1), Schema(1, 1), multiplier, delta))
     rows = independent_rows(scheme.num_rounds)
@@ -358,7 +358,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
 
     Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all rounds.
     Where they follow from earlier rows of Z, or from a state, the roundings of a participation stay
-    in all later rows (``kernel.integer_rows``), not in b alone.
+    in all later rows (``kernel.integers``), not in b alone.
 
     Args:
       factorization: C.
@@ -420,7 +420,7 @@ def _largest_rounding(factorization: Factorization) -> float:
     """
     if factorization in _ROUNDINGS:
         return _ROUNDINGS[factorization]
-    moved = integer_rows.largest_rounding(factorization.noise_recursion())
+    moved = integers.largest_rounding(factorization.noise_recursion())
     # Written so that NaN does not pass.
     if not moved <= _MOST_ROUNDING:
         raise ValueError(

@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.arrays import IntArray
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error, IntArray
 from mf_aggregators.participation import SamplingScheme, accounted, sampling_from_dict
 from mf_aggregators.privacy import client_names
 
@@ -79,12 +78,12 @@ class Ledger:
         for name in ("client_ids", "rounds_of_clients"):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Iterable):
-                raise LedgerError(f"{name} must be a tuple, found {validation.shown(given)}.")
+                raise LedgerError(f"{name} must be a tuple, found {numbers.shown(given)}.")
         names, of_clients = tuple(self.client_ids), tuple(map(np.asarray, self.rounds_of_clients))
         if self.sampling is not None:
             object.__setattr__(self, "sampling", accounted(self.sampling))
         try:
-            rounds = validation.integer_at_least(self.num_rounds, 0, "num_rounds")
+            rounds = numbers.integer_at_least(self.num_rounds, 0, "num_rounds")
         except ValueError as error:
             raise LedgerError(str(error)) from None
         object.__setattr__(self, "num_rounds", rounds)
@@ -231,7 +230,7 @@ def of(given: GivenLedger, num_rounds: int) -> Ledger:
     else:
         raise LedgerError(
             "a ledger is a Ledger, a file, a mapping from clients to rounds, or a list with the "
-            f"clients of each round, found {validation.shown(given)}."
+            f"clients of each round, found {numbers.shown(given)}."
         )
     rounds = tuple(map(np.asarray, of_clients.values()))
     return Ledger(tuple(map(str, of_clients)), rounds, num_rounds)
@@ -362,7 +361,7 @@ def round_counts(
         # The keys of a mapping, a set and the bytes of a path are numbers too, and no counts.
         if isinstance(given, Mapping | Set | bytes):
             raise TypeError(f"round_counts must be a list, found a {type(given).__name__}.")
-        return tuple(validation.integer_at_least(each, 0, "round_counts") for each in given)
+        return tuple(numbers.integer_at_least(each, 0, "round_counts") for each in given)
     file = pathlib.Path(given)
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -370,13 +369,13 @@ def round_counts(
             listed = inputs.parsed_json(text)
             # A text would name another file, which no statement hashes.
             if not isinstance(listed, list):
-                raise ValueError(f"found {validation.shown(listed)}")
+                raise ValueError(f"found {numbers.shown(listed)}")
             return round_counts(listed)
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        numbers = lines[lines[:1] == [HEADING_OF_COUNTS] :]
-        if others := [each for each in numbers if _ROUND.fullmatch(each) is None]:
+        counts = lines[lines[:1] == [HEADING_OF_COUNTS] :]
+        if others := [each for each in counts if _ROUND.fullmatch(each) is None]:
             raise ValueError(f"found {_shown(others[0])}")
-        return round_counts(map(int, numbers))
+        return round_counts(map(int, counts))
     except OSError as error:
         raise LedgerError(f"{file} cannot be read: {error.strerror}.") from error
     except (TypeError, ValueError) as error:

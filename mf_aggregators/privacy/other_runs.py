@@ -25,9 +25,9 @@ from typing import Any
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, inputs
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.composition import EpsilonDeltaDpEvent
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 FORMAT = "mf_aggregators other runs 1"
 _ADJACENCIES = ("zero-out", "add-or-remove")
@@ -125,7 +125,7 @@ def composed(
       ValueError: If an event cannot be composed, or the deltas add up to 1 or more.
     """
     events = [own, *others]
-    delta = validation.delta(math.fsum([delta, *map(_delta_of, events)]))
+    delta = numbers.delta(math.fsum([delta, *map(_delta_of, events)]))
     try:
         return accounting.composed_epsilon(events, delta), delta
     except accounting.TailError:
@@ -173,7 +173,7 @@ def _event(given: Any) -> dp_event.DpEvent:
         if form == "number":
             values[name] = _number(given, name)
         elif form == "integer":
-            values[name] = validation.positive_integer(_checked(given[name], int, name), name)
+            values[name] = numbers.positive_integer(_checked(given[name], int, name), name)
         elif form == "event":
             values[name] = _event(given[name])
         else:
@@ -201,13 +201,13 @@ def _event_of_statement(file: pathlib.Path) -> dp_event.DpEvent:
 def _number(given: Mapping[str, Any], name: str) -> float:
     value = given[name]
     if type(value) not in (int, float):
-        raise ValueError(f"{name} must be a number, found {validation.shown(value)}")
-    return validation.finite_number(value, name)
+        raise ValueError(f"{name} must be a number, found {numbers.shown(value)}")
+    return numbers.finite_number(value, name)
 
 
 def _checked(value: Any, kind: type, name: str) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"{name} is of another type: {validation.shown(value)}")
+        raise ValueError(f"{name} is of another type: {numbers.shown(value)}")
     return value
 
 

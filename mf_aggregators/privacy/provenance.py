@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel import numbers
 
 # Where a statement has no word on a point.
 _NOT_STATED = "not stated."
@@ -122,8 +122,8 @@ class OtherRuns:
 
     def __post_init__(self) -> None:
         inputs.check_types(self, "names")
-        validation.epsilon(self.epsilon)
-        validation.delta(self.delta)
+        numbers.epsilon(self.epsilon)
+        numbers.delta(self.delta)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping; an infinite epsilon becomes None."""

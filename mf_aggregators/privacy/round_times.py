@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import (
     DEFAULT_CLOCK_DRIFT,
     DEFAULT_CLOCK_MARGIN_MINUTES,
@@ -189,7 +189,7 @@ def _check_round(text: str, expected: int) -> None:
     match = _ROUND.fullmatch(text)
     if match is None or int(match[1]) != expected:
         raise LedgerError(
-            f"expected round {expected}, found {validation.shown(text)}: rounds count from 0, and "
+            f"expected round {expected}, found {numbers.shown(text)}: rounds count from 0, and "
             "each has one line"
         )
 
@@ -200,7 +200,7 @@ def _time(text: str) -> tuple[float, bool]:
         seconds = float(text)
         if not _UNIX_SECONDS[0] <= seconds <= _UNIX_SECONDS[1]:
             raise LedgerError(
-                f"{validation.shown(text)} is no time in seconds since 1970: write these, or dates "
+                f"{numbers.shown(text)} is no time in seconds since 1970: write these, or dates "
                 "such as 2026-03-01T04:00:00Z"
             )
         return seconds, False
@@ -209,12 +209,12 @@ def _time(text: str) -> tuple[float, bool]:
         found = datetime.datetime.fromisoformat(date)
     except ValueError:
         raise LedgerError(
-            f"{validation.shown(text)} is no time: write seconds, or a date such as "
+            f"{numbers.shown(text)} is no time: write seconds, or a date such as "
             "2026-03-01T04:00:00Z"
         ) from None
     if found.tzinfo is None:
         raise LedgerError(
-            f"{validation.shown(text)} has no UTC offset, and some times of the clock come twice "
+            f"{numbers.shown(text)} has no UTC offset, and some times of the clock come twice "
             "a year: write it as UTC, with a Z at its end"
         )
     return (found - _EPOCH).total_seconds(), True

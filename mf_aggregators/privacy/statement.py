@@ -16,7 +16,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip
-from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee
 from mf_aggregators.kernel.ledger import NO_COUNTS
 from mf_aggregators.kernel.numbers import counted, rounded_up
@@ -55,7 +55,7 @@ class AdaptiveClipping:
     def __post_init__(self) -> None:
         inputs.check_types(self, "clip")
         for name in ("update_noise_multiplier", "clipped_count_stddev"):
-            validation.non_negative_number(getattr(self, name), name)
+            numbers.non_negative_number(getattr(self, name), name)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping, which keeps the shorter names of ``privacy.json``."""
@@ -125,10 +125,10 @@ class RunFacts:
     private_metrics: ReleasedMetrics | None = None
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "num_clients", "clients_per_round")
-        alike = validation.integer_at_least(self.num_alike_names, 0, "num_alike_names")
+        numbers.set_positive_integers(self, "num_clients", "clients_per_round")
+        alike = numbers.integer_at_least(self.num_alike_names, 0, "num_alike_names")
         object.__setattr__(self, "num_alike_names", alike)
-        norm = validation.positive_number(self.clip_norm, "clip_norm")
+        norm = numbers.positive_number(self.clip_norm, "clip_norm")
         object.__setattr__(self, "clip_norm", norm)
         inputs.check_types(self)
 
@@ -185,7 +185,7 @@ class Represented:
     guarantee: Guarantee
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "clients_per_round", "num_clients")
+        numbers.set_positive_integers(self, "clients_per_round", "num_clients")
         inputs.check_types(self)
 
 

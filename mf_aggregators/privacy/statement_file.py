@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel.errors import Error
 from mf_aggregators.kernel.ledger import NO_COUNTS
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.privacy.statements import FORMAT, NOT_STATED
 
 _FOLDER = pathlib.Path(__file__).parent

@@ -18,7 +18,7 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, inputs, version
 from mf_aggregators.adaptive_clip import AdaptiveClip, NoiseSplit
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Assumption, Guarantee
 from mf_aggregators.kernel.numbers import in_full, rounded_down, rounded_up
 from mf_aggregators.participation import check_extended
@@ -93,11 +93,11 @@ class RunFacts:
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "population")
-        validation.positive_number(self.clients_per_round, "clients_per_round")
+        numbers.set_positive_integers(self, "population")
+        numbers.positive_number(self.clients_per_round, "clients_per_round")
         if not isinstance(self.clip, AdaptiveClip):
-            object.__setattr__(self, "clip", validation.positive_number(self.clip, "clip_norm"))
-        validation.integer_at_least(self.num_alike_names, 0, "num_alike_names")
+            object.__setattr__(self, "clip", numbers.positive_number(self.clip, "clip_norm"))
+        numbers.integer_at_least(self.num_alike_names, 0, "num_alike_names")
         inputs.check_types(self)
         if self.clients_per_round > self.population:
             raise ValueError(
@@ -107,7 +107,7 @@ class RunFacts:
         for name in WORDS:
             text = getattr(self, name)
             if not text.isprintable() or not (text.strip() or (text == "" and name in WORDS[:4])):
-                raise ValueError(f"{name} takes words in one line, found {validation.shown(text)}.")
+                raise ValueError(f"{name} takes words in one line, found {numbers.shown(text)}.")
 
     @property
     def person(self) -> str:
@@ -159,7 +159,7 @@ class Represented:
     guarantee: Guarantee
 
     def __post_init__(self) -> None:
-        validation.set_positive_integers(self, "clients_per_round", "population")
+        numbers.set_positive_integers(self, "clients_per_round", "population")
         inputs.check_types(self)
 
 
@@ -182,8 +182,8 @@ class OtherRuns:
 
     def __post_init__(self) -> None:
         inputs.check_types(self, "names")
-        validation.epsilon(self.epsilon)
-        validation.delta(self.delta)
+        numbers.epsilon(self.epsilon)
+        numbers.delta(self.delta)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping."""

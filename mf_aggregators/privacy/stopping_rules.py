@@ -27,7 +27,7 @@ import dataclasses
 import functools
 
 from mf_aggregators import accounting, inputs
-from mf_aggregators.kernel import claim, validation
+from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import Basis, Guarantee, Limit
 from mf_aggregators.kernel.numbers import in_full, rounded_up
 from mf_aggregators.privacy import guarantees
@@ -54,7 +54,7 @@ class StoppingRule:
     epsilon: float
 
     def __post_init__(self) -> None:
-        validation.positive_number(self.epsilon, "the epsilon to stop at")
+        numbers.positive_number(self.epsilon, "the epsilon to stop at")
         inputs.check_types(self, "plan")
         if self.plan.noise_multiplier == 0.0:
             raise ValueError("a run without noise has no epsilon to stop at: leave the limit out.")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import claim, strategies, validation
-from mf_aggregators.kernel.arrays import FloatArray, IntArray
+from mf_aggregators.kernel import claim, numbers, strategies
 from mf_aggregators.kernel.claim import Basis, Guarantee, Pattern
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
 from mf_aggregators.privacy.guarantees import INDEPENDENCE, observed_claim
 from mf_aggregators.privacy.ledgers import Ledger
 
@@ -42,8 +42,8 @@ class WorstClient:
 
     def __post_init__(self) -> None:
         inputs.check_types(self)
-        validation.non_negative_number(self.sensitivity, "sensitivity")
-        validation.epsilon(self.epsilon)
+        numbers.non_negative_number(self.sensitivity, "sensitivity")
+        numbers.epsilon(self.epsilon)
 
     @classmethod
     def of_ledger(cls, plan: Guarantee, ledger: Ledger) -> "WorstClient | None":

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from mf_aggregators import adaptive_clip, inputs
 from mf_aggregators.adaptive_clip import AdaptiveClip, ClipState, NoiseSplit
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.participation import Participation
@@ -111,9 +111,9 @@ class AdaptiveClipSumQuery(compatibility.SumAggregationDPQuery):
           TypeError: If a tensor is not floating point.
           ValueError: If a number is out of its range, or as MatrixFactorizationSumQuery does.
         """
-        multiplier = validation.non_negative_number(noise_multiplier, "noise_multiplier")
+        multiplier = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
         self._clip = clip
-        self._clients = validation.positive_number(clients_per_round, "clients_per_round")
+        self._clients = numbers.positive_number(clients_per_round, "clients_per_round")
         self._metrics = metrics
         self._split = split_of(clip, multiplier, self._clients, metrics)
         norm = self._split.vector_norm

@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from mf_aggregators import adaptive_clip, checkpoints, inputs, private_metrics
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE
 from mf_aggregators.kernel.integers import IntegerSums
 from mf_aggregators.mechanism import Mechanism
@@ -61,9 +61,9 @@ class MatrixFactorizationFactory(tff.aggregators.UnweightedAggregationFactory):
         self._clip_norm: float | AdaptiveClip = (
             clip_norm
             if isinstance(clip_norm, AdaptiveClip)
-            else validation.positive_number(clip_norm, "clip_norm")
+            else numbers.positive_number(clip_norm, "clip_norm")
         )
-        self._clients_per_round = validation.positive_number(clients_per_round, "clients_per_round")
+        self._clients_per_round = numbers.positive_number(clients_per_round, "clients_per_round")
         self._seed = seed
         self._noise = noise
         self._sums = sums
@@ -437,7 +437,7 @@ def mf_dp_aggregator(
     else:
         raise TypeError(
             "mechanism must be a Mechanism, or a Factorization or the directory of a checkpoint, "
-            f"found {validation.shown(mechanism)}."
+            f"found {numbers.shown(mechanism)}."
         )
     return MatrixFactorizationFactory(
         made,

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.tff import compatibility
 
 # What TFF calls operations from values of clients to a value of the server.

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import draws, validation
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import draws, numbers
 from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.draws import TILE
 from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import nests
 from mf_aggregators.noise.costs import NoiseStorage
@@ -108,7 +108,7 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
           l2_norm_clip: The clip norm, above zero.
           noise_stddev: The standard deviation of Z: noise multiplier x clip norm x
             sensitivity of C. Zero adds no noise. Z has a little more, by which the roundings
-            of integers take nothing of the noise multiplier (``kernel.integer_rows``).
+            of integers take nothing of the noise multiplier (``kernel.integers``).
           seed: For tests only: an integer that all noise follows from. None draws 128
             bits from the operating system.
           noise: The rows of noise and the record of what they were added to, as
@@ -129,19 +129,19 @@ class MatrixFactorizationSumQuery(compatibility.SumAggregationDPQuery):
         """
         self._structure, self._specs = specs, checked_specs(specs)
         self._participation = declared_participation.declare(participation)
-        numbers = recursion, l2_norm_clip, noise_stddev, sums
+        parts = recursion, l2_norm_clip, noise_stddev, sums
         if noise is None:
             if recursion is None or l2_norm_clip is None:
                 raise ValueError("a query needs noise=, or recursion and l2_norm_clip.")
-            norm = validation.of_float32(l2_norm_clip, "l2_norm_clip")
-            stddev = validation.non_negative_number(noise_stddev, "noise_stddev")
+            norm = numbers.of_float32(l2_norm_clip, "l2_norm_clip")
+            stddev = numbers.non_negative_number(noise_stddev, "noise_stddev")
             if stddev > 0.0:
-                validation.of_float32(stddev, "noise_stddev")
+                numbers.of_float32(stddev, "noise_stddev")
             # What is released does not depend on who takes part.
             claim = Claim(recursion, Pattern((0,)), stddev / norm, _ANY_DELTA)
             label, options = repr(self._participation), NoiseOptions(NoiseStorage.STATE)
             noise = tensor_streams.make([claim], norm, self._specs, options, sums=sums, label=label)
-        elif noise.noise.specs != self._specs or any(each is not None for each in numbers):
+        elif noise.noise.specs != self._specs or any(each is not None for each in parts):
             raise ValueError("noise must be made for the tensors of the query, with its numbers.")
         self.parts, self.release = noise, noise.release
         self._noise, self._record = noise.noise, noise.record

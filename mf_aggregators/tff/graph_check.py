@@ -29,11 +29,9 @@ import numpy as np
 import tensorflow as tf
 
 from mf_aggregators.kernel import draws, integers
-from mf_aggregators.kernel.arrays import IntArray, RealArray
-from mf_aggregators.kernel.discrete_gaussian import STANDARD_DEVIATION
-from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.kernel.errors import NotProved
-from mf_aggregators.kernel.integer_rows import Segment
+from mf_aggregators.kernel.draws import STANDARD_DEVIATION, TILE
+from mf_aggregators.kernel.integers import Segment
+from mf_aggregators.kernel.numbers import IntArray, NotProved, RealArray
 from mf_aggregators.kernel.rows import NoiseState
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 from mf_aggregators.tff import tensor_streams

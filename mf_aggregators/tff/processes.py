@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 # psutil comes with the extra `tff`, as TFF itself does: flags and help texts do without both.
 if TYPE_CHECKING:

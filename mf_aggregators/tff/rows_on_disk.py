@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from mf_aggregators import atomic_files
 from mf_aggregators.kernel.draws import NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
+from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT

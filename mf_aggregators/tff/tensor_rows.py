@@ -2,7 +2,7 @@
 
 Random bits become integers of a wide discrete Gaussian, and these the rows of Z that
 ``kernel.draws`` defines. A row of noise follows from a row of Z and from earlier rounds, as
-``kernel.integer_rows.IntegerRows`` says: earlier rows of Z are drawn again from their seeds, and
+``kernel.integers.IntegerRows`` says: earlier rows of Z are drawn again from their seeds, and
 everything else is the history, int32 rows or float64 state vectors. A step works on one tile of
 coordinates, whose tensors fit into a processor's cache.
 """
@@ -15,18 +15,18 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.kernel import discrete_gaussian, draws, noising_matrices
-from mf_aggregators.kernel.discrete_gaussian import TIE_WORDS
+from mf_aggregators.kernel import draws, noising_matrices
 from mf_aggregators.kernel.draws import (
     DEFAULT_SOURCE,
     FIRST_TIE_BLOCK,
     TIE_BLOCKS_PER_TILE,
+    TIE_WORDS,
     TILE,
     WORDS_PER_BLOCK,
     WORDS_PER_COORDINATE,
     NoiseSource,
 )
-from mf_aggregators.kernel.integer_rows import IntegerRows, Segment
+from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -40,7 +40,7 @@ _PHILOX = 1
 # Up to so many blocks, the number of operations costs more than what they compute.
 _FEW_BLOCKS = 2**10
 # Bits of a column or an alias in a word.
-_COLUMN_MASK = 2**discrete_gaussian.COLUMN_BITS - 1
+_COLUMN_MASK = 2**draws.COLUMN_BITS - 1
 # Rows that are drawn at the same time, each with some megabytes of temporary memory.
 _PARALLEL_ROWS = 4
 _PARALLEL_TILES = 4
@@ -188,14 +188,14 @@ class GraphTable(NamedTuple):
 
 def graph_table() -> GraphTable:
     """Returns the table, 3 MB: call it once in a graph."""
-    table = discrete_gaussian.table()
+    table = draws.table()
     return GraphTable(tf.constant(table.packed), tf.constant(table.further))
 
 
 def from_words(
     table: GraphTable, words: tf.Tensor, tie_words: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """Returns Z as a function of random words; see :func:`discrete_gaussian.from_words`.
+    """Returns Z as a function of random words; see :func:`draws.from_words`.
 
     Args:
       table: From :func:`graph_table`.
@@ -224,9 +224,9 @@ def from_words(
         lambda: chosen,
     )
     x1, x2, x3 = (tf.cast(tf.bitcast(word, tf.int32), tf.int64) for word in chosen)
-    step = 2**discrete_gaussian.STEP_BITS
+    step = 2**draws.STEP_BITS
     # The sum of columns, less that of the columns of zeros.
-    return x1 + step * (x2 + step * x3) - discrete_gaussian.LARGEST
+    return x1 + step * (x2 + step * x3) - draws.LARGEST
 
 
 def _decided(
@@ -406,7 +406,7 @@ class RowsInState:
 
 
 def integer_row(rows: IntegerRows, z: tf.Tensor, earlier: tf.Tensor) -> tf.Tensor:
-    """Returns rows as ``integer_rows`` defines them, (...) int32.
+    """Returns rows as ``integers`` defines them, (...) int32.
 
     Args:
       rows: The mechanism's rows.

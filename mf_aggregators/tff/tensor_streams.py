@@ -1,6 +1,6 @@
 """Streams of correlated noise as TensorFlow graphs, over any structure of tensors.
 
-``initial_state`` and ``next_row`` are those of ``kernel.integer_rows`` in NumPy. Rows of Z
+``initial_state`` and ``next_row`` are those of ``kernel.integers`` in NumPy. Rows of Z
 are the same, too: each is a function of (seed, row, coordinate) alone, so that no state is kept for
 them. What else a noising matrix needs of earlier rounds is in the state (``tensor_rows``) or in
 files outside it (``rows_on_disk``); ``noise.costs`` says which is cheaper, and :func:`make` takes
@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mf_aggregators import inputs
-from mf_aggregators.kernel import gaussian, integer_rows
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel import gaussian, integers
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NoiseSource
-from mf_aggregators.kernel.integer_rows import RowLayout, Segment
-from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.integers import IntegerSums, RowLayout, Segment
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.kernel.release import Release
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import costs, noise_directory
@@ -271,7 +270,7 @@ def make(
         the directory cannot be used or is too small.
     """
     layout, (*earlier, claim) = layout_of(specs), claims
-    size = integer_rows.total_size(layout.segments)
+    size = integers.total_size(layout.segments)
     # Without entries or standard deviation, there is no noise.
     has_noise = size > 0 and claims[0].sigma > 0.0
     if has_noise:

@@ -20,8 +20,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Sampler
 
 _HOUR = 3600.0
@@ -117,7 +117,7 @@ class Independent(Availability):
     probability: float
 
     def __post_init__(self) -> None:
-        validation.positive_number(self.probability, "probability")
+        numbers.positive_number(self.probability, "probability")
         _check_within(self.probability, "probability", 0.0, 1.0)
 
     def available(
@@ -172,13 +172,13 @@ class Diurnal(Availability):
                     f"weights must have one number for each of the {len(self.utc_offsets)} "
                     f"utc_offsets, found {len(self.weights)}."
                 )
-            if math.fsum(validation.non_negative_number(w, "weights") for w in self.weights) <= 0.0:
+            if math.fsum(numbers.non_negative_number(w, "weights") for w in self.weights) <= 0.0:
                 raise ValueError("weights must not all be zero.")
         _check_within(self.start_hour, "start_hour", 0.0, 24.0)
         _check_within(self.start_spread_hours, "start_spread_hours", 0.0, 12.0)
-        shortest = validation.positive_number(self.shortest_hours, "shortest_hours")
+        shortest = numbers.positive_number(self.shortest_hours, "shortest_hours")
         _check_within(self.longest_hours, "longest_hours", shortest, 24.0)
-        validation.positive_number(self.nightly_probability, "nightly_probability")
+        numbers.positive_number(self.nightly_probability, "nightly_probability")
         _check_within(self.nightly_probability, "nightly_probability", 0.0, 1.0)
 
     def available(
@@ -261,8 +261,8 @@ class Trace(Availability):
             raise ValueError("a trace needs numbers: integers for devices, seconds for times.")
         if not columns[0].size or any(each.shape != (len(columns[0]),) for each in columns):
             raise ValueError("a trace needs a device, a start and an end for each span.")
-        numbers, starts, ends = (each.astype(np.float64) for each in columns)
-        is_device = (np.floor(numbers) == numbers) & (numbers >= 0) & (numbers <= _LARGEST_DEVICE)
+        ids, starts, ends = (each.astype(np.float64) for each in columns)
+        is_device = (np.floor(ids) == ids) & (ids >= 0) & (ids <= _LARGEST_DEVICE)
         if not np.all(is_device):
             raise ValueError(
                 f"the devices of a trace must be whole numbers from 0 to {_LARGEST_DEVICE}."
@@ -271,16 +271,16 @@ class Trace(Availability):
             raise ValueError("the times of a trace must be finite.")
         wrong, must = ends <= starts, "must end after it starts"
         if period_seconds is not None and not np.any(wrong):
-            validation.positive_number(period_seconds, "period_seconds")
+            numbers.positive_number(period_seconds, "period_seconds")
             wrong = (starts < 0.0) | (ends > period_seconds)
             must = f"must lie within the period, from 0 to {period_seconds:g} seconds"
         if np.any(wrong):
             span = int(np.argmax(wrong))
             raise ValueError(
                 f"each span {must}, found {starts[span]:g} to {ends[span]:g} of device "
-                f"{numbers[span]:g} (span {span + 1})."
+                f"{ids[span]:g} (span {span + 1})."
             )
-        self._devices, self._starts, self._ends = numbers.astype(np.int64), starts, ends
+        self._devices, self._starts, self._ends = ids.astype(np.int64), starts, ends
         self._period = period_seconds
         # The devices that are available at the moment that was asked for last.
         self._moment = math.nan
@@ -383,7 +383,7 @@ def _bits(number: float) -> np.ndarray:
 
 
 def _check_within(value: float, name: str, low: float, high: float) -> None:
-    if not low <= validation.finite_number(value, name) <= high:
+    if not low <= numbers.finite_number(value, name) <= high:
         raise ValueError(f"{name} must be from {low:g} to {high:g}, found {value}.")
 
 

@@ -9,7 +9,7 @@ from absl import flags
 
 from mf_aggregators.commands import command_line, facts_of_runs
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from simulations import flag_texts
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
 
@@ -67,7 +67,7 @@ class WallClockTimer:
     seconds: float
 
     def __post_init__(self) -> None:
-        validation.positive_number(self.seconds, "the seconds of a timer")
+        numbers.positive_number(self.seconds, "the seconds of a timer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +127,15 @@ class DeviceBehaviour:
     max_attempts: int = 1000
 
     def __post_init__(self) -> None:
-        if validation.finite_number(self.over_selection, "over_selection") < 1.0:
+        if numbers.finite_number(self.over_selection, "over_selection") < 1.0:
             raise ValueError(f"over_selection must be at least 1, found {self.over_selection}.")
         for name in BELOW_ONE:
-            if validation.non_negative_number(getattr(self, name), name) >= 1.0:
+            if numbers.non_negative_number(getattr(self, name), name) >= 1.0:
                 raise ValueError(f"{name} must be below 1, found {getattr(self, name)}.")
         if self.minimum_uploads is not None:
-            validation.positive_integer(self.minimum_uploads, "minimum_uploads")
+            numbers.positive_integer(self.minimum_uploads, "minimum_uploads")
         for name in ("history_loss_probability", "broken_timers"):
-            if validation.non_negative_number(getattr(self, name), name) > 1.0:
+            if numbers.non_negative_number(getattr(self, name), name) > 1.0:
                 raise ValueError(f"{name} must be at most 1, found {getattr(self, name)}.")
         if self.after_history_loss not in (WAIT, REJOIN):
             raise ValueError(
@@ -143,8 +143,8 @@ class DeviceBehaviour:
                 f"{self.after_history_loss!r}."
             )
         for name in ("round_seconds", "retry_seconds"):
-            validation.positive_number(getattr(self, name), name)
-        validation.positive_integer(self.max_attempts, "max_attempts")
+            numbers.positive_number(getattr(self, name), name)
+        numbers.positive_integer(self.max_attempts, "max_attempts")
 
     @property
     def is_undisturbed(self) -> bool:
@@ -237,7 +237,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "after_history_loss": [WAIT, REJOIN],
     }
     integers = {"minimum_uploads": None, "max_attempts": 1000}
-    numbers = {
+    defaults = {
         "over_selection": 1.0,
         **dict.fromkeys((*BELOW_ONE, "history_loss_probability", "broken_timers"), 0.0),
         "round_minutes": 5.0,
@@ -253,7 +253,7 @@ def define_flags(values: flags.FlagValues) -> None:
         elif name == "trace":
             group.path(name, text)
         else:
-            group.number(name, text, numbers.get(name))
+            group.number(name, text, defaults.get(name))
 
 
 def _diurnal_defaults() -> dict[str, str]:
@@ -263,8 +263,8 @@ def _diurnal_defaults() -> dict[str, str]:
     for name, attribute in _MODEL_FLAGS["diurnal"].items():
         default = getattr(model, attribute)
         if default is not None:
-            numbers = default if isinstance(default, tuple) else (default,)
-            texts[name] = f"Default: {','.join(f'{number:g}' for number in numbers)}."
+            values = default if isinstance(default, tuple) else (default,)
+            texts[name] = f"Default: {','.join(f'{number:g}' for number in values)}."
     return texts
 
 
@@ -312,14 +312,14 @@ def before_change(behaviour: DeviceBehaviour, old: Mapping[str, Any]) -> DeviceB
     """
     found = {name: old[name] for name in MAY_CHANGE if name in old}
     if "retry_minutes" in found:
-        minutes = validation.positive_number(found.pop("retry_minutes"), "retry_minutes")
+        minutes = numbers.positive_number(found.pop("retry_minutes"), "retry_minutes")
         found["retry_seconds"] = minutes * _MINUTE
     return dataclasses.replace(behaviour, **found)
 
 
 def _seconds(values: flags.FlagValues, flag: str, unit: float) -> float:
     """The seconds of a flag that takes hours or minutes."""
-    return validation.positive_number(values[flag].value * unit, f"--{flag}")
+    return numbers.positive_number(values[flag].value * unit, f"--{flag}")
 
 
 def _availability(values: flags.FlagValues) -> Availability:

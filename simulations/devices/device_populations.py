@@ -22,9 +22,8 @@ import numpy as np
 
 from mf_aggregators import memory, random_streams
 from mf_aggregators import participation as participations
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.errors import Error
-from mf_aggregators.kernel.numbers import counted
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error, counted
 from mf_aggregators.participation import Participation
 from mf_aggregators.random_streams import Stream
 from simulations.devices.device_behaviour import BELOW_ONE, REJOIN, DeviceBehaviour
@@ -271,19 +270,17 @@ class DevicePopulation:
             of timers by the wall clock, or a trace names a device that does not exist.
         """
         behaviour = DeviceBehaviour() if behaviour is None else behaviour
-        self._num_devices = validation.positive_integer(num_devices, "num_devices")
+        self._num_devices = numbers.positive_integer(num_devices, "num_devices")
         memory.check(
             _BYTES_PER_DEVICE * self._num_devices,
             f"a population of {self._num_devices} devices",
             "use a smaller one",
         )
         self._participation = participations.check(participation)
-        self._clients_per_round = validation.positive_integer(
-            clients_per_round, "clients_per_round"
-        )
+        self._clients_per_round = numbers.positive_integer(clients_per_round, "clients_per_round")
         self._behaviour = behaviour
         self._fewest = behaviour.fewest_uploads(self._clients_per_round)
-        self._seed = validation.integer_at_least(seed, 0, "seed")
+        self._seed = numbers.integer_at_least(seed, 0, "seed")
         self._round_index = 0
         self._seconds = 0.0
         # The number of devices whose timers have not run out as a round begins.

@@ -16,7 +16,7 @@ from absl import flags
 
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from simulations import flag_texts
 from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts
@@ -55,14 +55,14 @@ def dirichlet_split(
       ValueError: If an argument is out of its range.
     """
     labels = np.asarray(labels)
-    validation.positive_integer(num_clients, "num_clients")
+    numbers.positive_integer(num_clients, "num_clients")
     if num_clients > len(labels):
         raise ValueError(
             f"num_clients is {num_clients}, and there are {len(labels)} examples: a client needs "
             "one at least."
         )
     _check_concentration(concentration, "concentration")
-    validation.integer_at_least(seed, 0, "seed")
+    numbers.integer_at_least(seed, 0, "seed")
     generator = np.random.default_rng(seed)
     num_classes = int(np.max(labels)) + 1
     waiting = [generator.permutation(np.flatnonzero(labels == each)) for each in range(num_classes)]
@@ -161,11 +161,11 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
       ValueError: If one is out of its range, or does nothing beside the others.
     """
     _check_concentration(options["concentration"], "--concentration")
-    validation.integer_at_least(options["split_seed"], 0, "--split_seed")
+    numbers.integer_at_least(options["split_seed"], 0, "--split_seed")
     if options["split_seed"] > _LARGEST_SEED:
         raise ValueError(f"--split_seed must be at most {_LARGEST_SEED}.")
     if options["num_clients"] is not None:
-        validation.positive_integer(options["num_clients"], "--num_clients")
+        numbers.positive_integer(options["num_clients"], "--num_clients")
         return
     of_one_image = {"batch_size": 1, "client_epochs": 1}
     of_split = {"concentration": _DEFAULT_CONCENTRATION, "split_seed": 0}
@@ -178,7 +178,7 @@ def check_flags(options: Mapping[str, Any], command: str) -> None:
 
 
 def _check_concentration(value: float, name: str) -> None:
-    validation.positive_number(value, name)
+    numbers.positive_number(value, name)
     if not _SMALLEST_CONCENTRATION <= value <= _LARGEST_CONCENTRATION:
         raise ValueError(
             f"{name} must be from {_SMALLEST_CONCENTRATION:g} to {_LARGEST_CONCENTRATION:g}, found "

@@ -25,7 +25,7 @@ from absl import flags
 from mf_aggregators import catalogue, checkpoints, workloads
 from mf_aggregators.commands import command_line, evidence, output_paths, stated_runs
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.kernel import numbers, validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.noise import NOISE_FORMAT, noise_directory
 from mf_aggregators.participation import sampling_schemes
@@ -467,7 +467,7 @@ def _with_noise_of(old: Mapping[str, Any], config: RunConfig) -> RunConfig:
     begun_with = old.get("noise_multiplier")
     if begun_with is None:
         return config
-    begun_with = validation.non_negative_number(begun_with, "noise_multiplier of config.json")
+    begun_with = numbers.non_negative_number(begun_with, "noise_multiplier of config.json")
     for name in _TARGETS:
         target, before = config[name], old.get(name)
         if None not in (target, before) and (target == before or _is_longer(old, config)):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import atomic_files
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import SamplingScheme
 from mf_aggregators.privacy import client_names, ledgers
 from mf_aggregators.privacy.ledgers import Ledger, LedgerError

@@ -12,7 +12,7 @@ from mf_aggregators.audit import one_run
 from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from mf_aggregators.participation import sampling_schemes
 from mf_aggregators.workloads import Workload
@@ -482,7 +482,7 @@ def _check_numbers(options: RunConfig) -> None:
         flag, value = field.metadata[_FLAG], options[name]
         if flag.is_positive and value is not None:
             is_integer = field.type in _INTEGERS
-            check = validation.positive_integer if is_integer else validation.positive_number
+            check = numbers.positive_integer if is_integer else numbers.positive_number
             check(value, f"--{name}")
         check_choice(not flag.is_share or 0.0 <= value <= 1.0, f"--{name} must be in [0, 1].")
     check_choice(0.0 <= options.server_momentum < 1.0, "--server_momentum must be in [0, 1).")
@@ -493,7 +493,7 @@ def _check_numbers(options: RunConfig) -> None:
     )
     for name in ("seed", "cohort_seed"):
         if options[name] is not None:
-            validation.integer_at_least(options[name], 0, f"--{name}")
+            numbers.integer_at_least(options[name], 0, f"--{name}")
 
 
 def _check_together(options: RunConfig) -> None:
@@ -518,7 +518,7 @@ def _clip_norm(value: float | str) -> float | str:
     if value == ADAPTIVE:
         return value
     try:
-        return validation.positive_number(float(value), "--clip_norm")
+        return numbers.positive_number(float(value), "--clip_norm")
     except ValueError:
         raise CommandError(
             f"--clip_norm must be a number above 0, or {ADAPTIVE}, found {value!r}."
@@ -527,9 +527,9 @@ def _clip_norm(value: float | str) -> float | str:
 
 def _check_clip(options: RunConfig) -> None:
     if options.clip_quantile is not None:
-        validation.fraction(options.clip_quantile, "--clip_quantile")
+        numbers.fraction(options.clip_quantile, "--clip_quantile")
     if options.clip_learning_rate is not None:
-        validation.non_negative_number(options.clip_learning_rate, "--clip_learning_rate")
+        numbers.non_negative_number(options.clip_learning_rate, "--clip_learning_rate")
     initial = options.clip_initial_norm or AdaptiveClip.initial_norm
     smallest, largest = options.clip_smallest_norm, options.clip_largest_norm
     check_choice(

@@ -16,8 +16,8 @@ from typing import Any
 
 from mf_aggregators import __version__, atomic_files, inputs
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.kernel import validation
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.privacy import ledgers
 from simulations.training import weights_files
 
@@ -355,7 +355,7 @@ def _check_config(config: Any) -> None:
     if not isinstance(changes, list) or not all(isinstance(each, dict) for each in changes):
         raise ValueError(f"its {CHANGED} are no list of JSON objects")
     for change in changes:
-        validation.integer_at_least(change.get("released_rounds"), 0, "released_rounds")
+        numbers.integer_at_least(change.get("released_rounds"), 0, "released_rounds")
         if not isinstance(change.get("flags"), dict):
             raise ValueError(f"an entry of its {CHANGED} has no flags")
 

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.stats
 
 from mf_aggregators import atomic_files, figures
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]
@@ -91,7 +91,7 @@ def draw(
     """
     window, release = 1, ""
     if released_window is not None:
-        window = validation.positive_integer(released_window, "released_window")
+        window = numbers.positive_integer(released_window, "released_window")
         release = " (a private release" + (f", mean of {window})" if window > 1 else ")")
     epsilon = "epsilon" + ("" if delta is None else f" at delta {figures.scientific(delta)}")
     panels = {

@@ -24,7 +24,7 @@ from mf_aggregators.audit import one_run
 from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import evidence, facts_of_runs, stated_runs
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.provenance import Provenance
@@ -314,7 +314,7 @@ class PrivacyBudget:
         """
         self.planned = mechanism.guarantee(delta)
         rounds = mechanism.num_rounds
-        self.every = validation.positive_integer(
+        self.every = numbers.positive_integer(
             max(1, rounds // _POINTS) if every is None else every, "every"
         )
         self._factorization = mechanism.factorization
@@ -334,7 +334,7 @@ class PrivacyBudget:
         Raises:
           ValueError: If there are more rounds than the factorization has, or fewer than 0.
         """
-        rounds = validation.integer_at_least(rounds, 0, "rounds")
+        rounds = numbers.integer_at_least(rounds, 0, "rounds")
         last = self._factorization.num_rounds
         if rounds > last:
             raise ValueError(

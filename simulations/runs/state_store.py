@@ -21,7 +21,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import atomic_files
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.noise import noise_directory
 from mf_aggregators.privacy.ledgers import LedgerError
 from simulations.runs.round_records import ParticipationLedger

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
-from mf_aggregators.kernel.errors import Error
 from mf_aggregators.kernel.ledger import ObservedParticipation
-from mf_aggregators.kernel.numbers import in_full
+from mf_aggregators.kernel.numbers import Error, in_full
 from mf_aggregators.participation import Participation, Sampler, SamplingScheme
 from mf_aggregators.privacy import client_names, guarantees
 from mf_aggregators.privacy.ledgers import LedgerError

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mf_aggregators import atomic_files, workloads
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.workloads import Workload
 
 LINEAR = "linear"
@@ -66,7 +66,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("warmup_share", "cooldown_share"):
-            share = validation.non_negative_number(getattr(self, name), name)
+            share = numbers.non_negative_number(getattr(self, name), name)
             if share > 1.0:
                 raise ValueError(f"{name} must be at most 1, all rounds, found {share}.")
         if self.warmup_share + self.cooldown_share > 1.0 + _ROUNDING_OF_SHARES:
@@ -80,7 +80,7 @@ class Schedule:
             )
         for name in ("warmup_factor", "cooldown_factor"):
             # A rate of zero would make the workload singular.
-            if validation.positive_number(getattr(self, name), name) > 1.0:
+            if numbers.positive_number(getattr(self, name), name) > 1.0:
                 raise ValueError(f"{name} must be at most 1, found {getattr(self, name)}.")
 
     def rates(self, num_rounds: int, peak: float) -> np.ndarray:
@@ -97,8 +97,8 @@ class Schedule:
         Raises:
           ValueError: If an argument is out of its range.
         """
-        num_rounds = validation.positive_integer(num_rounds, "num_rounds")
-        peak = validation.positive_number(peak, "peak")
+        num_rounds = numbers.positive_integer(num_rounds, "num_rounds")
+        peak = numbers.positive_number(peak, "peak")
         return peak * np.minimum(self._rising(num_rounds), self._falling(num_rounds))
 
     def _rising(self, num_rounds: int) -> np.ndarray:

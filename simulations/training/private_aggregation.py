@@ -25,7 +25,7 @@ import tensorflow_federated as tff
 import mf_aggregators as mfa
 from mf_aggregators import AdaptiveClip, Mechanism
 from mf_aggregators.factorizations import Factorization, noise_rows
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import Participation
 from mf_aggregators.private_metrics import PrivateMetrics
 from mf_aggregators.tff import compatibility
@@ -91,7 +91,7 @@ def aggregator(
     if metrics is not None and zeroing_norm is not None:
         raise ValueError("with metrics, clients zero their updates: leave out zeroing_norm.")
     if zeroing_norm is not None:
-        zeroing_norm = validation.positive_number(zeroing_norm, "zeroing_norm")
+        zeroing_norm = numbers.positive_number(zeroing_norm, "zeroing_norm")
     process: tff.aggregators.UnweightedAggregationFactory = mfa.mf_dp_aggregator(
         mechanism,
         clip_norm=clip_norm,
@@ -285,10 +285,10 @@ def expected_noise_norm(
       TypeError: If the participation is no schema.
       ValueError: If a number is out of its range.
     """
-    stddev = validation.non_negative_number(noise_multiplier, "noise_multiplier")
-    stddev *= validation.positive_number(clip_norm, "clip_norm")
-    stddev /= validation.positive_number(clients_per_round, "clients_per_round")
-    dimension = validation.integer_at_least(num_parameters, 0, "num_parameters")
+    stddev = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    stddev *= numbers.positive_number(clip_norm, "clip_norm")
+    stddev /= numbers.positive_number(clients_per_round, "clients_per_round")
+    dimension = numbers.integer_at_least(num_parameters, 0, "num_parameters")
     sensitivity = factorization.sensitivity(participation).value
     norms = noise_rows.row_norms(factorization.noise_recursion())
     return stddev * math.sqrt(dimension) * sensitivity * norms

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from mf_aggregators import random_streams
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 
 # The clients whose examples stay in memory: those of a large cohort.
 _MOST_CACHED = 2000
@@ -53,12 +53,12 @@ def client_datasets(
     Raises:
       ValueError: If a number is out of its range.
     """
-    validation.positive_integer(batch_size, "batch_size")
-    validation.positive_integer(epochs, "epochs")
+    numbers.positive_integer(batch_size, "batch_size")
+    numbers.positive_integer(epochs, "epochs")
     if max_examples is not None:
-        validation.positive_integer(max_examples, "max_examples")
-    validation.integer_at_least(seed, 0, "seed")
-    validation.integer_at_least(most_cached, 0, "most_cached")
+        numbers.positive_integer(max_examples, "max_examples")
+    numbers.integer_at_least(seed, 0, "seed")
+    numbers.integer_at_least(most_cached, 0, "most_cached")
     examples_of = functools.lru_cache(most_cached)(functools.partial(_read, client_data))
 
     def dataset_of(client_id: str, round_index: int) -> tf.data.Dataset:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mf_aggregators import atomic_files, inputs
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 # The weights of a run that has ended, in its directory.
 FINAL_MODEL_FILE = "final_model.npz"

@@ -6,7 +6,7 @@ Free of TensorFlow, so that flags can be checked before it is loaded.
 import ipaddress
 import re
 
-from mf_aggregators.kernel.errors import Error
+from mf_aggregators.kernel.numbers import Error
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _ADDRESS = re.compile(rf"(\[[0-9a-f:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):([0-9]{{1,5}})")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import draws
 
 
 def words_that_tie(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -16,7 +16,7 @@ def words_that_tie(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
       (count, 3) uint32 words, and (ties, TIE_WORDS) uint32 further words.
     """
     random = np.random.default_rng(seed)
-    table = discrete_gaussian.table()
+    table = draws.table()
     mask, shift = np.uint32(2**table.column_bits - 1), np.uint32(table.column_bits)
     words = random.integers(0, 2**32, (count, 3), dtype=np.uint32)
     columns = words & mask

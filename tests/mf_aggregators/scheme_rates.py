@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import SamplingScheme
 
 

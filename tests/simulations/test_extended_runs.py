@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mf_aggregators import accounting, checkpoints
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
+from mf_aggregators.kernel.integers import IntegerRows, Rounding
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.participation import MinSeparation
 from simulations.runs import planned_runs, run_directory

@@ -12,7 +12,7 @@ import itertools
 
 import numpy as np
 
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from simulations.examples.labelled_images import Images, concatenated
 
 # Where the forms begin in the file, and where the last one ends.
@@ -68,7 +68,7 @@ def clients(forms: tuple[Images, ...], examples_per_client: int) -> dict[str, Im
     Raises:
       ValueError: If ``examples_per_client`` is not positive.
     """
-    validation.positive_integer(examples_per_client, "examples_per_client")
+    numbers.positive_integer(examples_per_client, "examples_per_client")
     found = {}
     for number, form in enumerate(forms[_TRAIN_FORMS], start=1):
         num_pieces = -(-len(form) // examples_per_client)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from mf_aggregators.commands.flag_groups import FlagGroup
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from simulations.examples.digit_classification import data
 from simulations.examples.labelled_images import Images, concatenated, outcome_lines
 from simulations.runs import federated_runs
@@ -115,7 +115,7 @@ def _defaults(values: flags.FlagValues) -> Mapping[str, Any]:
 
 
 def _check_flags(options: Mapping[str, Any]) -> None:
-    validation.positive_integer(options["examples_per_client"], "--examples_per_client")
+    numbers.positive_integer(options["examples_per_client"], "--examples_per_client")
 
 
 def _open_data(options: Mapping[str, Any]) -> DigitsData:

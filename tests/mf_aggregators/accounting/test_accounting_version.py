@@ -12,7 +12,6 @@ from mf_aggregators import accounting, kernel
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel import (
     certificate,
-    discrete_gaussian,
     dominating_pairs,
     draws_of_clients,
     gaussian,
@@ -129,7 +128,7 @@ def _values() -> dict[str, Callable[[], Any]]:
             accounting.exact_epsilon(1.0, 1e-6),
             accounting.composed_gaussian_epsilon([1.0, 3.0], 1e-6),
             gaussian.delta_left(1e-12, 1.0, 2**40),
-            1e20 * discrete_gaussian.failure_probability(2**40),
+            1e20 * gaussian.failure_probability(1.0, 2**40),
         ),
         "separated": lambda: (
             *(

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.accounting import trade_offs
-from mf_aggregators.kernel import (
-    certificate,
-    discrete_gaussian,
-    draws_of_clients,
-    gaussian,
-    groups,
-    losses,
-)
+from mf_aggregators.kernel import certificate, draws_of_clients, gaussian, groups, losses
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     MinSeparationRounds,
@@ -83,7 +76,7 @@ def test_the_rate_is_that_of_the_whole_gaussian_curve(sigma: float) -> None:
 
 def test_the_failure_probability_of_the_noise_is_charged() -> None:
     many = 2**75
-    failure = discrete_gaussian.failure_probability(many)
+    failure = gaussian.failure_probability(1.0, many)
     assert failure > 1e-6
     with_failure = accounting.true_positive_rate(1.0, 0.001, num_coordinates=many)
     without = scipy.stats.norm.cdf(scipy.stats.norm.ppf(0.001) + 1.0)

@@ -28,7 +28,7 @@ from mf_aggregators.kernel.draws_of_clients import (
     StrategyColumns,
     TruncatedPoisson,
 )
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import banded_rows, independent_rows
 from mf_aggregators.kernel.schemas import Schema
 from tests.examples import examples

@@ -27,7 +27,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations._patterns import EqualNorms
 from mf_aggregators.factorizations.convergence import Converged
-from mf_aggregators.kernel.arrays import FloatArray
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.linear_algebra.banded_matrices import (
     bands_of_matrix,
     matrix_from_bands,

@@ -16,7 +16,7 @@ from mf_aggregators.factorizations import (
     NotConvergedWarning,
     clip_drift,
 )
-from mf_aggregators.kernel import validation
+from mf_aggregators.kernel import numbers
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -41,13 +41,13 @@ def _workloads(draw: st.DrawFn) -> np.ndarray:
         return np.eye(num_rounds)
     if kind == "prefix sum":
         return draw(st.sampled_from([-3.0, 1.0, 1e100])) * np.tri(num_rounds)
-    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
     width = 1 if kind == "diagonal" else draw(st.integers(2, num_rounds + 1))
-    matrix = np.diag(numbers.uniform(0.3, 3.0, num_rounds) * numbers.choice([-1, 1], num_rounds))
+    matrix = np.diag(random.uniform(0.3, 3.0, num_rounds) * random.choice([-1, 1], num_rounds))
     for lag in range(1, min(width, num_rounds)):
-        below = numbers.uniform(-0.9, 0.9, num_rounds - lag)
+        below = random.uniform(-0.9, 0.9, num_rounds - lag)
         # Some entries of a band may be zero.
-        matrix += np.diag(below * numbers.choice([0, 1], len(below), p=[0.2, 0.8]), -lag)
+        matrix += np.diag(below * random.choice([0, 1], len(below), p=[0.2, 0.8]), -lag)
     return np.tril(np.linalg.inv(matrix)) if kind == "inverse bands" else matrix
 
 
@@ -242,8 +242,8 @@ def test_workload_is_given_once() -> None:
         lambda: participation.MinSeparation(np.eye(50)),  # type: ignore[arg-type]
         lambda: workloads.momentum_sgd(50, np.eye(50)),  # type: ignore[arg-type]
         lambda: Workload(tuple(range(500)), 50),  # type: ignore[arg-type]
-        lambda: validation.positive_integer([1.5] * 500, "num_rounds"),
-        lambda: validation.finite_number(Workload("momentum_sgd", 99, 0.9, (0.5,) * 99), "epsilon"),
+        lambda: numbers.positive_integer([1.5] * 500, "num_rounds"),
+        lambda: numbers.finite_number(Workload("momentum_sgd", 99, 0.9, (0.5,) * 99), "epsilon"),
     ],
 )
 def test_messages_show_shapes_and_no_entries(refused: Callable[[], Any]) -> None:

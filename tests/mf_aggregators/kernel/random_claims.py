@@ -24,7 +24,7 @@ from scipy import special
 from mf_aggregators.kernel import claim
 from mf_aggregators.kernel.claim import Claim
 from mf_aggregators.kernel.draws_of_clients import FixedSize, Poisson
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.patterns import maximal_patterns

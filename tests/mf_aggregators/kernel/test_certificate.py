@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import dominating_pairs, draws_of_clients, gaussian
-from mf_aggregators.kernel.arrays import FloatArray
 from mf_aggregators.kernel.certificate import Certificate, check_certificate
 from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
@@ -26,6 +25,7 @@ from mf_aggregators.kernel.dominating_pairs import (
     RoundsDistribution,
 )
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, MinSeparation, StrategyColumns
+from mf_aggregators.kernel.numbers import FloatArray
 from mf_aggregators.participation import certificate_search
 from mf_aggregators.participation.certificate_search import columns_of_matrix
 from tests.examples import examples

@@ -24,7 +24,7 @@ from mf_aggregators.kernel import (
 )
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, banded_rows, toeplitz_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.certificate_search import Certification

@@ -25,7 +25,7 @@ from mf_aggregators.kernel import composition, gaussian, groups, losses
 from mf_aggregators.kernel.claim import Assumption
 from mf_aggregators.kernel.composition import Composed, EpsilonDeltaDpEvent, Part
 from mf_aggregators.kernel.draws_of_clients import Poisson, SampledRun
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.privacy import guarantees
 from tests.mf_aggregators import brute_force
 from tests.refusals import refuses

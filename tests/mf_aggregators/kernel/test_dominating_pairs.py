@@ -9,8 +9,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import discrete_gaussian, draws_of_clients
 from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel import draws, draws_of_clients
 from mf_aggregators.kernel.dominating_pairs import (
     BallsInBinsRounds,
     DominatingPair,
@@ -305,7 +305,7 @@ def test_rounding_enlarges_the_entries_or_the_rows_of_a_bin() -> None:
     rows = np.arange(8)[:, None] + np.arange(2)
     entries = np.where(rows < 8, np.array([1.0, -0.5]), 0.0)
     columns = StrategyColumns(entries, steps)
-    moved = sigma * steps * math.sqrt(10**6) / discrete_gaussian.STANDARD_DEVIATION
+    moved = sigma * steps * math.sqrt(10**6) / draws.STANDARD_DEVIATION
     assert moved > 1e-6
     apart = distributions.dominating_pair(columns, BallsInBins(8, 2, 40, 10, 4), sigma, coordinates)
     scaled = np.abs(entries) / math.sqrt(1.25)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from mf_aggregators.factorizations import banded, toeplitz
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import gaussian
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
 from tests.examples import examples
@@ -94,7 +94,7 @@ def test_what_drawing_costs_is_charged_to_delta(multiplier: float, num_coordinat
     delta = 1e-9
     found = accounting.epsilon(multiplier, delta, num_coordinates=num_coordinates)
     exact = GaussianPrivacyLoss(multiplier).get_delta_for_epsilon(found)
-    together = exact + discrete_gaussian.failure_probability(num_coordinates)
+    together = exact + gaussian.failure_probability(1.0, num_coordinates)
     assert together <= delta
     assert together == pytest.approx(delta, rel=1e-5)
     assert accounting.exact_epsilon(multiplier, delta) <= found
@@ -153,9 +153,9 @@ def test_no_noise_is_no_privacy() -> None:
 def test_zcdp_is_approximate() -> None:
     """Its delta0 is what tables cost, which grows with the numbers that are drawn."""
     for numbers in (1, 10**9, 2**40):
-        failure = discrete_gaussian.failure_probability(numbers)
+        failure = gaussian.failure_probability(1.0, numbers)
         assert 0.0 < failure == accounting.zcdp_delta(0.7, num_coordinates=numbers)
-    assert accounting.zcdp_delta(0.7) == discrete_gaussian.failure_probability(2**40)
+    assert accounting.zcdp_delta(0.7) == gaussian.failure_probability(1.0, 2**40)
     with pytest.raises(accounting.TailError):
         accounting.zcdp_delta(0.19)
     # Each of four participations moves numbers of its own, by a half of all.
@@ -182,3 +182,48 @@ def test_bad_noise_multipliers_are_refused(multiplier: float) -> None:
         accounting.epsilon(multiplier, 1e-6)
     with refuses("noise_multiplier"):
         accounting.zcdp_rho(multiplier)
+
+
+@given(st.floats(0.2, 1e6), st.floats(-10.0, -0.01), st.integers(1, 2**44))
+@settings(deadline=None, max_examples=100)
+def test_the_failure_probability_is_taken_from_delta(
+    sigma: float, log_delta: float, num_coordinates: int
+) -> None:
+    delta = 10.0**log_delta
+    failure = gaussian.failure_probability(1.0, num_coordinates)
+    if failure > 1e-3 * delta:
+        with pytest.raises(gaussian.TailError):
+            gaussian.delta_left(delta, sigma, num_coordinates)
+    else:
+        left = gaussian.delta_left(delta, sigma, num_coordinates)
+        assert left + failure == pytest.approx(delta, rel=1e-15)
+        assert 0.999 * delta <= left <= delta
+
+
+@pytest.mark.parametrize("sigma", [0.1999, 0.1, 1e-3, 1e-300])
+def test_so_little_noise_is_refused(sigma: float) -> None:
+    with pytest.raises(gaussian.TailError):
+        gaussian.delta_left(0.1, sigma, 1)
+    assert gaussian.delta_left(0.1, 0.2, 1) == pytest.approx(0.1)
+
+
+def test_a_run_of_any_size_costs_little() -> None:
+    """A hundred billion parameters and ten rounds: the default covers as many numbers."""
+    assert gaussian.DEFAULT_NUM_COORDINATES >= 10**12
+    gaussian.delta_left(1e-12, 1.0, gaussian.DEFAULT_NUM_COORDINATES)
+
+
+def test_runs_that_draw_more_than_is_charged_are_refused() -> None:
+    """All statements charge for 2^40 numbers where nobody says how many there are."""
+    gaussian.check_charged(2**20, 2**20)
+    with refuses("1.1e+12", "2^40"):
+        gaussian.check_charged(2**20 + 1, 2**20)
+    with refuses("8.8e+12"):
+        gaussian.check_charged(2**31, 4096)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with refuses("noise_multiplier"):
+        gaussian.delta_left(1e-6, 0.0, 1)
+    with refuses("num_coordinates"):
+        gaussian.delta_left(1e-6, 1.0, 0)

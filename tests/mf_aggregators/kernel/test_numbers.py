@@ -1,15 +1,71 @@
-"""Printed numbers are never better than computed ones, and nearly as good: as decimals."""
+"""Numbers: others are refused by name, and printed ones are never better than computed ones."""
 
+import dataclasses
+import decimal
+import fractions
+import json
 import math
+from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mf_aggregators as mfa
+from mf_aggregators import inputs
 from mf_aggregators.kernel import numbers
+from mf_aggregators.participation import (
+    FixedEpochOrder,
+    FixedSizeSampling,
+    MinSeparation,
+    PoissonSampling,
+    Shuffling,
+    sampling_scheme,
+)
+from mf_aggregators.privacy import guarantees
+from tests.refusals import refuses
 
 _POSITIVE = st.floats(1e-9, 1e7)
+_NO_NUMBERS: list[Any] = [
+    "1",
+    b"1",
+    bytearray(b"1"),
+    np.str_("1"),
+    np.array("1"),
+    True,
+    np.bool_(True),
+    np.array(True),
+    None,
+    [1.0],
+    np.array([1.0]),
+    np.array([[1]]),
+    1j,
+    np.complex128(1.0),
+    np.timedelta64(1),
+    {},
+]
+# What makes other kinds of numbers of Python's.
+_KINDS: list[Callable[[Any], Any]] = [
+    np.float32,
+    np.float64,
+    np.array,
+    fractions.Fraction,
+    decimal.Decimal,
+]
+_INTEGER_KINDS: list[Callable[[Any], Any]] = [np.int32, np.uint8, np.array]
+_NO_INTEGERS = [1.0, np.float64(1.0), math.nan, math.inf, fractions.Fraction(1)]
+_ONE = mfa.factorizations.identity(4)
+_SINGLE = mfa.participation.SingleParticipation()
+_SCHEME = {"num_rounds": 4, "num_bands": 2, "population": 40, "clients_per_round": 10}
+_POISSON = PoissonSampling(**_SCHEME)
+_SCHEMES: list[Any] = [
+    PoissonSampling,
+    FixedSizeSampling,
+    Shuffling,
+]
 
 
 def _decimal(value: float) -> Decimal:
@@ -73,3 +129,179 @@ def test_numbers_in_full_are_as_people_write_them() -> None:
 def test_other_formats_are_refused(form: str) -> None:
     with pytest.raises(ValueError, match="form must"):
         numbers.rounded_up(1.0, form)
+
+
+def _with(function: Callable[..., Any], name: str, /, **others: Any) -> Callable[[Any], Any]:
+    """A function of one of its arguments, the others of which are given."""
+    return lambda value: function(**{**others, name: value})
+
+
+# By the name of an argument: a public function of it.
+_REALS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("accuracy", lambda value: mfa.factorizations.blt(4, accuracy=value)),
+    ("noise_multiplier", _with(mfa.accounting.epsilon, "noise_multiplier", delta=1e-6)),
+    ("delta", _with(mfa.accounting.epsilon, "delta", noise_multiplier=1.0)),
+    ("noise_multiplier", _with(mfa.accounting.exact_epsilon, "noise_multiplier", delta=1e-6)),
+    ("epsilon", _with(mfa.accounting.noise_multiplier, "epsilon", delta=1e-6)),
+    ("delta", _with(mfa.accounting.noise_multiplier, "delta", epsilon=1.0)),
+    ("noise_multiplier", mfa.accounting.zcdp_rho),
+    ("rho", mfa.accounting.noise_multiplier_of_zcdp),
+    ("rho", _with(mfa.accounting.epsilon_of_zcdp, "rho", delta=1e-6)),
+    ("noise_multiplier", mfa.accounting.event),
+    (
+        "noise_multipliers",
+        lambda value: mfa.accounting.composed_gaussian_epsilon([1.0, value], 1e-6),
+    ),
+    ("delta", _with(mfa.accounting.composed_gaussian_epsilon, "delta", noise_multipliers=[1.0])),
+    ("delta", _with(mfa.accounting.composed_epsilon, "delta", events=[mfa.accounting.event(1.0)])),
+    (
+        "noise_multiplier",
+        _with(mfa.accounting.true_positive_rate, "noise_multiplier", false_positive_rate=0.1),
+    ),
+    ("guarantees", lambda value: mfa.accounting.true_positive_rate_of_pairs([(value, 0.5)], 0.1)),
+    ("guarantees", lambda value: mfa.accounting.true_positive_rate_of_pairs([(1.0, value)], 0.1)),
+    (
+        "noise_multiplier",
+        _with(_POISSON.epsilon, "noise_multiplier", delta=1e-6),
+    ),
+    ("delta", _with(_POISSON.epsilon, "delta", noise_multiplier=1.0)),
+    ("epsilon", _with(_POISSON.noise_multiplier, "epsilon", delta=0.1)),
+    (
+        "noise_multiplier",
+        lambda value: guarantees.planned(_ONE, _SINGLE, value, 1e-6),
+    ),
+    ("delta", lambda value: guarantees.planned(_ONE, _SINGLE, 1.0, value)),
+    ("momentum", lambda value: mfa.workloads.momentum_sgd(4, momentum=value)),
+    *(
+        (field.name, _with(mfa.AdaptiveClip, field.name))
+        for field in dataclasses.fields(mfa.AdaptiveClip)
+        if field.name != "update_period"
+    ),
+]
+
+
+_INTEGERS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("update_period", _with(mfa.AdaptiveClip, "update_period")),
+    ("separation", MinSeparation),
+    ("max_participations", lambda value: MinSeparation(1, value)),
+    ("epochs", lambda value: FixedEpochOrder(value, 1)),
+    ("separation", lambda value: FixedEpochOrder(1, value)),
+    ("num_rounds", mfa.workloads.prefix_sum),
+    ("num_rounds", lambda value: mfa.workloads.Workload("prefix_sum", value)),
+    ("num_rounds", _SINGLE.most_participations),
+    ("num_rounds", mfa.factorizations.identity),
+    ("num_rounds", mfa.factorizations.tree_aggregation),
+    ("num_bands", lambda value: mfa.factorizations.toeplitz(4, num_bands=value)),
+    ("num_bands", lambda value: mfa.factorizations.banded(mfa.workloads.prefix_sum(4), value)),
+    ("num_bands", lambda value: mfa.factorizations.banded_inverse(4, value)),
+    ("num_buffers", lambda value: mfa.factorizations.blt(4, value)),
+    ("rank", lambda value: mfa.factorizations.structured(_ONE, 1, value)),
+    *(
+        (name, _with(mfa.accounting.epsilon, name, noise_multiplier=1.0, delta=1e-6))
+        for name in ("num_coordinates", "disjoint_participations")
+    ),
+    *(
+        (name, _with(mfa.accounting.noise_multiplier, name, epsilon=1.0, delta=1e-6))
+        for name in ("num_coordinates", "disjoint_participations")
+    ),
+    (
+        "disjoint_participations",
+        _with(
+            mfa.accounting.true_positive_rate,
+            "disjoint_participations",
+            noise_multiplier=1.0,
+            false_positive_rate=0.1,
+        ),
+    ),
+    *((name, _with(scheme, name, **_SCHEME)) for scheme in _SCHEMES for name in _SCHEME),
+    *(
+        (name, _with(sampling_scheme, name, name=scheme, **_SCHEME))
+        for scheme in ("min_separation", "balls_in_bins")
+        for name in _SCHEME
+    ),
+]
+
+
+_ARRAYS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("strategy", lambda value: mfa.sensitivity.compute(value, _SINGLE)),
+    ("workload", lambda value: inputs.lower_triangular(value, "the workload")),
+    ("learning_rates", lambda value: mfa.workloads.momentum_sgd(2, learning_rates=value)),
+    ("false_positive_rate", lambda value: mfa.accounting.true_positive_rate(1.0, value)),
+    ("bands", mfa.factorizations.BandedFactorization),
+]
+
+
+def _refused(function: Callable[[Any], Any], value: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=name) as raised:
+        function(value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(("name", "function"), _REALS)
+def test_what_is_no_number_is_refused_by_name(name: str, function: Callable[[Any], Any]) -> None:
+    for value in [*_NO_NUMBERS, math.nan, np.float32("nan"), -math.inf, 10**400]:
+        # None stands for a default there.
+        if value is None and name in ("smallest_norm", "largest_norm", "clipped_count_stddev"):
+            continue
+        _refused(function, value, name)
+
+
+@pytest.mark.parametrize(("name", "function"), _INTEGERS)
+def test_what_is_no_integer_is_refused_by_name(name: str, function: Callable[[Any], Any]) -> None:
+    optional = ("max_participations", "num_bands", "num_buffers")
+    for value in [*_NO_NUMBERS, *_NO_INTEGERS, 0, -1]:
+        # None stands for a default there, and a rank may be zero.
+        if not (value is None and name in optional) and not (value == 0 and name == "rank"):
+            _refused(function, value, name)
+
+
+@pytest.mark.parametrize(("name", "function"), _ARRAYS)
+def test_texts_in_arrays_are_refused_by_name(name: str, function: Callable[[Any], Any]) -> None:
+    for value in (
+        [["1", "0"], ["1", "1"]],
+        [[b"1", b"0"], [b"1", b"1"]],
+        np.array([["1", 0], [1, 1]], object),
+        [[1j, 0], [1, 1]],
+        [[1.0], [1.0, 1.0]],
+        "1",
+        {},
+        [10**400],
+    ):
+        _refused(function, value, name)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    for function, value in (
+        (_with(mfa.accounting.epsilon, "noise_multiplier", delta=2.0**-20), 0.5),
+        (_with(mfa.accounting.epsilon, "delta", noise_multiplier=1.0), 2.0**-20),
+        (_with(mfa.AdaptiveClip, "initial_norm"), 0.5),
+        (_with(mfa.AdaptiveClip, "clipped_count_stddev"), 4.0),
+    ):
+        plain = function(value)
+        for kind in _KINDS:
+            assert function(kind(value)) == plain
+    for integers in _INTEGER_KINDS:
+        separation = integers(3)
+        schema = MinSeparation(separation, max_participations=separation)
+        assert schema == MinSeparation(3, 3)
+        assert hash(schema) == hash(MinSeparation(3, 3))
+        assert json.loads(json.dumps(schema.to_dict()))["separation"] == 3
+        scheme = sampling_scheme(
+            "balls_in_bins", **{name: integers(size) for name, size in _SCHEME.items()}
+        )
+        assert json.loads(json.dumps(scheme.to_dict())) == scheme.to_dict()
+
+
+@given(st.text() | st.binary() | st.booleans() | st.complex_numbers() | st.dates())
+def test_nothing_but_a_real_number_is_one(value: Any) -> None:
+    with refuses("x"):
+        numbers.number(value, "x")
+
+
+@given(st.floats() | st.integers(-(2**1000), 2**1000))
+def test_real_numbers_are_kept(value: float) -> None:
+    for each in (value, np.array(value, object)):
+        found = numbers.number(each, "x")
+        assert type(found) is float
+        assert found == float(value) or (math.isnan(found) and math.isnan(value))

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import os
 import pathlib
 import pickle
 from typing import Any
@@ -13,14 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators.kernel import discrete_gaussian, draws, integers
+from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.claim import Basis, Claim, Limit, Pattern, check
 from mf_aggregators.kernel.draws import NoiseSource
-from mf_aggregators.kernel.errors import NotProved, ReleaseError
-from mf_aggregators.kernel.integer_rows import RowLayout
-from mf_aggregators.kernel.integers import IntegerSums
-from mf_aggregators.kernel.once import ReleaseRecord
-from mf_aggregators.kernel.release import Release, ReleaseState
+from mf_aggregators.kernel.integers import IntegerSums, RowLayout
+from mf_aggregators.kernel.numbers import NotProved, ReleaseError
+from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,
@@ -34,6 +33,7 @@ from tests.examples import examples
 _ROUNDS, _NORM, _SIGMA = 6, 2.0, 3.0
 _LAYOUT = RowLayout(((2, 3), (), (4,)), ("float32", "float64", "float32"))
 _SCALES = [1.0, 2.0, 0.5]
+_ONE, _OTHER = b"1" * 32, b"2" * 32
 
 
 def _bands(num_rounds: int = _ROUNDS) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_a_release_is_the_clipped_sum_plus_the_row(seed: int, number: int, size:
             for i in range(_ROUNDS)
         ]
     )
-    expected = np.linalg.solve(matrix, z / discrete_gaussian.STANDARD_DEVIATION) * _SIGMA * _NORM
+    expected = np.linalg.solve(matrix, z / draws.STANDARD_DEVIATION) * _SIGMA * _NORM
     scales = np.repeat(_SCALES, [6, 1, 4])
     for i in range(_ROUNDS):
         state, released = release.next(state, vectors, _SCALES)
@@ -442,3 +442,84 @@ def test_claims_of_other_rows_or_of_fewer_numbers_are_refused() -> None:
     state = few.spend(few.spend(few.start()))
     with pytest.raises(ReleaseError, match="2 rounds"):
         few.spend(state)
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_a_row_has_one_sum(has_directory: bool, tmp_path: pathlib.Path) -> None:
+    one, other = (ReleaseRecord(tmp_path if has_directory else None) for _ in range(2))
+    stream = str(tmp_path.name)
+    one.check(stream, 0, _ONE)
+    for record in (one, other):
+        record.check(stream, 0, _ONE)
+        with pytest.raises(ReleaseError, match="other data"):
+            record.check(stream, 0, _OTHER)
+    # Other rows, and rows of other streams, are others.
+    other.check(stream, 1, _OTHER)
+    other.check(f"{stream}-other", 0, _OTHER)
+    other.spend(stream, 0)
+    for found in (_ONE, _OTHER):
+        with pytest.raises(ReleaseError, match="spent"):
+            other.check(stream, 0, found)
+    # One that knows the sum asks the directory again.
+    with pytest.raises(ReleaseError, match="spent"):
+        one.check(stream, 0, _ONE)
+    other.spend(stream, 2)
+    with pytest.raises(ReleaseError, match="Round 2 was spent"):
+        one.check(stream, 2, _ONE)
+
+
+def test_files_are_private_and_whole(tmp_path: pathlib.Path) -> None:
+    record = ReleaseRecord(tmp_path)
+    record.check("stream", 3, _ONE)
+    assert (tmp_path / "released" / "stream").stat().st_mode & 0o077 == 0
+    (path,) = (tmp_path / "released" / "stream").iterdir()
+    assert (path.name, path.read_bytes(), path.stat().st_mode & 0o077) == ("round-3", _ONE, 0)
+    record.spend("stream", 3)
+    (path,) = (tmp_path / "released" / "stream").iterdir()
+    assert path.read_bytes() == b"spent"
+    assert pickle.loads(pickle.dumps(record))._directory == tmp_path
+
+
+def test_a_directory_that_was_emptied_is_not_forgotten(tmp_path: pathlib.Path) -> None:
+    record = ReleaseRecord(tmp_path)
+    record.check("stream", 0, _ONE)
+    (tmp_path / "released" / "stream" / "round-0").unlink()
+    with pytest.raises(ReleaseError, match="other data"):
+        record.check("stream", 0, _OTHER)
+
+
+def test_what_is_written_reaches_the_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file first, and then the directory that names it."""
+    synchronised: list[str] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synchronised.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    ReleaseRecord(tmp_path).check("stream", 0, _ONE)
+    assert [pathlib.Path(path).parent.name for path in synchronised] == ["stream", "released"]
+
+
+def test_a_record_that_cannot_be_written_refuses(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "released").write_bytes(b"")
+    record = ReleaseRecord(tmp_path)
+    with pytest.raises(OSError, match="released"):
+        record.check("stream", 0, _ONE)
+    with pytest.raises(OSError, match="released"):
+        record.spend("stream", 0)
+    with pytest.raises(TypeError, match="subclasses"):
+        type("Lenient", (ReleaseRecord,), {})
+
+
+def test_a_record_of_a_process_is_of_that_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = ReleaseRecord()
+    with pytest.raises(ReleaseError, match="noise_directory"):
+        pickle.dumps(record)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for use in (lambda: record.check("fork", 0, _ONE), lambda: record.spend("fork", 0)):
+        with pytest.raises(ReleaseError, match="another process"):
+            use()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel.draws import TILE, NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows, RowLayout, Segment
+from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import (
     BandedNoise,

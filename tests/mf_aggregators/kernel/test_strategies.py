@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mf_aggregators.kernel import strategies
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
     DenseNoise,

@@ -21,7 +21,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel.draws import TILE, NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows
+from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import (
     DenseNoise,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mf_aggregators.factorizations import Factorization, TreeAggregationFactorization
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows, RowLayout
+from mf_aggregators.kernel.integers import IntegerRows, RowLayout
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.noise import nests
 from tests.mf_aggregators import small_mechanisms

@@ -13,8 +13,8 @@ import pytest
 from mf_aggregators import accounting, caches
 from mf_aggregators.caches import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import discrete_gaussian, draws_of_clients, gaussian
 from mf_aggregators.kernel import dominating_pairs as distributions
+from mf_aggregators.kernel import draws, draws_of_clients, gaussian
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
@@ -117,7 +117,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     plain = draws_of_clients.normalised(_columns().entries)
     n, b = plain.shape
     pair = scheme.dominating_pair(sigma, _columns(), num_parameters * n)
-    added = sigma * 4.0 * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION
+    added = sigma * 4.0 * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     before, after = np.zeros((n, n)), np.zeros((n, n))
     for i in range(n):
         height = min(b, n - i)
@@ -135,7 +135,7 @@ def test_what_rounding_adds_to_rows_that_are_shared_is_within_the_mechanism() ->
     scheme, sigma, num_parameters, steps = BallsInBins(12, 3, 200, 100, 2), 1.2, 4_000_000, 7.0
     columns = dataclasses.replace(_columns(), rounding=steps)
     pair = scheme.dominating_pair(sigma, columns, 12 * num_parameters)
-    added = sigma * steps * math.sqrt(num_parameters) / discrete_gaussian.STANDARD_DEVIATION
+    added = sigma * steps * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     assert added > 1e-6
     matrix = _MATRIX / np.max(np.linalg.norm(_MATRIX, axis=0))
     for first in range(2):

@@ -26,7 +26,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.factorizations.blt import BltFactorization
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import integer_rows
+from mf_aggregators.kernel import integers
 from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING
 from mf_aggregators.participation import (
     BallsInBins,
@@ -162,7 +162,7 @@ def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -
     scheme = MinSeparationSampling(8, 2, 400, 10, 2)
     mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=2), scheme, 1.0)
     again: list[Any] = []
-    monkeypatch.setattr(integer_rows.IntegerRows, "of", again.append)
+    monkeypatch.setattr(integers.IntegerRows, "of", again.append)
     guarantees.columns_of(mechanism.factorization, scheme)
     assert dataclasses.replace(mechanism, noise_multiplier=2.0) != mechanism
     assert not again
@@ -279,7 +279,7 @@ def test_what_roundings_move_is_charged_or_refused(
         name, num_rounds=8, num_bands=2, population=100, clients_per_round=25, separation=4
     )
     rounded = types.SimpleNamespace(float_error=float_error)
-    monkeypatch.setattr(integer_rows.Rounding, "of", lambda *unused: rounded)
+    monkeypatch.setattr(integers.Rounding, "of", lambda *unused: rounded)
     if charged is None:
         with refuses("rounded"):
             guarantees.check_bands(matrix, scheme)

@@ -25,8 +25,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel.claim import Claim, Pattern
 from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.kernel.integer_rows import IntegerRows, Rounding
-from mf_aggregators.kernel.integers import IntegerSums
+from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding
 from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.noise.costs import NoiseStorage

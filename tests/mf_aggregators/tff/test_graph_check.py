@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import mf_aggregators as mfa
 from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.kernel.errors import NotProved
+from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.tff import (
     dp_query,
     graph_check,

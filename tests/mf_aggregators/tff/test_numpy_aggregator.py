@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 
 import mf_aggregators as mfa
 from mf_aggregators import inputs
-from mf_aggregators.kernel.integer_rows import IntegerRows
+from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.noise import FixedSeedWarning
 from mf_aggregators.tff import graph_check
 from tests.examples import of_many

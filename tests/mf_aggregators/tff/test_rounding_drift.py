@@ -24,7 +24,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows
+from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands

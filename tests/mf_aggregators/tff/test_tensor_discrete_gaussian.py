@@ -8,7 +8,7 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.kernel import discrete_gaussian
+from mf_aggregators.kernel import draws
 from mf_aggregators.tff import tensor_rows
 from tests.mf_aggregators.forced_ties import words_that_tie
 
@@ -30,7 +30,7 @@ def _from_words(words: np.ndarray, further: np.ndarray) -> tuple[np.ndarray, int
 
 
 def _in_numpy(words: np.ndarray, further: np.ndarray) -> np.ndarray:
-    return discrete_gaussian.from_words(words, lambda ties: further[:ties])
+    return draws.from_words(words, lambda ties: further[:ties])
 
 
 @pytest.mark.parametrize("count", [1, 2, 16384])
@@ -57,7 +57,7 @@ def test_ties_are_decided_as_in_numpy() -> None:
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_a_single_tie_is_found(row: int) -> None:
     """In each of the three draws, among draws that do not tie."""
-    table = discrete_gaussian.table()
+    table = draws.table()
     # Columns without a threshold of zero, which words of zeros in their fraction are below.
     columns = np.flatnonzero(table.packed >> np.uint32(16) > 0)[:300].astype(np.uint32)
     words = columns.reshape(100, 3)
@@ -76,5 +76,5 @@ def test_a_single_tie_is_found(row: int) -> None:
 
 def test_largest_noise_is_drawn_from_zeros() -> None:
     found, calls = _from_words(np.zeros((2, 3), np.uint32), np.zeros((6, 9), np.uint32))
-    assert found.tolist() == [-discrete_gaussian.LARGEST] * 2
+    assert found.tolist() == [-draws.LARGEST] * 2
     assert calls == 1

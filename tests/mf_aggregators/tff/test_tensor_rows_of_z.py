@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from mf_aggregators.kernel import discrete_gaussian, draws
+from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.tff import tensor_rows
 from tests.examples import examples
@@ -109,7 +109,7 @@ def test_ties_have_the_words_that_numpy_gives_them(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where everything ties: 15 ties, more than are prepared for, and 600."""
-    packed, original = discrete_gaussian.table().packed, draws.random_blocks
+    packed, original = draws.table().packed, draws.random_blocks
     # A column that is not its own alias, so that the words of ties matter.
     column = next(i for i in range(2**15, 2**16) if int(packed[i]) & 0xFFFF != i)
     tying = (int(packed[column]) & 0xFFFF0000) | column

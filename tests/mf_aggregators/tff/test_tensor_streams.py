@@ -26,7 +26,7 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import NoiseSource
-from mf_aggregators.kernel.integer_rows import IntegerRows
+from mf_aggregators.kernel.integers import IntegerRows
 from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, toeplitz_rows
 from mf_aggregators.noise import costs
