@@ -12,7 +12,8 @@ refused if that covers less than the sigma of its claim.
 
 A row of noise that was added to one sum is added to no other: two sums under one row of noise
 reveal their difference. So a :class:`ReleaseRecord` keeps the first sum of a row, as a digest that
-tells nothing without the seed, and any other sum of that row is refused.
+tells nothing without the seed, and any other sum of that row is refused. Beside it stands the
+digest of the claim that the row's noise is of, which is no secret.
 """
 
 import contextlib
@@ -71,19 +72,21 @@ class ReleaseRecord:
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("ReleaseRecord has no subclasses.")
 
-    def check(self, stream: str, i: int, found: bytes) -> None:
-        """Records the digest of a round's sum.
+    def check(self, stream: str, i: int, of_sum: bytes, of_noise: bytes) -> None:
+        """Records the digests of a round's sum and of its noise.
 
         Args:
           stream: The name of the stream of noise.
           i: The round, from 0.
-          found: The digest.
+          of_sum: The keyed digest of the sum, 32 bytes.
+          of_noise: The digest of the claim (``Claim.noise_digest``), 32 bytes.
 
         Raises:
           OSError: If the directory cannot be written.
           ReleaseError: If the round has another digest or was spent, or the record is that of
             another process.
         """
+        found = of_sum + of_noise
         known = self._digests.get((stream, i), found)
         if known == found:
             known = self._written(stream, i, found, replaces=False)
@@ -233,6 +236,8 @@ class Release:
       stddev: The standard deviation of Z, in the units of vectors; 0 without a layout.
       digests: For each horizon of the run, the first one first, 32 bytes that bind rows, sigma and
         norm, bit for bit, and grid, layout, storage, source and label.
+      noise_digests: For each horizon, its rounds and the ``noise_digest`` of its claim, which the
+        record of sums has in the open.
 
     Raises:
       NotProved: If the rows are none of the kernel's, do not continue those of ``earlier``, or
@@ -256,6 +261,7 @@ class Release:
     blocks: Blocks | None = dataclasses.field(init=False, repr=False)
     stddev: float = dataclasses.field(init=False, default=0.0)
     digests: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
+    noise_digests: tuple[tuple[int, bytes], ...] = dataclasses.field(init=False, repr=False)
     _unbound: tuple[bytes, ...] = dataclasses.field(init=False, repr=False)
     _roundings: tuple[Rounding, ...] = dataclasses.field(init=False, repr=False)
 
@@ -290,6 +296,7 @@ class Release:
         claimed = [
             (each.num_rounds or each.rows.num_rounds, each.noise_digest) for each in self._horizons
         ]
+        self._set(noise_digests=tuple(claimed))
         self._set(
             rows=rows[-1],
             blocks=blocks[-1],
@@ -460,7 +467,8 @@ class Release:
         digest = hashlib.blake2b(how.encode(), digest_size=32, key=state.seed.tobytes())
         for array in sums:
             digest.update(np.ascontiguousarray(array).tobytes())
-        self.record.check(state.stream_name, i, digest.digest())
+        claimed = next(each for rounds, each in self.noise_digests if i < rounds)
+        self.record.check(state.stream_name, i, digest.digest(), claimed)
         flats, histories = self._next_row(state)
         return self._following(state, histories), self.added(
             i, sums, self._known.tensors(flats), scales

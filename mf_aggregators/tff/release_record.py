@@ -5,10 +5,11 @@ crash or from an older state, releases the same bits for the same sum, and must 
 sum.
 
 For each round of a stream of noise there is a folder, with an empty file whose name is a keyed
-digest of the sum. A graph cannot create a file only if it is missing. So it looks for other names,
-writes its own, and looks again: of two processes that release different sums at the same time, at
-most one sees its own name alone. A folder with another name refuses every sum, and so does one with
-the mark of a spent round.
+digest of the sum, followed by the digest of the claim that the noise is of
+(``kernel.claim.Claim.noise_digest``), which is no secret. A graph cannot create a file only if it
+is missing. So it looks for other names, writes its own, and looks again: of two processes that
+release different sums at the same time, at most one sees its own name alone. A folder with another
+name refuses every sum, and so does one with the mark of a spent round.
 
 The digest is that of Carter and Wegman (1981): a universal hash, whose keys are drawn by ChaCha20
 from the secret seed, encrypted by ChaCha20. The hash is multilinear modulo 2^64 (Lemire and Kaser
@@ -40,16 +41,21 @@ class ReleaseRecord:
 
     Attributes:
       directory: Where it is kept.
+      noise_digests: The rounds of each horizon of the run, which increase, and the digest of the
+        claim of its noise (``kernel.release.Release.noise_digests``).
     """
 
     directory: str
+    noise_digests: tuple[tuple[int, bytes], ...]
 
     @classmethod
-    def in_directory(cls, directory: pathlib.Path) -> "ReleaseRecord":
+    def in_directory(
+        cls, directory: pathlib.Path, noise_digests: tuple[tuple[int, bytes], ...]
+    ) -> "ReleaseRecord":
         """Returns the record in a directory of noise, made if it is missing."""
         own = directory / "released"
         own.mkdir(mode=0o700, exist_ok=True)
-        return cls(os.fspath(own))
+        return cls(os.fspath(own), noise_digests)
 
     def check(
         self,
@@ -84,7 +90,8 @@ class ReleaseRecord:
             sums: tuple[tf.Tensor, ...],
         ) -> tuple[tf.Tensor, ...]:
             folder = self._folder(stream, i)
-            own = tf.strings.join([folder, digest(seed, i, sums, scales)], separator="/")
+            name = tf.strings.join([digest(seed, i, sums, scales), self._noise(i)], separator=".")
+            own = tf.strings.join([folder, name], separator="/")
             with tf.control_dependencies([self._refuse_others(folder, own)]):
                 written = tf.io.write_file(own, "")
             with tf.control_dependencies([written]):
@@ -97,6 +104,12 @@ class ReleaseRecord:
     def spend(self, stream: tf.Tensor, i: tf.Tensor) -> None:
         """Marks a round as spent: from now on, every sum of it is refused."""
         tf.io.write_file(tf.strings.join([self._folder(stream, i), _SPENT], separator="/"), "")
+
+    def _noise(self, i: tf.Tensor) -> tf.Tensor:
+        """The digest of the claim of a round's noise, in hexadecimal."""
+        ends = tf.constant([rounds for rounds, _ in self.noise_digests], tf.int64)
+        names = tf.constant([each.hex() for _, each in self.noise_digests])
+        return tf.gather(names, tf.math.count_nonzero(ends <= i))
 
     def _folder(self, stream: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
         name = tf.strings.reduce_join(tf.strings.as_string(stream), separator="-")

@@ -294,7 +294,7 @@ def make(
     record = None
     if has_noise and (is_recorded or is_on_disk or options.directory is not None):
         directory = noise_directory.open_directory(options.directory)
-        record = ReleaseRecord.in_directory(directory)
+        record = ReleaseRecord.in_directory(directory, release.noise_digests)
         if release.blocks is not None:
             noise_directory.check_room(directory, cost.disk_bytes)
             store = rows_on_disk.prepare(

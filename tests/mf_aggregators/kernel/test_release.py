@@ -33,7 +33,7 @@ from tests.examples import examples
 _ROUNDS, _NORM, _SIGMA = 6, 2.0, 3.0
 _LAYOUT = RowLayout(((2, 3), (), (4,)), ("float32", "float64", "float32"))
 _SCALES = [1.0, 2.0, 0.5]
-_ONE, _OTHER = b"1" * 32, b"2" * 32
+_ONE, _OTHER, _OF_NOISE = b"1" * 32, b"2" * 32, b"n" * 32
 
 
 def _bands(num_rounds: int = _ROUNDS) -> np.ndarray:
@@ -448,32 +448,36 @@ def test_claims_of_other_rows_or_of_fewer_numbers_are_refused() -> None:
 def test_a_row_has_one_sum(has_directory: bool, tmp_path: pathlib.Path) -> None:
     one, other = (ReleaseRecord(tmp_path if has_directory else None) for _ in range(2))
     stream = str(tmp_path.name)
-    one.check(stream, 0, _ONE)
+    one.check(stream, 0, _ONE, _OF_NOISE)
     for record in (one, other):
-        record.check(stream, 0, _ONE)
+        record.check(stream, 0, _ONE, _OF_NOISE)
         with pytest.raises(ReleaseError, match="other data"):
-            record.check(stream, 0, _OTHER)
+            record.check(stream, 0, _OTHER, _OF_NOISE)
     # Other rows, and rows of other streams, are others.
-    other.check(stream, 1, _OTHER)
-    other.check(f"{stream}-other", 0, _OTHER)
+    other.check(stream, 1, _OTHER, _OF_NOISE)
+    other.check(f"{stream}-other", 0, _OTHER, _OF_NOISE)
     other.spend(stream, 0)
     for found in (_ONE, _OTHER):
         with pytest.raises(ReleaseError, match="spent"):
-            other.check(stream, 0, found)
+            other.check(stream, 0, found, _OF_NOISE)
     # One that knows the sum asks the directory again.
     with pytest.raises(ReleaseError, match="spent"):
-        one.check(stream, 0, _ONE)
+        one.check(stream, 0, _ONE, _OF_NOISE)
     other.spend(stream, 2)
     with pytest.raises(ReleaseError, match="Round 2 was spent"):
-        one.check(stream, 2, _ONE)
+        one.check(stream, 2, _ONE, _OF_NOISE)
 
 
 def test_files_are_private_and_whole(tmp_path: pathlib.Path) -> None:
     record = ReleaseRecord(tmp_path)
-    record.check("stream", 3, _ONE)
+    record.check("stream", 3, _ONE, _OF_NOISE)
     assert (tmp_path / "released" / "stream").stat().st_mode & 0o077 == 0
     (path,) = (tmp_path / "released" / "stream").iterdir()
-    assert (path.name, path.read_bytes(), path.stat().st_mode & 0o077) == ("round-3", _ONE, 0)
+    assert (path.name, path.read_bytes(), path.stat().st_mode & 0o077) == (
+        "round-3",
+        _ONE + _OF_NOISE,
+        0,
+    )
     record.spend("stream", 3)
     (path,) = (tmp_path / "released" / "stream").iterdir()
     assert path.read_bytes() == b"spent"
@@ -482,10 +486,10 @@ def test_files_are_private_and_whole(tmp_path: pathlib.Path) -> None:
 
 def test_a_directory_that_was_emptied_is_not_forgotten(tmp_path: pathlib.Path) -> None:
     record = ReleaseRecord(tmp_path)
-    record.check("stream", 0, _ONE)
+    record.check("stream", 0, _ONE, _OF_NOISE)
     (tmp_path / "released" / "stream" / "round-0").unlink()
     with pytest.raises(ReleaseError, match="other data"):
-        record.check("stream", 0, _OTHER)
+        record.check("stream", 0, _OTHER, _OF_NOISE)
 
 
 def test_what_is_written_reaches_the_disk(
@@ -500,7 +504,7 @@ def test_what_is_written_reaches_the_disk(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    ReleaseRecord(tmp_path).check("stream", 0, _ONE)
+    ReleaseRecord(tmp_path).check("stream", 0, _ONE, _OF_NOISE)
     assert [pathlib.Path(path).parent.name for path in synchronised] == ["stream", "released"]
 
 
@@ -508,7 +512,7 @@ def test_a_record_that_cannot_be_written_refuses(tmp_path: pathlib.Path) -> None
     (tmp_path / "released").write_bytes(b"")
     record = ReleaseRecord(tmp_path)
     with pytest.raises(OSError, match="released"):
-        record.check("stream", 0, _ONE)
+        record.check("stream", 0, _ONE, _OF_NOISE)
     with pytest.raises(OSError, match="released"):
         record.spend("stream", 0)
     with pytest.raises(TypeError, match="subclasses"):
@@ -520,6 +524,6 @@ def test_a_record_of_a_process_is_of_that_process(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ReleaseError, match="noise_directory"):
         pickle.dumps(record)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    for use in (lambda: record.check("fork", 0, _ONE), lambda: record.spend("fork", 0)):
+    for use in (lambda: record.check("fork", 0, _ONE, _OF_NOISE), lambda: record.spend("fork", 0)):
         with pytest.raises(ReleaseError, match="another process"):
             use()

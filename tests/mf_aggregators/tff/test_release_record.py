@@ -21,6 +21,8 @@ from tests.refusals import refuses
 
 _SEED = np.array([2**62 + 5, -3], np.int64)
 _SCALES = (2.0**-30, 1e-9)
+# Of a run of four rounds that was extended to twenty.
+_NOISE = ((4, b"a" * 32), (20, b"b" * 32))
 _WORD = 2**64
 # Coordinates of a piece, as the documentation of the digest has it.
 _PIECE = 2**14
@@ -29,7 +31,7 @@ _PIECE = 2**14
 @functools.cache
 def _checking(directory: pathlib.Path) -> Any:
     """The graph of a record's check, which takes far longer to trace than to run."""
-    record = ReleaseRecord.in_directory(directory)
+    record = ReleaseRecord.in_directory(directory, _NOISE)
 
     @tf.function(autograph=False)
     def check(stream: tf.Tensor, i: tf.Tensor, sums: Any, scales: Any) -> list[tf.Tensor]:
@@ -171,8 +173,10 @@ def test_other_rounds_streams_and_scales_have_digests_of_their_own(tmp_path: pat
             _check(tmp_path, 3, *_sums(), scales=scales)
     _check(tmp_path, 4, *_sums(4))
     _check(tmp_path, 3, *_sums(5), stream=(1, -3))
-    names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(set(names)) == len(names) == 3
+    names = [path.name.rpartition(".") for path in tmp_path.rglob("*") if path.is_file()]
+    assert len({name for name, *_ in names}) == len(names) == 3
+    # Each has the digest of the claim of its horizon.
+    assert sorted(claimed for *_, claimed in names) == ["61" * 32, "61" * 32, "62" * 32]
 
 
 @pytest.mark.parametrize("i", [0, 1])
@@ -186,7 +190,7 @@ def test_a_sum_of_nobody_is_recorded(i: int, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_spent_round_refuses_every_sum(tmp_path: pathlib.Path) -> None:
-    record, stream = ReleaseRecord.in_directory(tmp_path), tf.constant([1, -2], tf.int64)
+    record, stream = ReleaseRecord.in_directory(tmp_path, _NOISE), tf.constant([1, -2], tf.int64)
     _check(tmp_path, 3, *_sums())
     for i in (3, 4):
         record.spend(stream, tf.constant(i, tf.int64))
@@ -200,7 +204,7 @@ def test_nothing_but_names_is_on_the_disk(tmp_path: pathlib.Path) -> None:
     _check(tmp_path, 3, *_sums())
     (path,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert path.stat().st_size == 0
-    assert path.name == _digest(3, _sums(), _SCALES)
+    assert path.name == f"{_digest(3, _sums(), _SCALES)}.{'61' * 32}"
     # A file that was cut off has the same name, and so is no other record.
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
@@ -209,7 +213,7 @@ def test_of_two_that_release_at_once_at_most_one_succeeds(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has looked for other names before either writes its own, and either may be faster."""
-    record, write, rounds = ReleaseRecord.in_directory(tmp_path), tf.io.write_file, 20
+    record, write, rounds = ReleaseRecord.in_directory(tmp_path, _NOISE), tf.io.write_file, 20
     looked, outcomes = threading.Barrier(2), [[False, False] for _ in range(rounds)]
 
     def write_once_both_have_looked(path: tf.Tensor, contents: str) -> tf.Operation:
