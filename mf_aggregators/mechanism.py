@@ -15,6 +15,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from mf_aggregators import accounting, catalogue, checkpoints, observed
 from mf_aggregators import participation as participations
+from mf_aggregators.accounting import composition as events
 from mf_aggregators.accounting import losses_below, trade_offs
 from mf_aggregators.checkpoints import MECHANISM_FILE, CheckpointError
 from mf_aggregators.factorizations import Factorization
@@ -427,7 +428,7 @@ class Mechanism:
         """
         if self.sampling is not None:
             columns = guarantees.columns_of(self.factorization, self.sampling)
-            return self.sampling.event_of(self.noise_multiplier, columns)
+            return events.event(self.sampling.run(self.noise_multiplier, columns))
         return accounting.event(self.noise_multiplier)
 
     def privacy_loss_distribution(
@@ -532,7 +533,7 @@ class Mechanism:
             interval,
         )
         positive, negative = trade_offs.rates_of(losses, interval)
-        is_sampled = self.sampling is not None and self.sampling.depends_on_matrix
+        is_sampled = self.sampling is not None and not self.sampling.has_groups
         return {
             "false_positive_rate": list(positive),
             "false_negative_rate": list(negative),
@@ -786,7 +787,7 @@ def load(directory: str | os.PathLike[str]) -> Mechanism:
     try:
         found = Mechanism.from_dict(described, factorization)
         for each, horizon in zip(found.horizons, described["horizons"], strict=True):
-            if "epsilon" in horizon and not (each.sampling and each.sampling.depends_on_matrix):
+            if "epsilon" in horizon and (each.sampling is None or each.sampling.has_groups):
                 each.guarantee(horizon["delta"]).prove(horizon["epsilon"])
         return found
     except ValueError as error:

@@ -311,14 +311,14 @@ def _observed_draws(
         if sampler.scheme != scheme:
             raise ValueError("the sampler draws by another scheme than that of the mechanism.")
         # Whom it leaves out is believed only where absences cost nothing.
-        drawn = sampler if scheme.covers_absences else scheme.sampler(sampler.seed)
+        drawn = scheme.sampler(sampler.seed) if scheme.has_groups else sampler
         deviation = drawn.deviation(num_clients, cohorts)
         return Observed(mechanism, ledger, found, deviation is None, deviation)
     elif seed is None:
         deviation = scheme.deviation(num_clients, cohorts)
     else:
         sampler = scheme.sampler(seed)
-        deviation = sampler.deviation(num_clients, cohorts, may_be_absent=scheme.covers_absences)
+        deviation = sampler.deviation(num_clients, cohorts, may_be_absent=not scheme.has_groups)
         if deviation is None:
             absent = sampler.num_absent(cohorts)
             return Observed(mechanism, ledger, found, True, num_absent=absent)

@@ -12,14 +12,13 @@ _NAMES = {
     *("exact_deltas", "exact_epsilon", "zcdp_rho"),
 }
 # Checks of a number, which compute none.
-_CHECKS = {"validation"}
+_CHECKS = {"numbers"}
 # Files of searches, audits and comparisons, and how many such calls each has.
 _LISTED = {
     # Public functions of sampling schemes, and searches for noise, whose result the kernel proves.
-    "mf_aggregators/accounting/calibration.py": 3,
-    "mf_aggregators/participation/cyclic_groups.py": 2,
-    "mf_aggregators/participation/schemes.py": 1,
-    "mf_aggregators/participation/separated.py": 1,
+    "mf_aggregators/accounting/calibration.py": 5,
+    "mf_aggregators/participation/schemes.py": 3,
+    "mf_aggregators/participation/certificate_search.py": 1,
     "mf_aggregators/planning/proposals.py": 1,
     "mf_aggregators/privacy/guarantees.py": 1,
     # A lower bound that an audit found.

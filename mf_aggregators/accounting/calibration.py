@@ -6,17 +6,32 @@ multiplier, which decides.
 
 import functools
 import math
+from collections.abc import Callable
 
 import scipy.optimize
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-from mf_aggregators.kernel import gaussian, numbers
+from mf_aggregators.kernel import gaussian, groups, losses, numbers
+from mf_aggregators.kernel.draws_of_clients import (
+    LEAST_NOISE_MULTIPLIER,
+    AllParticipations,
+    Groups,
+    RandomAllocation,
+    Shuffling,
+)
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 
 # The search is between these; outside, epsilon is far from any use.
 _SMALLEST_NOISE_MULTIPLIER = 1e-3
 _LARGEST_NOISE_MULTIPLIER = 1e8
+# A first search for a noise multiplier of groups takes intervals so many times as large, and for
+# random allocation this relative step.
+_COARSER, _COARSE_STEP = 10.0, 0.1
+# The first step from a noise multiplier whose stated epsilon is above its target.
+_RELATIVE_STEP = 1e-6
+# The excess, in a search, of a noise multiplier that cannot be accounted for.
+_REFUSED = 1e6
 # A noise multiplier may lose this part of itself on its way to the place of its epsilon.
 _ROUNDING = 1e-14
 
@@ -118,6 +133,151 @@ def _noise_multiplier(
     while root - below > 1e-9:
         middle = 0.5 * (below + root)
         below, root = (below, middle) if found(middle) <= target else (middle, root)
+    return math.exp(root)
+
+
+def unamplified_noise_multiplier(
+    together: AllParticipations, epsilon: float, delta: float, num_coordinates: int
+) -> float:
+    """Returns the noise multiplier that suffices against an adversary who knows all draws.
+
+    Args:
+      together: All participations of a client.
+      epsilon: Above 0.
+      delta: Above 0 and below 1.
+      num_coordinates: As in :func:`epsilon`.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+    """
+    alone = noise_multiplier(
+        epsilon,
+        delta,
+        num_coordinates=num_coordinates,
+        disjoint_participations=together.disjoint,
+    )
+    return alone * together.norm
+
+
+@underflow_is_zero
+def noise_multiplier_of_groups(
+    draws: Groups, epsilon: float, delta: float, num_coordinates: int = DEFAULT_NUM_COORDINATES
+) -> float:
+    """Returns the least noise multiplier for an epsilon of a run that draws from groups.
+
+    The epsilon that is stated of it, with a grid of its own, is never above the target.
+
+    Args:
+      draws: How clients are drawn.
+      epsilon: Above 0.
+      delta: Below 1, and at least 1e-12 and 4e-15 times the compositions.
+      num_coordinates: As in :func:`epsilon`.
+
+    Returns:
+      The noise multiplier, relative to the largest column norm of C.
+
+    Raises:
+      ValueError: If delta is out of its range, or no noise multiplier gives the target.
+    """
+    losses.safe_delta(delta, draws.most_participations)
+    # What suffices without amplification always suffices.
+    enough = unamplified_noise_multiplier(draws.together, epsilon, delta, num_coordinates)
+    found = _searched(draws, epsilon, delta, enough, num_coordinates)
+
+    def is_met(sigma: float) -> bool:
+        try:
+            stated = groups.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+        except TailError:
+            return False
+        return stated <= epsilon
+
+    step = _RELATIVE_STEP
+    while found < enough and not is_met(found):
+        found = min(found * (1.0 + step), enough)
+        step *= 2.0
+    return found
+
+
+def _searched(
+    draws: Groups, target: float, delta: float, enough: float, num_coordinates: int
+) -> float:
+    """A noise multiplier that may suffice, at most one that does without amplification."""
+    smallest = functools.partial(_smallest, draws, delta, num_coordinates)
+    if isinstance(draws, Shuffling):
+
+        def excess(sigma: float, left: float) -> float:
+            # Infinite values have no place in a search for a root.
+            return min(groups.amplified_epsilon(draws, sigma, left), _REFUSED) - target
+
+        return smallest(excess, enough, 1.5)
+    if isinstance(draws, RandomAllocation):
+        coarse, fine = _COARSE_STEP, groups.RELATIVE_STEP
+    elif draws.sampling_probability >= 1.0:
+        return enough
+    else:
+        # Fine intervals take time if there is little noise: they only polish.
+        fine = groups.interval_for(target)
+        coarse = _COARSER * fine
+
+    def log_excess(resolution: float, sigma: float, left: float) -> float:
+        composed = groups.composed_losses(draws, sigma, resolution)
+        return math.log(max(losses.delta_of(composed, target), 1e-30) / left)
+
+    near = smallest(functools.partial(log_excess, coarse), enough, 1.5)
+    return smallest(functools.partial(log_excess, fine), near, 1.001)
+
+
+def _smallest(
+    draws: Groups,
+    delta: float,
+    num_coordinates: int,
+    excess: Callable[[float, float], float],
+    enough: float,
+    factor: float,
+) -> float:
+    """Returns the least noise multiplier without an excess, at most ``enough``.
+
+    Args:
+      draws: How clients are drawn.
+      delta: The delta of the guarantee.
+      num_coordinates: Parameters times rounds.
+      excess: Of a noise multiplier, and of what is left of delta; it falls with noise.
+      enough: What is returned if the excess is positive there already, or it is below the least
+        noise multiplier.
+      factor: The first steps of the search, above 1.
+
+    Returns:
+      The noise multiplier, to a relative error of 1e-6 on the side of more noise.
+    """
+
+    @functools.cache
+    def known(log_sigma: float) -> float:
+        sigma = math.exp(log_sigma)
+        try:
+            left = groups.delta_left(draws, sigma, delta, num_coordinates)
+        except TailError:
+            return _REFUSED
+        return excess(sigma, left)
+
+    # Of less noise nothing amplified is stated. A search across it would creep up to it.
+    least_accounted = max(
+        LEAST_NOISE_MULTIPLIER, draws.largest_move * gaussian.LEAST_NOISE_MULTIPLIER
+    )
+    least, high = math.log(least_accounted * (1.0 + 1e-12)), math.log(enough)
+    if high <= least or known(high) > 0.0:
+        return enough
+    step = math.log(factor)
+    low = max(least, high - step)
+    while known(low) <= 0.0:
+        if low == least:
+            return math.exp(least)
+        # Never far below the root: accounting for little noise takes long.
+        high, step = low, min(2.0 * step, math.log(2.5))
+        low = max(least, high - step)
+    root = scipy.optimize.brentq(known, low, high, xtol=5e-7, rtol=1e-9)
+    step = 5e-7
+    while known(root) > 0.0:
+        root, step = min(root + step, high), 2.0 * step
     return math.exp(root)
 
 

@@ -33,21 +33,24 @@ from typing import Any
 
 import numpy as np
 import scipy.optimize
-import scipy.special
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special
 
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import draws_of_clients, gaussian, groups, losses, numbers
-from mf_aggregators.kernel.dominating_pairs import DominatingPair, ImportanceSampler
+from mf_aggregators.kernel.dominating_pairs import (
+    DominatingPair,
+    ImportanceSampler,
+    pair_of_run,
+    possible_orders,
+)
 from mf_aggregators.kernel.draws_of_clients import (
-    AllParticipations,
-    BallsInBins,
-    Draws,
     Groups,
-    MinSeparation,
+    InGroups,
     RandomAllocation,
+    SampledRun,
     Shuffling,
+    is_accounted,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError, underflow_is_zero
 from mf_aggregators.kernel.numbers import FloatArray
@@ -65,6 +68,9 @@ _LEAST_DELTA_OF_CURVE = 1e-11
 _MOST_DOUBLINGS = 24
 # The grid of losses, relative to the spread of the sum of all losses.
 _INTERVAL_OF_SPREAD = 5e-3
+# The epsilons at which divergences are bounded, by how many samples, and the failure probability.
+_EPSILONS = tuple(0.25 * step for step in range(41))
+_SAMPLES_OF_DIVERGENCES, _FAILURE_OF_DIVERGENCES = 2**15, 1e-9
 # Losses of a run in few numbers, and the rounding error of sums of masses.
 _COARSE_POINTS, _LARGEST_LOSS, _TAIL = 160, 2000.0, 1e-13
 
@@ -143,30 +149,22 @@ def true_positive_rate_of_pairs(
 
 @underflow_is_zero
 def sampled_true_positive_rate(
-    draws: Draws | None,
-    noise_multiplier: float,
+    run: SampledRun,
     false_positive_rate: float | FloatArray,
     *,
     guarantees: Sequence[tuple[float, float]] = (),
-    log_moments: Sequence[tuple[int, float]] = (),
-    divergences: Sequence[tuple[float, float]] = (),
-    together: AllParticipations | None = None,
+    seed: int = 0,
     num_coordinates: int = DEFAULT_NUM_COORDINATES,
 ) -> float | FloatArray:
     """Returns the highest true positive rate of an attacker who does not know the batches.
 
     Args:
-      draws: How clients were drawn; None if nothing is amplified.
-      noise_multiplier: Relative to the largest column norm of C; zero means no noise.
+      run: The run; a sigma of zero means no noise.
       false_positive_rate: At which false positive rate, from 0 to 1; or an array of them.
-      guarantees: Pairs (epsilon, delta) that are known to hold.
-      log_moments: For schemes without groups, Renyi orders a and log E_Q (P/Q)^a of a pair that
-        dominates the run, for noise of real normal numbers.
-      divergences: For the same schemes and noise, pairs of an epsilon and a bound on the
-        hockey-stick divergence of P from Q.
-        Together with the moments, the guarantees and the bound without amplification they are
-        all that is used there; for schemes with groups, the curve of all epsilons is computed.
-      together: All participations of a client, for schemes without groups.
+      guarantees: Pairs (epsilon, delta) that are known to hold. Together with the bounds of
+        :func:`bounds_of_pair` and the bound without amplification they are used for clients who
+        draw for themselves; for schemes with groups, the curve of all epsilons is computed.
+      seed: What samples follow from, for clients who draw for themselves.
       num_coordinates: As in :func:`epsilon`.
 
     Returns:
@@ -176,18 +174,15 @@ def sampled_true_positive_rate(
       TailError: If so little noise cannot be accounted for: a ValueError.
       ValueError: If an argument is out of its range.
     """
-    sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
+    sigma, together, draws = run.sigma, run.together, run.draws
     rates = _rates(false_positive_rate)
     pairs, refused = tuple(guarantees), None
-    if draws is not None and not isinstance(draws, MinSeparation | BallsInBins):
+    if isinstance(draws, InGroups):
         pairs += curve(draws, sigma, num_coordinates)
-        together = draws.together
-    if together is None:
-        raise ValueError("together must be given for schemes without groups.")
     try:
         found = np.asarray(
             true_positive_rate(
-                sigma / together.norm,
+                run.noise_multiplier,
                 rates,
                 num_coordinates=num_coordinates,
                 disjoint_participations=together.disjoint if sigma else 1,
@@ -198,7 +193,8 @@ def sampled_true_positive_rate(
     if refused is not None and not any(math.isfinite(epsilon) for epsilon, _ in pairs):
         raise refused
     found = np.minimum(found, true_positive_rate_of_pairs(pairs, rates))
-    if log_moments or divergences:
+    if not isinstance(draws, InGroups) and is_accounted(sigma):
+        log_moments, divergences = bounds_of_pair(run, seed, num_coordinates)
         failure = gaussian.failure_probability(sigma / together.largest_part, num_coordinates)
         for epsilon, divergence in divergences:
             found = np.minimum(found, _rounded(math.exp(epsilon) * rates + divergence + failure))
@@ -207,6 +203,39 @@ def sampled_true_positive_rate(
             root = math.exp(min((log_moment + _LOG_ROUNDING) / order, _LARGEST_EXPONENT))
             found = np.minimum(found, _rounded(root * rates ** (1.0 - 1.0 / order) + failure))
     return _of_shape(found, false_positive_rate)
+
+
+# Statements ask for the same bounds again and again.
+@functools.lru_cache(maxsize=8)
+def bounds_of_pair(
+    run: SampledRun, seed: int, num_coordinates: int
+) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[float, float], ...]]:
+    """Returns bounds on the pair that dominates a run of clients who draw for themselves.
+
+    Args:
+      run: The run.
+      seed: What samples follow from.
+      num_coordinates: Parameters times rounds.
+
+    Returns:
+      Renyi orders a >= 2 and log E_Q (P/Q)^a, exactly; and epsilons with bounds on the hockey-stick
+      divergence of P from Q, which hold but for a probability of 1e-9, which is added to each. All
+      for noise of real normal numbers.
+    """
+    pair = pair_of_run(run, num_coordinates)
+    log_moments = tuple(
+        (order, ImportanceSampler(pair, order).log_mgf)
+        for order in possible_orders(pair)
+        if order >= 2
+    )
+    divergences = sampled_divergences(
+        pair,
+        _EPSILONS,
+        num_samples=_SAMPLES_OF_DIVERGENCES,
+        failure=_FAILURE_OF_DIVERGENCES,
+        seed=seed,
+    )
+    return log_moments, divergences
 
 
 # Statements ask for the same curve again and again.
@@ -403,8 +432,8 @@ def upper_mean(mean: float, samples: int, failure: float) -> float:
     most = -math.log(failure) / samples
 
     def excess(candidate: float) -> float:
-        divergence = float(scipy.special.rel_entr(mean, candidate))
-        return divergence + float(scipy.special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
+        divergence = float(special.rel_entr(mean, candidate))
+        return divergence + float(special.rel_entr(1.0 - mean, 1.0 - candidate)) - most
 
     error = _ERROR_OF_DIVERGENCE
     if mean >= 1.0 or excess(1.0 - error) <= 0.0:

@@ -38,7 +38,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
     secret_seed,
 )
-from mf_aggregators.participation.separated import SeparatedScheme
 
 # At these, a feasible number of observations shows much of an epsilon. At the larger one, sampling
 # amplifies little.
@@ -78,7 +77,7 @@ def check_scheme(scheme: SamplingScheme) -> None:
     Args:
       scheme: The scheme.
     """
-    if not isinstance(scheme, SeparatedScheme) and type(scheme) is not PoissonSampling:
+    if scheme.has_groups and type(scheme) is not PoissonSampling:
         raise ValueError(
             f"no audit of the draws of {scheme.name} is known. Audit the matrix alone, towards who "
             "knows the rounds: --participation=single, or the schema that its clients keep."

@@ -182,7 +182,7 @@ def enforcement(scheme: SamplingScheme | None, timer_hours: float | None, *, for
       forgets: Whether clients that lose their history join again as new ones.
     """
     if scheme is not None:
-        return _OWN_DRAWS if scheme.depends_on_matrix else _DRAWN_BATCHES
+        return _DRAWN_BATCHES if scheme.has_groups else _OWN_DRAWS
     text = TIMERS_BY_ROUNDS
     if timer_hours is not None:
         unit = "hour" if timer_hours == 1.0 else "hours"

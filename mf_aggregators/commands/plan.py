@@ -41,7 +41,7 @@ from mf_aggregators.commands import (
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted
-from mf_aggregators.participation import MinSeparation, sampling_schemes
+from mf_aggregators.participation import MinSeparation, sampling_help, sampling_schemes
 from mf_aggregators.planning import (
     Candidate,
     Infeasible,
@@ -113,13 +113,9 @@ def define_flags(values: flags.FlagValues) -> None:
     group.choice(
         "sampling",
         (*sampling_schemes(), planning.ANY_SAMPLING),
-        "How clients are drawn: poisson, truncated_poisson (with a largest batch), "
-        "random_allocation (one random round of each cycle), fixed_size or shuffling by a data "
-        "centre that draws every batch itself within the group of a round (BandMF Sec. 5); "
-        "min_separation by devices whose timers let them join with a secret coin; balls_in_bins by "
-        "clients that are in one secret round of each cycle; any compares timers alone and all but "
-        "fixed_size and shuffling. Without it, devices decide when they take part, and nothing is "
-        "amplified.",
+        f"How clients are drawn. {sampling_help()} {planning.ANY_SAMPLING} compares timers alone "
+        "and all but fixed_size and shuffling. Without it, devices decide when they take part, and "
+        "nothing is amplified.",
     )
     group = FlagGroup(values, "Noise")
     group.number(

@@ -213,7 +213,7 @@ def _estimated(plan: Plan, cache: pathlib.Path | None) -> dict[float, float]:
 def _has_groups(candidate: Candidate) -> bool:
     """Whether clients are sampled in groups, where an amplified epsilon is fast to compute."""
     scheme = candidate.mechanism.sampling
-    return scheme is not None and not scheme.depends_on_matrix
+    return scheme is not None and scheme.has_groups
 
 
 def _caption_of_epsilons(plan: Plan) -> str:

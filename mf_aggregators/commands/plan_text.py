@@ -266,9 +266,9 @@ def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
     )
     # The certificate is for one matrix, and for no other of the same name.
     note = (
-        "Writes the matrix that the certificate is for; its guarantee is not that of another one."
-        if scheme.depends_on_matrix
-        else "Writes the mechanism, with the scheme that draws its clients."
+        "Writes the mechanism, with the scheme that draws its clients."
+        if scheme.has_groups
+        else "Writes the matrix that the certificate is for; its guarantee is not that of another."
     )
     if plan.skipped:
         note = (

@@ -25,7 +25,6 @@ from mf_aggregators.kernel import dominating_pairs, gaussian, groups, losses, nu
 from mf_aggregators.kernel.claim import Assumption, Sealed, made
 from mf_aggregators.kernel.draws_of_clients import (
     InGroups,
-    InSecret,
     SampledRun,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, underflow_is_zero
@@ -341,9 +340,7 @@ def profile_of(
       approximation: The grid, and how samples bound losses.
       points: About how many multiples, from 0 up to where divergences are negligible.
     """
-    assert isinstance(run.draws, InSecret)
-    assert run.columns is not None
-    pair = dominating_pairs.dominating_pair(run.columns, run.draws, run.sigma)
+    pair = dominating_pairs.pair_of_run(run)
     level = approximation.level
     profile = losses.Profile(pair, approximation.failure, level, seed=approximation.seed)
 

@@ -92,7 +92,9 @@ import scipy.special
 
 from mf_aggregators.kernel.draws import STANDARD_DEVIATION
 from mf_aggregators.kernel.draws_of_clients import (
+    BallsInBins,
     MinSeparation,
+    SampledRun,
     SecretRounds,
     StrategyColumns,
     sums_of_bins,
@@ -268,6 +270,21 @@ def dominating_pair(
     rows = np.arange(num_rounds)[:, None] + np.arange(num_bands)
     entries = np.where(rows < num_rounds, entries + rounding, 0.0)
     return DominatingPair(entries, sigma, rounds)
+
+
+def pair_of_run(run: SampledRun, num_coordinates: int = DEFAULT_NUM_COORDINATES) -> DominatingPair:
+    """Returns the pair that dominates a run of clients who draw for themselves.
+
+    Args:
+      run: The run.
+      num_coordinates: Parameters times rounds.
+
+    Raises:
+      ValueError: If the columns do not fit the scheme.
+    """
+    assert isinstance(run.draws, MinSeparation | BallsInBins)
+    assert run.columns is not None
+    return dominating_pair(run.columns, run.draws, run.sigma, num_coordinates)
 
 
 def rounds_of(draws: SecretRounds) -> RoundsDistribution:

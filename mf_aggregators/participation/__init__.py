@@ -7,10 +7,7 @@ which one client may take part, however they come about. ``PoissonSampling``, ``
 draws.
 """
 
-from mf_aggregators.participation.balls_in_bins import BallsInBins
 from mf_aggregators.participation.certificate_search import Amplified, Certification
-from mf_aggregators.participation.cyclic_groups import CyclicGroups
-from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import (
     FixedEpochOrder,
     MinSeparation,
@@ -20,9 +17,6 @@ from mf_aggregators.participation.kinds import (
     check_fits,
     of_schema,
 )
-from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
-from mf_aggregators.participation.poisson import PoissonSampling
-from mf_aggregators.participation.random_allocation import RandomAllocation
 from mf_aggregators.participation.registry import (
     accounted,
     check_extended,
@@ -34,10 +28,20 @@ from mf_aggregators.participation.registry import (
     sampling_schemes,
     smallest_population,
 )
-from mf_aggregators.participation.schemes import Sampler, SamplingScheme
-from mf_aggregators.participation.separated import SeparatedScheme
-from mf_aggregators.participation.shuffling import Shuffling
-from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
+from mf_aggregators.participation.scheme_words import sampling_help
+from mf_aggregators.participation.schemes import (
+    BallsInBins,
+    CyclicGroups,
+    FixedSizeSampling,
+    MinSeparationSampling,
+    PoissonSampling,
+    RandomAllocation,
+    Sampler,
+    SamplingScheme,
+    SeparatedScheme,
+    Shuffling,
+    TruncatedPoissonSampling,
+)
 from mf_aggregators.random_streams import secret_seed
 
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "of_draws",
     "of_schema",
     "sampling_from_dict",
+    "sampling_help",
     "sampling_scheme",
     "sampling_schemes",
     "secret_seed",

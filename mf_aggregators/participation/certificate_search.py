@@ -24,15 +24,25 @@ import numpy as np
 import scipy.optimize
 
 from mf_aggregators import caches, inputs
+from mf_aggregators.accounting import calibration
 from mf_aggregators.kernel import certificate as certificates
-from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel import draws_of_clients, gaussian, numbers
 from mf_aggregators.kernel.certificate import MECHANISMS, Certificate
 from mf_aggregators.kernel.dominating_pairs import (
     DominatingPair,
     ImportanceSampler,
+    pair_of_run,
     possible_orders,
 )
-from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import (
+    LARGEST_ROUNDING,
+    LEAST_NOISE_MULTIPLIER,
+    BallsInBins,
+    MinSeparation,
+    SampledRun,
+    StrategyColumns,
+)
+from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES, TailError
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.progress_bars import ProgressBar
 
@@ -67,6 +77,14 @@ _RELATIVE_STEPS = (0.0, 0.005, 0.02, 0.06)
 _MOST_HALVINGS = 60
 _UPWARD_STEP, _SMALL_STEPS, _MOST_STEPS = 0.02, 40, 80
 _LEAST_EPSILON = 1e-8
+# A little more than a step, as a share of where it ends.
+_STEP_DOWN = 1.01 * _UPWARD_STEP / (1.0 + 1.01 * _UPWARD_STEP)
+# The first step from a noise multiplier whose epsilon is above its target.
+_RELATIVE_STEP = 2e-3
+# A search for one noise multiplier may test half of the mechanisms that share the failure
+# probability: the guarantee of its result is another result. With fewer tries left than the second
+# number, it begins with more noise.
+_MOST_TRIES, _TRIES_OF_SMALL_STEPS = MECHANISMS // 2, 5
 # Bets stay this far inside of what keeps wealth positive.
 _MARGIN = 1e-6
 # The logarithm to base 2 of the numbers that are drawn of Q for tuning where outputs have few.
@@ -160,114 +178,230 @@ class Amplified:
 Test: TypeAlias = Callable[[Certificate, Callable[[int], object]], bool]
 
 
-class SampleBudgetError(Error, ValueError):
-    """A test takes more samples than may be drawn.
-
-    Attributes:
-      num_samples: How many it would take, by tuning samples; infinity where it is likely to fail.
-    """
-
-    def __init__(self, message: str, num_samples: float) -> None:
-        super().__init__(message)
-        self.num_samples = num_samples
-
-
 def most_samples(num_rounds: int) -> int:
     """Returns how many samples a test for so many rounds may take: minutes on two cores."""
     return max(min(_MOST_SAMPLES, _MOST_NUMBERS // num_rounds), _FIRST_TUNING)
 
 
-def certificate_of(
-    pair: DominatingPair,
+def amplified(
+    run: SampledRun,
     delta: float,
-    below: float,
-    certification: Certification,
-    test: Test | None = None,
-) -> Certificate | None:
-    """Returns a proved certificate with a small epsilon, found anew or kept and proved again.
+    certification: Certification | None = None,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> Amplified:
+    """Returns the epsilon of a run of clients who draw for themselves, and its certificate.
 
     Args:
-      pair: What dominates the run.
-      delta: As in :func:`proved`.
-      below: As there.
-      certification: How it is found; it takes one mechanism of the budget.
-      test: As there.
-
-    Returns:
-      The certificate; None as :func:`proved` does.
+      run: The run.
+      delta: The delta of the guarantee.
+      certification: How it is certified: it takes one mechanism of the budget; None for defaults.
+      num_coordinates: Parameters times rounds.
 
     Raises:
       MechanismBudgetError: If the budget has no mechanism left.
+      TailError: If so little noise cannot be accounted for.
+      ValueError: If delta is out of its range, or the columns do not fit the scheme.
+    """
+    delta = numbers.delta(delta)
+    draws, columns = run.draws, run.columns
+    assert isinstance(draws, MinSeparation | BallsInBins)
+    assert columns is not None
+    unamplified, refused = draws_of_clients.unamplified(
+        run.together, run.sigma, delta, num_coordinates
+    )
+    amplifying = dataclasses.replace(run, sigma=max(run.sigma, LEAST_NOISE_MULTIPLIER))
+    pair = pair_of_run(amplifying, num_coordinates)
+
+    def is_proved(candidate: Certificate, advance: Callable[[int], object]) -> bool:
+        return certificates.check_certificate(
+            candidate, columns, draws, run.sigma, delta, num_coordinates, advance=advance
+        )
+
+    found = None
+    if unamplified > 0.0 and run.sigma >= LEAST_NOISE_MULTIPLIER:
+        try:
+            part = draws_of_clients.largest_part(columns, draws)
+            left = gaussian.delta_left(delta, run.sigma / part, num_coordinates)
+            how = certification or Certification()
+            found = _certificate_of(pair, left, unamplified, how, is_proved)
+        except TailError as error:
+            refused = error
+    if found is not None:
+        return Amplified(found.epsilon, found)
+    if refused is not None and math.isinf(unamplified):
+        raise refused
+    return Amplified(unamplified, None)
+
+
+def calibrated(
+    run: SampledRun,
+    target: float,
+    delta: float,
+    certification: Certification | None = None,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+) -> float:
+    """Returns a noise multiplier whose certified epsilon is at most a target.
+
+    At most 8 are tested, or as many as are left of the budget. If none of them is proved, it is the
+    one that suffices without amplification.
+
+    Args:
+      run: The run; its own noise does not matter.
+      target: The epsilon that is to hold.
+      delta: As in :func:`amplified`.
+      certification: As there.
+      num_coordinates: As there.
+    """
+    delta = numbers.delta(delta)
+    how = certification or Certification()
+    budget = how.budget
+    if budget is None:
+        budget = MechanismBudget(_MOST_TRIES)
+        how = dataclasses.replace(how, budget=budget)
+    enough = calibration.unamplified_noise_multiplier(run.together, target, delta, num_coordinates)
+    found, step = estimated(run, target, delta, how, num_coordinates), _RELATIVE_STEP
+    for _ in range(_TRIES_OF_SMALL_STEPS - budget.left):
+        found, step = found * (1.0 + step), 2.0 * step
+    while budget.left > 0 and found < enough:
+        left = budget.left
+        try:
+            tried = dataclasses.replace(run, sigma=found)
+            epsilon = amplified(tried, delta, how, num_coordinates).epsilon
+        except TailError:
+            epsilon = math.inf
+        if epsilon <= target:
+            return found
+        if budget.left == left:
+            # So little noise is not amplified, and nothing was tested: the try counts.
+            budget.take()
+        found = min(found * (1.0 + step), enough)
+        step *= 2.0
+    return enough
+
+
+def estimated(
+    run: SampledRun,
+    target: float,
+    delta: float,
+    certification: Certification | None = None,
+    num_coordinates: int = DEFAULT_NUM_COORDINATES,
+    *,
+    is_rough: bool = False,
+) -> float:
+    """Returns about the noise multiplier of :func:`calibrated`, by tuning samples alone.
+
+    Args:
+      run: As in :func:`calibrated`.
+      target: As there.
+      delta: As there.
+      certification: As there.
+      num_coordinates: As there.
+      is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
+
+    Returns:
+      The estimate, at most the noise multiplier that suffices without amplification.
+    """
+    how = certification or Certification()
+    enough = calibration.unamplified_noise_multiplier(run.together, target, delta, num_coordinates)
+    # Refuses columns that do not fit the scheme.
+    pair_of_run(dataclasses.replace(run, sigma=enough))
+    try:
+        left = gaussian.delta_left(delta, enough / run.together.largest_part, num_coordinates)
+    except TailError:
+        return enough
+    tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
+
+    # The search for a root asks for the ends of its interval again.
+    @functools.cache
+    def excess(log_sigma: float) -> float:
+        tried = dataclasses.replace(run, sigma=math.exp(log_sigma))
+        pair = pair_of_run(tried, num_coordinates)
+        limit = how.max_samples or most_samples(pair.products.num_outputs)
+        sampler = _best_sampler(pair, target, left)
+        first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
+        tuning = _TuningSamples(pair, sampler, left, how.seed, limit, first)
+        if not (is_rough and tuning.is_clear(target)):
+            tuning.grow_for(target, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
+        return tuning.excess(target)
+
+    high, low = math.log(enough), math.log(LEAST_NOISE_MULTIPLIER)
+    if high <= low:
+        return enough
+    step = math.log(1.5)
+    below = high
+    while below > low:
+        below = max(low, below - step)
+        if excess(below) > 0.0:
+            break
+        high = below
+    else:
+        return math.exp(high)
+    if high == math.log(enough) and excess(high) > 0.0:
+        return enough
+    root = scipy.optimize.brentq(excess, below, high, xtol=tolerance, rtol=1e-9)
+    return min(math.exp(root if is_rough else root + tolerance), enough)
+
+
+def _certificate_of(
+    pair: DominatingPair, delta: float, below: float, certification: Certification, test: Test
+) -> Certificate | None:
+    """A proved certificate with a small epsilon, found anew or kept and proved again.
+
+    With a ``caches.CacheWarning``, it was computed because its entry is damaged or is not proved,
+    or it could not be cached. Other arguments and the result are those of :func:`proved`.
     """
     if certification.budget is not None:
         certification.budget.take()
+    seed, most = certification.seed, certification.max_samples
+    shown = certification.show_progress
+    limit = most or most_samples(pair.products.num_outputs)
+
+    def compute() -> Certificate | None:
+        return proved(
+            pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown, test=test
+        )
+
+    if certification.directory is None:
+        return compute()
     columns = np.ascontiguousarray(pair.columns, dtype="<f8")
     description = {
         "columns": hashlib.sha256(columns.tobytes()).hexdigest(),
         **pair.description(),
         "delta": delta,
         "below": None if math.isinf(below) else below,
-        "seed": certification.seed,
-        "max_samples": certification.max_samples,
+        "seed": seed,
+        "max_samples": most,
+        "accounting": ACCOUNTING_VERSION,
+        "numpy": np.__version__,
     }
-    seed, most = certification.seed, certification.max_samples
-    limit = most_samples(pair.products.num_outputs) if most is None else most
-    shown = certification.show_progress
-    checked = test or functools.partial(certificates.is_proved, pair)
+    # What was kept was read from JSON.
+    description = json.loads(json.dumps(description))  # noqa: TID251
 
-    def is_proved(kept: Certificate) -> bool:
-        """Whether a kept certificate is one that was asked for, and its test passes again."""
-        return (
-            kept.delta == delta
-            and kept.seed == seed
-            and 0.0 <= kept.epsilon < below
-            and 0 <= kept.attempt < certificates.ATTEMPTS
-            and kept.order in possible_orders(pair)
-            and 0 <= kept.num_samples <= limit
-            and (kept.num_untilted in _sample_sizes_of_q(pair) or kept.epsilon == 0.0)
-            and _passes(checked, kept, shown)
+    def kept(contents: Mapping[str, Any] | None) -> Certificate | None:
+        """The certificate of an entry, if it is one that was asked for, and proved again."""
+        if contents is None:
+            return None
+        found = from_dict(contents)
+        is_asked_for = (
+            found.delta == delta
+            and found.seed == seed
+            and 0.0 <= found.epsilon < below
+            and 0 <= found.attempt < certificates.ATTEMPTS
+            and found.order in possible_orders(pair)
+            and 0 <= found.num_samples <= limit
+            and (found.num_untilted in _sample_sizes_of_q(pair) or found.epsilon == 0.0)
         )
-
-    return _kept_or_computed(
-        certification.directory,
-        # What was kept was read from JSON.
-        json.loads(json.dumps(description)),  # noqa: TID251
-        lambda: proved(
-            pair, delta, below=below, seed=seed, max_samples=most, show_progress=shown, test=checked
-        ),
-        is_proved,
-    )
-
-
-def _kept_or_computed(
-    directory: pathlib.Path | None,
-    description: Mapping[str, Any],
-    compute: Callable[[], Certificate | None],
-    is_proved: Callable[[Certificate], bool],
-) -> Certificate | None:
-    """A proved certificate, or None, by the JSON-able description of what it follows from.
-
-    With a ``caches.CacheWarning``, it was computed because its entry is damaged or is not proved,
-    or it could not be cached.
-    """
-    if directory is None:
-        return compute()
-    described = {**description, "accounting": ACCOUNTING_VERSION, "numpy": np.__version__}
-    name = caches.digest(described)[:32]
-
-    def from_json(kept_as: Mapping[str, Any] | None) -> Certificate | None:
-        kept = None if kept_as is None else from_dict(kept_as)
-        if kept is not None and not is_proved(kept):
+        if not (is_asked_for and _passes(test, found, shown)):
             raise ValueError("its certificate is not proved")
-        return kept
+        return found
 
     return caches.fetch(
-        directory / f"{name}.json",
-        described,
+        certification.directory / f"{caches.digest(description)[:32]}.json",
+        description,
         compute,
         field="claim",
         to_json=lambda certificate: None if certificate is None else certificate.to_dict(),
-        from_json=from_json,
+        from_json=kept,
     )
 
 
@@ -305,11 +439,8 @@ def proved(
         epsilon = estimate * (1.0 + step)
         if not epsilon < below:
             return None
-        try:
-            candidate = _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
-        except SampleBudgetError:
-            continue
-        if _passes(test, candidate, show_progress):
+        candidate = _candidate_by(tuning, pair, epsilon, delta, attempt, seed, limit)
+        if candidate is not None and _passes(test, candidate, show_progress):
             return candidate
     return None
 
@@ -329,24 +460,14 @@ def _candidate_by(
     attempt: int,
     seed: int,
     limit: int,
-) -> Certificate:
-    """The candidate of an epsilon, with the test that tuning samples ask for."""
+) -> Certificate | None:
+    """The candidate of an epsilon, by tuning samples; None if it takes too many samples."""
     bet, needed = tuning.needed(epsilon)
     if needed > limit:
-        found = f"about {needed:.2g} samples" if math.isfinite(needed) else "a larger epsilon"
-        raise SampleBudgetError(
-            f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified with {limit} samples: "
-            f"it would take {found}. Use a larger delta or epsilon, or more samples.",
-            needed,
-        )
+        return None
     found_of_q = _SamplesOfQ(pair, delta, seed).thresholds(epsilon)
     if found_of_q is None:
-        raise SampleBudgetError(
-            f"epsilon {epsilon:.6g} at delta {delta:.3g} cannot be certified for outputs without "
-            f"the client with {_sample_sizes_of_q(pair)[-1]} samples: use a larger delta or "
-            "epsilon.",
-            math.inf,
-        )
+        return None
     thresholds, num_untilted = found_of_q
     return Certificate(
         epsilon=epsilon,
@@ -359,62 +480,6 @@ def _candidate_by(
         thresholds=thresholds,
         seed=seed,
     )
-
-
-def estimated_noise_multiplier(
-    pair_of: Callable[[float], DominatingPair],
-    epsilon: float,
-    delta: float,
-    enough: float,
-    least: float,
-    *,
-    seed: int = 0,
-    max_samples: int | None = None,
-    is_rough: bool = False,
-) -> float:
-    """Returns a noise multiplier for which an epsilon is likely to be proved: an estimate.
-
-    Args:
-      pair_of: Takes a noise multiplier and returns the dominating pair.
-      epsilon: The target.
-      delta: Of the target.
-      enough: A noise multiplier that suffices.
-      least: The smallest that is tried.
-      seed: As in :func:`proved`.
-      max_samples: As there.
-      is_rough: Whether an error of a few per cent is allowed, for a fraction of the time.
-
-    Returns:
-      The estimate, at most ``enough``.
-    """
-    tolerance = _ROUGH_TOLERANCE if is_rough else _TOLERANCE
-
-    # The search for a root asks for the ends of its interval again.
-    @functools.cache
-    def excess(log_sigma: float) -> float:
-        pair = pair_of(math.exp(log_sigma))
-        limit = most_samples(pair.products.num_outputs) if max_samples is None else max_samples
-        sampler = _best_sampler(pair, epsilon, delta)
-        first = _FIRST_ROUGH if is_rough else _FIRST_TUNING
-        tuning = _TuningSamples(pair, sampler, delta, seed, limit, first)
-        if not (is_rough and tuning.is_clear(epsilon)):
-            tuning.grow_for(epsilon, _FOR_LARGEST_ROUGH if is_rough else _FOR_LARGEST)
-        return tuning.excess(epsilon)
-
-    high, low = math.log(enough), math.log(least)
-    step = math.log(1.5)
-    below = high
-    while below > low:
-        below = max(low, below - step)
-        if excess(below) > 0.0:
-            break
-        high = below
-    else:
-        return math.exp(high)
-    if high == math.log(enough) and excess(high) > 0.0:
-        return enough
-    root = scipy.optimize.brentq(excess, below, high, xtol=tolerance, rtol=1e-9)
-    return min(math.exp(root if is_rough else root + tolerance), enough)
 
 
 def best_bet(terms: FloatArray, mean: float, largest: float) -> tuple[float, float]:
@@ -578,22 +643,14 @@ def _first_upwards(is_enough: Callable[[float], bool], start: float, below: floa
         if not candidate < below:
             break
         if is_enough(candidate):
-            return candidate if tried is None else _between(is_enough, tried, candidate)
+            return (
+                candidate if tried is None else _bisected(is_enough, tried, candidate, _STEP_DOWN)
+            )
         if number >= _SMALL_STEPS:
             # Farther than tuning samples are wrong by.
             step *= 2.0
         tried, candidate = candidate, max(candidate * (1.0 + step), _LEAST_EPSILON)
     return None
-
-
-def _between(is_enough: Callable[[float], bool], low: float, high: float) -> float:
-    """Bisects between ``low``, which is not enough, and ``high``, which is, to within a step."""
-    for _ in range(_MOST_HALVINGS):
-        if high <= (1.0 + 1.01 * _UPWARD_STEP) * low or high <= _LEAST_EPSILON:
-            break
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
 
 
 def _root(excess: Callable[[float], float], high: float) -> float | None:
@@ -602,12 +659,18 @@ def _root(excess: Callable[[float], float], high: float) -> float | None:
         return None
     if excess(0.0) <= 0.0:
         return 0.0
-    low = 0.0
+    return _bisected(lambda epsilon: excess(epsilon) <= 0.0, 0.0, high, 2e-4)
+
+
+def _bisected(
+    is_enough: Callable[[float], bool], low: float, high: float, tolerance: float
+) -> float:
+    """Bisects between ``low``, which is not enough, and ``high``, which is, to a tolerance."""
     for _ in range(_MOST_HALVINGS):
-        if high - low <= 2e-4 * high or high <= _LEAST_EPSILON:
+        if high - low <= tolerance * high or high <= _LEAST_EPSILON:
             break
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 

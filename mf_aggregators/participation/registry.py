@@ -8,8 +8,6 @@ from typing import Any
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws_of_clients import Draws
-from mf_aggregators.participation.balls_in_bins import BallsInBins
-from mf_aggregators.participation.fixed_size import FixedSizeSampling
 from mf_aggregators.participation.kinds import (
     FixedEpochOrder,
     MinSeparation,
@@ -17,12 +15,16 @@ from mf_aggregators.participation.kinds import (
     SingleParticipation,
     check,
 )
-from mf_aggregators.participation.min_separation_sampling import MinSeparationSampling
-from mf_aggregators.participation.poisson import PoissonSampling
-from mf_aggregators.participation.random_allocation import RandomAllocation
-from mf_aggregators.participation.schemes import SamplingScheme
-from mf_aggregators.participation.shuffling import Shuffling
-from mf_aggregators.participation.truncated_poisson import TruncatedPoissonSampling
+from mf_aggregators.participation.schemes import (
+    BallsInBins,
+    FixedSizeSampling,
+    MinSeparationSampling,
+    PoissonSampling,
+    RandomAllocation,
+    SamplingScheme,
+    Shuffling,
+    TruncatedPoissonSampling,
+)
 
 _SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
     {

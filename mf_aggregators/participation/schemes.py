@@ -1,47 +1,47 @@
-"""What every sampling scheme answers: sizes, draws, the check of a ledger, and its words.
+"""Sampling schemes: random rules by which clients take part, and whom they draw.
 
-A scheme is a random rule by which clients take part. Towards whoever does not know the draws it
-amplifies the guarantee. Devices that decide themselves when to take part, without a coin of known
-probability, follow no scheme, and nothing amplifies their guarantee.
+Towards everybody who does not know the draws, a scheme amplifies the guarantee. Devices that decide
+themselves when to take part, without a coin of known probability, follow no scheme, and nothing
+amplifies their guarantee.
 
-An amplified guarantee is worth nothing if the batches came about in another way. What the cohorts
-alone can show, anyone can check who may read them (:meth:`SamplingScheme.deviation`). That they are
-the very batches of a secret seed, and not chosen to look like such, only the holder of the seed can
-tell (:meth:`Sampler.deviation`).
+A scheme is three things: draws, integers of the kernel (``kernel.draws_of_clients``) with a
+sampler; an accountant, in the kernel as well (``kernel.groups``, ``kernel.certificate``); and words
+(``scheme_words``). An amplified guarantee is worth nothing if the batches came about in another
+way: ``ledger_checks`` compares cohorts with the scheme, and :meth:`Sampler.deviation` with the very
+batches of a secret seed.
 """
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting
-from mf_aggregators.accounting import composition
-from mf_aggregators.kernel import numbers
+from mf_aggregators.accounting import calibration, composition
+from mf_aggregators.kernel import draws_of_clients, groups, numbers
 from mf_aggregators.kernel.draws_of_clients import (
     AllParticipations,
     Cohorts,
     Draws,
+    Groups,
+    InGroups,
     SampledRun,
+    SecretRounds,
     StrategyColumns,
 )
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.groups import binomial_tail
 from mf_aggregators.kernel.numbers import IntArray
 from mf_aggregators.kernel.schemas import Schema
-from mf_aggregators.participation import certificate_search
+from mf_aggregators.participation import certificate_search, ledger_checks, scheme_words
 from mf_aggregators.participation.certificate_search import Amplified, Certification
 from mf_aggregators.participation.kinds import Participation, of_schema
+from mf_aggregators.participation.scheme_words import Words
 
-# What a scheme draws with a smaller probability counts as drawn in another way. A run by the scheme
-# fails each of three checks with at most this probability.
-LEAST_PROBABILITY = 1e-12
-_TOGETHER = """\
-Each participation of a client is one Gaussian mechanism on the rounds that it changes,
-     which are those of no other participation of that client."""
+# By default a batch is cut with at most this probability, which costs next to no noise.
+_PROBABILITY_OF_CUT = 1e-6
 
 _Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 
@@ -56,17 +56,12 @@ class SamplingScheme(Participation):
       population: The number of clients (or examples) m.
       clients_per_round: The batch size B, expected or exact.
       has_groups: Whether the server draws from one group of the clients after the other, as many
-        as C has bands.
-      depends_on_matrix: Whether the guarantee depends on all entries of C, and is proved for
-        one C; otherwise it depends on the number of bands alone.
-      covers_absences: Whether the guarantee holds where clients that were drawn are absent.
-      has_random_sizes: Whether batches vary in size around ``clients_per_round``.
+        as C has bands. Otherwise clients draw for themselves: the guarantee depends on all entries
+        of C, and holds as well where clients that were drawn are absent.
+      has_random_sizes: Whether batches vary in size around ``clients_per_round``. Where they do
+        not, a client takes the place of another one, which costs noise: plans for any way to take
+        part leave such schemes out.
       takes_any_matrix: Whether C may have more bands than a client's rounds are apart.
-      takes_largest_batch: Whether it has a largest batch size, to which larger batches are cut.
-      is_dominated: Whether another scheme of the same clients has a smaller epsilon at the same
-        noise; plans for any way to take part leave it out.
-      largest_move: How many clip norms a client may move the sum of a round by, where draws are
-        secret: two where it takes the place of another one, and where nobody knows more.
     """
 
     num_rounds: int
@@ -75,24 +70,26 @@ class SamplingScheme(Participation):
     clients_per_round: int
 
     is_sampled: ClassVar[bool] = True
-    has_groups: ClassVar[bool] = False
-    depends_on_matrix: ClassVar[bool] = False
-    covers_absences: ClassVar[bool] = False
+    has_groups: ClassVar[bool] = True
     has_random_sizes: ClassVar[bool] = True
-    largest_move: ClassVar[float] = 2.0
     takes_any_matrix: ClassVar[bool] = False
-    takes_largest_batch: ClassVar[bool] = False
-    is_dominated: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        numbers.set_positive_integers(
-            self, "num_rounds", "num_bands", "population", "clients_per_round"
-        )
+        sizes = (each.name for each in dataclasses.fields(self))
+        numbers.set_positive_integers(self, *sizes)
         if self.num_bands > self.num_rounds:
             raise ValueError(
                 f"num_bands must be at most num_rounds, found {self.num_bands} bands for "
                 f"{self.num_rounds} rounds."
             )
+        # Refuses sizes that do not fit one another.
+        self.as_draws()
+
+    @classmethod
+    def own_size(cls) -> str | None:
+        """Returns the name of the fifth size: separation, largest_batch or None."""
+        names = [each.name for each in dataclasses.fields(cls)]
+        return names[4] if len(names) > 4 else None
 
     @classmethod
     def of_sizes(
@@ -120,47 +117,52 @@ class SamplingScheme(Participation):
         """
         sizes = (num_rounds, num_bands, population, clients_per_round)
         given = {"separation": separation, "largest_batch": largest_batch}
-        own = [field.name for field in dataclasses.fields(cls)][len(sizes) :]
+        own = cls.own_size()
         for name, value in given.items():
-            if name not in own and value is not None:
+            if name != own and value is not None:
                 words = name.replace("_", " ")
                 raise ValueError(
                     f"the sampling scheme {cls.name!r} takes no {words}, found {value}."
                 )
-        others = [cls._default(*sizes) if given[name] is None else given[name] for name in own]
+        others = []
+        if own is not None:
+            others = [cls._default(*sizes) if given[own] is None else given[own]]
         return cls(*sizes, *others)
 
-    @classmethod
-    def _default(
-        cls, num_rounds: int, num_bands: int, population: int, clients_per_round: int
-    ) -> int:
-        """The size that a scheme has besides the common ones, where nobody names it."""
-        raise NotImplementedError
+    @staticmethod
+    def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
+        """The default of the fifth size: a separation of b."""
+        del num_rounds, population, clients_per_round
+        return num_bands
+
+    @abc.abstractmethod
+    def as_draws(self) -> Draws:
+        """Returns the scheme as the integers that the kernel accounts for."""
 
     @property
     def largest_cohort(self) -> int:
-        """The most clients that one round can have: all, by default."""
+        """The most clients that one round can have."""
         return self.population
 
     @property
     def shares_rows(self) -> bool:
         """Whether two participations of a client may change the same row of C x."""
-        return False
+        return self.as_draws().distance < self.num_bands
 
     # Rounds.
 
     def schema(self) -> Participation:
-        """Returns the schema that every draw keeps: the guarantee of who knows all draws."""
+        """Returns the schema that every draw keeps: the guarantee against who knows all draws."""
         return of_schema(self.as_schema())
-
-    def most_participations(self, num_rounds: int | None = None) -> int:
-        """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
-        rounds = self.num_rounds if num_rounds is None else num_rounds
-        return self.schema().most_participations(rounds)
 
     def as_schema(self) -> Schema:
         """Returns the schema that every draw keeps, as numbers for the kernel."""
         return self.as_draws().schema
+
+    def most_participations(self, num_rounds: int | None = None) -> int:
+        """Returns the most rounds of the first ``num_rounds``, or of all, that a client is in."""
+        first = min(num_rounds or self.num_rounds, self.num_rounds)
+        return dataclasses.replace(self.as_draws(), num_rounds=first).most_participations
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-able mapping that ``participation.sampling_from_dict`` takes back."""
@@ -168,11 +170,34 @@ class SamplingScheme(Participation):
 
     # Accounting. Noise multipliers are relative to the largest column norm of C.
 
-    @abc.abstractmethod
-    def as_draws(self) -> Draws:
-        """Returns the scheme as the integers that the kernel accounts for."""
+    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
+        """Returns a run as data of the kernel.
 
-    @abc.abstractmethod
+        Args:
+          sigma: The noise multiplier, relative to the largest column norm of C.
+          columns: C, where clients draw for themselves; None for groups, and for a diagonal C of
+            equal entries.
+
+        Raises:
+          ValueError: If the guarantee depends on columns that are missing.
+        """
+        if columns is None and not self.has_groups:
+            if self.num_bands > 1:
+                raise ValueError(
+                    f"{self.name} needs the strategy matrix: its guarantee depends on all entries "
+                    f"of the {self.num_bands} bands. Give strategy_matrix=."
+                )
+            columns = StrategyColumns(np.ones((self.num_rounds, 1)))
+        return SampledRun(self.as_draws(), sigma, columns)
+
+    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
+        """Returns all participations of a client together.
+
+        Args:
+          columns: As in :meth:`run`; needed if participations share rows of C x.
+        """
+        return self.run(1.0, columns).together if self.shares_rows else self.as_draws().together
+
     def amplified(
         self,
         sigma: float,
@@ -186,16 +211,22 @@ class SamplingScheme(Participation):
         Args:
           sigma: The noise multiplier, at least 0.
           delta: The delta of the guarantee.
-          columns: C, where the guarantee ``depends_on_matrix``; None for a diagonal C of equal
-            entries.
-          certification: How epsilons are proved, where they are for one C; None for defaults.
+          columns: As in :meth:`run`.
+          certification: How epsilons are certified, where clients draw for themselves: it takes
+            one mechanism of a budget; None for defaults.
           num_coordinates: Parameters times rounds.
 
         Raises:
           TailError: If so little noise cannot be accounted for: a ValueError.
+          ValueError: If an argument is out of its range or does not fit the scheme.
         """
+        draws = self.as_draws()
+        if isinstance(draws, InGroups):
+            found = groups.epsilon(draws, sigma, delta, num_coordinates=num_coordinates)
+            return Amplified(found, None)
+        run = self.run(sigma, columns)
+        return certificate_search.amplified(run, delta, certification, num_coordinates)
 
-    @abc.abstractmethod
     def calibrated(
         self,
         target: float,
@@ -206,17 +237,23 @@ class SamplingScheme(Participation):
     ) -> float:
         """Returns the least noise multiplier for an epsilon; arguments as of :meth:`amplified`.
 
+        The epsilon that is stated of it is never above the target.
+
         Args:
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
-          columns: C, where the guarantee depends on it; else None.
-          certification: How an epsilon is proved, where only simulations bound it; None for
-            defaults.
+          columns: As in :meth:`run`.
+          certification: As in :meth:`amplified`.
           num_coordinates: Parameters times rounds.
 
         Raises:
           ValueError: If no noise multiplier gives the target.
         """
+        draws = self.as_draws()
+        if isinstance(draws, InGroups):
+            return calibration.noise_multiplier_of_groups(draws, target, delta, num_coordinates)
+        run = self.run(1.0, columns)
+        return certificate_search.calibrated(run, target, delta, certification, num_coordinates)
 
     def estimated(
         self,
@@ -225,86 +262,18 @@ class SamplingScheme(Participation):
         columns: StrategyColumns | None,
         certification: Certification | None,
     ) -> float:
-        """Returns about what :meth:`calibrated` does, fast; no guarantee is stated of it.
+        """Returns about the number of :meth:`calibrated`, fast; no guarantee is stated of it.
 
         Args:
           target: The epsilon that is to hold.
           delta: The delta of the guarantee.
-          columns: C, where the guarantee depends on it; else None.
-          certification: How an epsilon is proved, where only simulations bound it; None for
-            defaults.
+          columns: As in :meth:`run`.
+          certification: As in :meth:`amplified`.
         """
-        return self.calibrated(target, delta, columns, certification)
-
-    def all_participations(self, columns: StrategyColumns | None) -> AllParticipations:
-        """Returns what all participations of a client are together.
-
-        Args:
-          columns: C, where the guarantee ``depends_on_matrix``; else None.
-        """
-        return self.run(1.0, columns).together
-
-    def _enough(
-        self,
-        target: float,
-        delta: float,
-        columns: StrategyColumns | None,
-        num_coordinates: int,
-    ) -> float:
-        """A noise multiplier that suffices without amplification."""
-        together = self.all_participations(columns)
-        alone = accounting.noise_multiplier(
-            target,
-            delta,
-            num_coordinates=num_coordinates,
-            disjoint_participations=together.disjoint,
-        )
-        return alone * together.norm
-
-    def run(self, sigma: float, columns: StrategyColumns | None) -> SampledRun:
-        """Returns a run as data of the kernel.
-
-        Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: C, where the guarantee depends on it; else None.
-        """
-        return SampledRun(self.as_draws(), sigma, columns)
-
-    def event_of(self, sigma: float, columns: StrategyColumns | None) -> dp_event.DpEvent:
-        """Returns a run as an event of dp-accounting.
-
-        Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: C, where the guarantee depends on it; else None.
-        """
-        return composition.event(self.run(sigma, columns))
-
-    def log_moments(
-        self, sigma: float, columns: StrategyColumns | None, num_coordinates: int
-    ) -> tuple[tuple[int, float], ...]:
-        """Returns Renyi orders a and log E_Q (P/Q)^a of the dominating pair, if it is known.
-
-        Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: C, where the guarantee depends on it; else None.
-          num_coordinates: Parameters times rounds.
-        """
-        del sigma, columns, num_coordinates
-        return ()
-
-    def divergences(
-        self, sigma: float, columns: StrategyColumns | None, seed: int, num_coordinates: int
-    ) -> tuple[tuple[float, float], ...]:
-        """Returns epsilons and bounds on the hockey-stick divergence, if they are known.
-
-        Args:
-          sigma: The noise multiplier, relative to the largest column norm of C.
-          columns: C, where the guarantee depends on it; else None.
-          seed: The seed of the simulations.
-          num_coordinates: Parameters times rounds.
-        """
-        del sigma, columns, seed, num_coordinates
-        return ()
+        if self.has_groups:
+            return self.calibrated(target, delta, columns, certification)
+        run = self.run(1.0, columns)
+        return certificate_search.estimated(run, target, delta, certification, is_rough=True)
 
     def epsilon(
         self,
@@ -321,8 +290,8 @@ class SamplingScheme(Participation):
           noise_multiplier: Standard deviation of Z over (clip norm times the largest column
             norm of C); zero means no noise.
           delta: Below 1. For cyclic groups it is at least 1e-12 and 4e-15 times the compositions.
-          strategy_matrix: (n, n), C, where the guarantee ``depends_on_matrix``; None for a
-            diagonal one of equal entries, if ``num_bands`` is 1.
+          strategy_matrix: (n, n), C, where clients draw for themselves; None for a diagonal one of
+            equal entries, if ``num_bands`` is 1.
           seed: The seed of the Monte Carlo test that proves such an epsilon, chosen before
             anything is known of its result.
           num_coordinates: Parameters times rounds, as in ``accounting.epsilon``.
@@ -393,8 +362,7 @@ class SamplingScheme(Participation):
           ValueError: If the noise multiplier is negative or not finite.
         """
         sigma = numbers.non_negative_number(noise_multiplier, "noise_multiplier")
-        scheme, columns = self, self._columns(strategy_matrix)
-        return scheme.event_of(sigma, columns)
+        return composition.event(self.run(sigma, self._columns(strategy_matrix)))
 
     def _columns(self, strategy_matrix: Any) -> StrategyColumns | None:
         if strategy_matrix is None:
@@ -427,54 +395,30 @@ class SamplingScheme(Participation):
     def deviation(self, num_clients: int, cohorts: Sequence[IntArray]) -> str | None:
         """Returns why the cohorts of the first rounds cannot come from the scheme, or None.
 
-        Checked are the population, the number of rounds, that each cohort has every client once
-        and as many as the scheme draws, and what the scheme itself says of its rounds. Random
-        draws can give almost anything, some of it with next to no probability: a client, a round
-        or a whole run with more participations than draws give, but for a probability of 1e-12,
-        is a deviation as well. Draws by the scheme deviate with a probability of at most 3e-12.
-
         Args:
           num_clients: The clients of the population, drawn or not.
-          cohorts: For each round that was released the increasing indices of its clients, from 0;
-            fewer rounds than those of the scheme for a run that is not finished.
+          cohorts: As in ``ledger_checks.deviation``.
 
         Returns:
           The first deviation, as the end of a sentence that names no client.
         """
         if num_clients != self.population:
             return f"the ledger has {num_clients} clients, not {self.population}"
-        if len(cohorts) > self.num_rounds:
-            return f"the ledger has {len(cohorts)} rounds, more than {self.num_rounds}"
-        size = self._batch_size()
-        for index, cohort in enumerate(cohorts):
-            if np.any((cohort < 0) | (cohort >= self.population)) or np.any(np.diff(cohort) <= 0):
-                return f"the clients of {nth_round(index)} are not different ones of the population"
-            if size is not None and len(cohort) != size:
-                return f"{nth_round(index)} had {len(cohort)} clients, not {size}"
-        return self._deviation_of_rounds(cohorts)
-
-    def _batch_size(self) -> int | None:
-        """The clients of every batch; None where it varies."""
-        return None if self.has_random_sizes else self.clients_per_round
-
-    @abc.abstractmethod
-    def _deviation_of_rounds(self, cohorts: Sequence[IntArray]) -> str | None:
-        """Why cohorts of different clients of the population cannot come from the scheme."""
+        return ledger_checks.deviation(self.as_draws(), cohorts)
 
     # Words.
 
+    def __str__(self) -> str:
+        return str(self.as_draws())
+
     @property
-    @abc.abstractmethod
-    def label(self) -> str:
-        """How clients take part, in a few words, for tables of mechanisms."""
+    def words(self) -> Words:
+        """Sentences about the scheme."""
+        return scheme_words.of_draws(self.as_draws())
 
     def condition(self, sampler: str | None = None) -> str:
         """Returns who has to do what for the guarantee to hold: sentences, after "only if"."""
-        return (
-            f"a data centre draws every batch itself, round i by draw(i) of the sampler {sampler}, "
-            "whose seed and draws stay secret for ever. Devices that decide themselves when they "
-            "take part have a much weaker guarantee."
-        )
+        return scheme_words.of_draws(self.as_draws(), sampler).condition
 
     def factorize_flags(self) -> str:
         """Returns the flags of the schema that noise is scaled to: one participation."""
@@ -482,31 +426,249 @@ class SamplingScheme(Participation):
 
     def run_flags(self) -> Mapping[str, int | str | None]:
         """Returns the flags of commands that train, by name."""
-        return {"sampling": self.name, "clients_per_round": self.clients_per_round}
-
-    @abc.abstractmethod
-    def accounting_words(self) -> str:
-        """Returns how the amplified guarantee is computed, in whole sentences."""
-
-    @abc.abstractmethod
-    def assumption_words(self) -> str:
-        """Returns what the guarantee assumes of how clients take part, in whole sentences."""
-
-    def together_words(self) -> str:
-        """Returns what all rounds together are, as a mechanism."""
-        return _TOGETHER
-
-    def __str__(self) -> str:
-        return str(self.as_draws())
+        own = self.own_size()
+        return {
+            "sampling": self.name,
+            "clients_per_round": self.clients_per_round,
+            **({} if own is None else {own: getattr(self, own)}),
+        }
 
 
-def nth_round(index: int) -> str:
-    """Returns a round as messages about a ledger name it.
+@dataclasses.dataclass(frozen=True)
+class CyclicGroups(SamplingScheme):
+    """Schemes of a data centre that draws from one group of the clients after the other.
 
-    Args:
-      index: The round, from 0, as in the ledger.
+    The clients are split into as many groups as C has bands, and round i draws from group i modulo
+    that number alone (BandMF Alg. 2 and 6).
     """
-    return f"round {index + 1} (counted from 1)"
+
+    _kind: ClassVar[Callable[..., Groups]]
+
+    def as_draws(self) -> Groups:
+        """Returns the scheme as the integers that the kernel accounts for."""
+        return self._kind(*dataclasses.astuple(self))
+
+    @property
+    def sampling_probability(self) -> float:
+        """The probability that a client of a round's group is in the round."""
+        return self.as_draws().sampling_probability
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampling(CyclicGroups):
+    """Each client of a round's group joins independently with probability B b / m (Cor. F.1).
+
+    The groups have floor(m / b) or ceil(m / b) clients; batches vary in size around B.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+    """
+
+    name: ClassVar[str] = "poisson"
+    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.Poisson
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeSampling(CyclicGroups):
+    """Exactly B clients of a round's group, a uniformly random subset each time (Algorithm 2).
+
+    All groups have floor(m / b) clients; up to b - 1 clients never take part.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round.
+    """
+
+    name: ClassVar[str] = "fixed_size"
+    has_random_sizes: ClassVar[bool] = False
+    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.FixedSize
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffling(CyclicGroups):
+    """A round's group is shuffled and cut into batches of B, afresh whenever it is used up.
+
+    As in Cor. F.2 each pass over a group shows every client of it once. The groups have a
+    multiple of B clients, floor(m / (b B)) B; fewer than b B clients never take part.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round.
+    """
+
+    name: ClassVar[str] = "shuffling"
+    has_random_sizes: ClassVar[bool] = False
+    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.Shuffling
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocation(CyclicGroups):
+    """Each client of a group is in one secret round of every cycle of its group's rounds.
+
+    A cycle has t = floor(m / (b B)) rounds, and a group t B clients, so that B clients are in a
+    round on average; fewer than b B clients never take part.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+    """
+
+    name: ClassVar[str] = "random_allocation"
+    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.RandomAllocation
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoissonSampling(CyclicGroups):
+    """Poisson sampling whose batches have a largest size: of more, a random subset stays.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation before batches are cut.
+      largest_batch: The most clients L of a round, at least B. By default, the least that a round
+        exceeds with a probability of at most 1e-6.
+    """
+
+    largest_batch: int
+
+    name: ClassVar[str] = "truncated_poisson"
+    _kind: ClassVar[Callable[..., Groups]] = draws_of_clients.TruncatedPoisson
+
+    @staticmethod
+    def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
+        # Without a largest batch it is Poisson sampling, which checks the other sizes.
+        poisson = PoissonSampling(num_rounds, num_bands, population, clients_per_round)
+        low, high = clients_per_round, max(-(-population // num_bands), clients_per_round)
+        q = poisson.sampling_probability
+        while low < high:
+            middle = (low + high) // 2
+            more = float(binomial_tail(middle + 1, -(-population // num_bands), q))
+            low, high = (low, middle) if more <= _PROBABILITY_OF_CUT else (middle + 1, high)
+        return low
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients that one round can have."""
+        return self.largest_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class SeparatedScheme(SamplingScheme):
+    """Schemes without groups: clients draw rounds for themselves, a separation or more apart.
+
+    No client has to know what another one does. The guarantee depends on C itself, and not on its
+    column norms alone: a client's rounds are hidden among neighbouring ones, and the nearer the
+    columns of these are to one another, the less of it is hidden. An epsilon has a certificate
+    (``certificate_search``), or is the one without amplification where that is smaller.
+
+    Attributes:
+      separation: Two participations i and j of one client satisfy |i - j| >= separation.
+    """
+
+    separation: int
+
+    has_groups: ClassVar[bool] = False
+    _kind: ClassVar[Callable[..., SecretRounds]]
+
+    def as_draws(self) -> SecretRounds:
+        """Returns the scheme as the integers that the kernel accounts for."""
+        return self._kind(*dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSeparationSampling(SeparatedScheme):
+    """Each client whose timer allows it joins with a secret coin (b-min-sep, arXiv 2602.09338).
+
+    A client that joined is not free to join again for separation - 1 rounds. In every round in
+    which it is free, it joins with probability p, whatever happened before. Before round 0
+    timers are in their stationary state: a client is free in round 0 with
+    ``probability_free_at_first``, and for each of i = 1, ..., separation - 1 it is first free in
+    round i with ``probability_of_first_wait``. So clients_per_round clients join in every round
+    on average.
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: Participations of a client are so many rounds apart; at least num_bands, and
+        num_bands by default.
+    """
+
+    name: ClassVar[str] = "min_separation"
+    _kind: ClassVar[Callable[..., draws_of_clients.MinSeparation]] = draws_of_clients.MinSeparation
+
+    def as_draws(self) -> draws_of_clients.MinSeparation:
+        """Returns the scheme as the integers that the kernel accounts for."""
+        return self._kind(*dataclasses.astuple(self))
+
+    @property
+    def joining_probability(self) -> float:
+        """The probability p = B / (m - B (separation - 1)) of the coin of a free client."""
+        return self.as_draws().joining_probability
+
+    @property
+    def probability_free_at_first(self) -> float:
+        """The probability 1 / (1 + (separation - 1) p) that a client is free in round 0."""
+        return 1.0 / (1.0 + (self.separation - 1) * self.joining_probability)
+
+    @property
+    def probability_of_first_wait(self) -> float:
+        """The probability p / (1 + (separation - 1) p) of being free first in one given round.
+
+        It is the same for each of the rounds 1 to separation - 1.
+        """
+        return self.joining_probability * self.probability_free_at_first
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(SeparatedScheme):
+    """Each client is put once into one of ``separation`` bins at random (arXiv 2410.06266).
+
+    It takes part in every round i with i modulo separation equal to its bin. Every client takes
+    part, and m / separation of them in every round on average. So that this is B but for the
+    remainder of a division, either separation is floor(m / B) or B is floor(m / separation).
+
+    Attributes:
+      num_rounds: The rounds n.
+      num_bands: The bands b of C.
+      population: The clients m.
+      clients_per_round: The clients B of a round, in expectation.
+      separation: The number of bins, by default floor(m / B). It may be below num_bands: then
+        participations of a client share rows of C x.
+    """
+
+    name: ClassVar[str] = "balls_in_bins"
+    takes_any_matrix: ClassVar[bool] = True
+    _kind: ClassVar[Callable[..., SecretRounds]] = draws_of_clients.BallsInBins
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most_bins = self.population // self.clients_per_round
+        clients_of_bin = self.population // self.separation
+        if most_bins != self.separation and clients_of_bin != self.clients_per_round:
+            raise ValueError(
+                f"a population of {self.population} in {self.separation} bins has "
+                f"{self.population / self.separation:.6g} clients in a round, not "
+                f"{self.clients_per_round}. Use a separation of {most_bins}, or "
+                f"{clients_of_bin} clients per round."
+            )
+
+    @staticmethod
+    def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
+        del num_rounds, num_bands
+        positive = numbers.positive_integer(clients_per_round, "clients_per_round")
+        return max(numbers.positive_integer(population, "population") // positive, 1)
 
 
 class Sampler(Cohorts):
@@ -545,7 +707,7 @@ class Sampler(Cohorts):
           num_clients: As in :meth:`SamplingScheme.deviation`.
           cohorts: As there.
           may_be_absent: Whether clients that were drawn may be missing, as those that could not be
-            asked are: only where the scheme ``covers_absences``.
+            asked are: only where clients draw for themselves.
 
         Returns:
           The first difference, as the end of a sentence that names no client.
@@ -554,14 +716,12 @@ class Sampler(Cohorts):
         if found is not None:
             return found
         for index, cohort in enumerate(cohorts):
-            drawn = self.draw(index)
+            drawn, nth = self.draw(index), ledger_checks.nth_round(index)
             if may_be_absent:
                 if not np.all(np.isin(cohort, drawn)):
-                    return (
-                        f"a client of {nth_round(index)} is not one of those that the sampler draws"
-                    )
+                    return f"a client of {nth} is not one of those that the sampler draws"
             elif not np.array_equal(cohort, drawn):
-                return f"the clients of {nth_round(index)} are not those that the sampler draws"
+                return f"the clients of {nth} are not those that the sampler draws"
         return None
 
     def num_absent(self, cohorts: Sequence[IntArray]) -> int:
@@ -573,24 +733,3 @@ class Sampler(Cohorts):
         return sum(
             len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
         )
-
-
-def too_large(
-    sizes: IntArray, drawn_from: IntArray, probability: float, expected: int
-) -> str | None:
-    """Returns which round has more clients than independent draws give, or None.
-
-    Args:
-      sizes: (rounds,) the clients of each round.
-      drawn_from: (rounds,) how many could have been drawn.
-      probability: That each of them is drawn.
-      expected: The clients that are expected in a round.
-    """
-    too_many = binomial_tail(sizes, drawn_from, probability) * len(sizes)
-    if not np.any(too_many < LEAST_PROBABILITY):
-        return None
-    worst = int(np.argmin(too_many))
-    return (
-        f"{nth_round(worst)} had {sizes[worst]} clients, more than chance gives where "
-        f"{expected} are expected"
-    )

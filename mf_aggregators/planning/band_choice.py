@@ -116,7 +116,7 @@ def _budgets(
     schemes: Sequence[SamplingScheme],
 ) -> collections.deque[MechanismBudget | None]:
     """What of one budget each scheme may test."""
-    if not any(scheme.depends_on_matrix for scheme in schemes):
+    if all(scheme.has_groups for scheme in schemes):
         return collections.deque([None] * len(schemes))
     # One is left for the guarantee of what is chosen.
     budget = MechanismBudget(MECHANISMS - 1)

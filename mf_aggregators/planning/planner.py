@@ -319,7 +319,8 @@ def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> li
     found = _for_timers(setting, MinSeparation(proposals.most_bands(*sizes)), cache_directory)
     has_fixed_order = False
     for name, scheme in sampling_schemes().items():
-        if scheme.is_dominated:
+        # With batches of one size, a client takes the place of another one: others need less noise.
+        if not scheme.has_random_sizes:
             continue
         # What is made for batches in a fixed order is the same for all schemes with groups.
         repeats = scheme.has_groups and has_fixed_order
@@ -431,7 +432,7 @@ def _candidate(
     assert proposal.compute is not None
     scheme = proposal.sampling
     # Proofs take their time, and are made for what is recommended alone.
-    is_estimate = scheme is not None and scheme.depends_on_matrix
+    is_estimate = scheme is not None and not scheme.has_groups
     factorization = proposal.compute()
     if scheme is not None:
         try:

@@ -189,7 +189,7 @@ class Candidate:
     def name_with_sampling(self) -> str:
         """The same, and how its clients take part if that amplifies it."""
         scheme = self.mechanism.sampling
-        return self.name if scheme is None else f"{self.name}, {scheme.label}"
+        return self.name if scheme is None else f"{self.name}, {scheme.words.label}"
 
     @property
     def effective_rmse(self) -> float:

@@ -81,7 +81,7 @@ class Proposal:
     def name(self) -> str:
         """The mechanism with its options, for a reader."""
         words = " ".join([self.kind, *words_of(self.options)])
-        return words if self.sampling is None else f"{words}, {self.sampling.label}"
+        return words if self.sampling is None else f"{words}, {self.sampling.words.label}"
 
 
 def words_of(options: Sequence[tuple[str, Any]]) -> list[str]:

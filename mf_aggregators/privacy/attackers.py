@@ -4,7 +4,6 @@
 and decides.
 """
 
-import functools
 import math
 from collections.abc import Mapping
 
@@ -12,10 +11,8 @@ import numpy as np
 
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel.claim import Guarantee
-from mf_aggregators.kernel.draws_of_clients import Draws, StrategyColumns
-from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
+from mf_aggregators.kernel.draws_of_clients import SampledRun
 from mf_aggregators.kernel.numbers import FloatArray, rounded_up
-from mf_aggregators.participation import of_draws
 
 # The false positive rates that every statement has a true positive rate for.
 FALSE_POSITIVE_RATES = (0.01, 0.001)
@@ -42,29 +39,12 @@ def true_positive_rate(
     if not guarantee.is_amplified:
         return trade_offs.true_positive_rate(multiplier, false_positive_rate)
     seed = 0 if claim.certificate is None else claim.certificate.seed
-    draws: Draws = claim.taking_part  # type: ignore[assignment]
-    log_moments, divergences = _bounds(draws, multiplier, claim.columns, seed)
+    run = SampledRun(claim.taking_part, multiplier, claim.columns)  # type: ignore[arg-type]
     return trade_offs.sampled_true_positive_rate(
-        draws,
-        multiplier,
+        run,
         false_positive_rate,
         guarantees=[(guarantee.epsilon, guarantee.delta)],
-        log_moments=log_moments,
-        divergences=divergences,
-        together=guarantee.together,
-    )
-
-
-# A report asks for the rates of one guarantee several times.
-@functools.lru_cache(maxsize=8)
-def _bounds(
-    draws: Draws, multiplier: float, columns: StrategyColumns | None, seed: int
-) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[float, float], ...]]:
-    """Renyi orders with log moments, and epsilons with hockey-stick divergences, if known."""
-    scheme = of_draws(draws)
-    return (
-        scheme.log_moments(multiplier, columns, DEFAULT_NUM_COORDINATES),
-        scheme.divergences(multiplier, columns, seed, DEFAULT_NUM_COORDINATES),
+        seed=seed,
     )
 
 

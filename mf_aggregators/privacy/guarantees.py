@@ -15,6 +15,7 @@ from typing import Any
 from dp_accounting import dp_event
 
 from mf_aggregators import accounting, caches, memory
+from mf_aggregators.accounting import composition
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import claim, integers, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
@@ -188,7 +189,8 @@ def event(guarantee: Guarantee) -> dp_event.DpEvent:
     """
     scheme = scheme_of(guarantee)
     if scheme is not None:
-        return scheme.event_of(guarantee.noise_multiplier, guarantee.claim.columns)
+        run = scheme.run(guarantee.noise_multiplier, guarantee.claim.columns)
+        return composition.event(run)
     if math.isinf(guarantee.noise_multiplier):
         return dp_event.NoOpDpEvent()
     return accounting.event(guarantee.noise_multiplier)
@@ -342,7 +344,7 @@ def columns_of(factorization: Factorization, scheme: SamplingScheme) -> Strategy
     Raises:
       ValueError: If roundings move more than is accounted for.
     """
-    if not scheme.depends_on_matrix:
+    if scheme.has_groups:
         return None
     num_bands = factorization.streamed_bands() or factorization.num_rounds
     entries = columns_of_encoder(factorization.encode_streamed, factorization.num_rounds, num_bands)
@@ -373,9 +375,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
     if scheme.shares_rows:
         memory.check_rounds(num_rounds, _ARRAYS_OF_COLUMNS * 8 * num_rounds, "the columns of C")
     bands = (
-        factorization.streamed_bands()
-        if scheme.depends_on_matrix
-        else factorization.strategy_bands()
+        factorization.streamed_bands() if not scheme.has_groups else factorization.strategy_bands()
     )
     if bands is None or bands > scheme.num_bands:
         found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
@@ -396,7 +396,7 @@ def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
             "amplification by sampling, use a banded mechanism with bands for at most half of the "
             "rounds."
         )
-    if scheme.depends_on_matrix:
+    if not scheme.has_groups:
         _largest_rounding(factorization)
 
 

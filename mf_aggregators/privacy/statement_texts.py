@@ -154,7 +154,7 @@ def together(plan: Guarantee) -> str:
     if plan.noise_multiplier == 0.0:
         return ""
     scheme = guarantees.scheme_of(plan)
-    return _TOGETHER if scheme is None else scheme.together_words()
+    return _TOGETHER if scheme is None else scheme.words.together
 
 
 def accounting(plan: Guarantee, *, has_run_directory: bool) -> str:
@@ -174,7 +174,7 @@ def accounting(plan: Guarantee, *, has_run_directory: bool) -> str:
     scheme = guarantees.scheme_of(plan)
     if scheme is None:
         return f"{gaussian} No amplification by sampling or shuffling.\n     {bits}"
-    words = scheme.accounting_words()
+    words = scheme.words.accounting
     return f"{words} Approximate zCDP is stated without amplification.\n     {bits}"
 
 
@@ -248,7 +248,7 @@ def assumption(plan: Guarantee, enforcement: str, *, has_run_directory: bool) ->
             f"Participation timers: {plan.claim.taking_part}, where two rounds i, j of one client "
             f"are\n     |i - j| apart. {enforcement}"
         )
-    return f"{scheme.assumption_words()}{'' if has_run_directory else f' {enforcement}'}"
+    return f"{scheme.words.assumption}{'' if has_run_directory else f' {enforcement}'}"
 
 
 def formal(guarantee: Guarantee) -> str:

@@ -499,9 +499,9 @@ class Statement:
                 "record_sha256": self.evidence.record_sha256,
             },
             "participation": {
-                "accounting": None if scheme is None else scheme.accounting_words(),
-                "assumption": None if scheme is None else scheme.assumption_words(),
-                "together": None if scheme is None else scheme.together_words(),
+                "accounting": None if scheme is None else scheme.words.accounting,
+                "assumption": None if scheme is None else scheme.words.assumption,
+                "together": None if scheme is None else scheme.words.together,
                 "has_random_sizes": scheme is not None and scheme.has_random_sizes,
                 "num_alike_names": self.facts.num_alike_names,
                 "observed": None if observed is None else _observed(observed),

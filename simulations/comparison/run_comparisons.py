@@ -274,7 +274,7 @@ def _checked_noise_multiplier(run: FinishedRun) -> float:
 def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float:
     if scheme is None:
         return accounting.exact_epsilon(sigma, delta)
-    if not scheme.depends_on_matrix:
+    if scheme.has_groups:
         return scheme.epsilon(sigma, delta)
     if scheme.shares_rows:
         raise ValueError(
@@ -288,7 +288,7 @@ def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float
 def _mechanism(run: FinishedRun, sigma: float) -> Mechanism | None:
     """What made a run of clients that draw for themselves; None without its checkpoint."""
     scheme, checkpoint = run.sampling, run.checkpoint
-    if scheme is None or not scheme.depends_on_matrix or checkpoint is None:
+    if scheme is None or scheme.has_groups or checkpoint is None:
         return None
     return _saved_mechanism(checkpoint, scheme, sigma) if checkpoint.is_dir() else None
 
@@ -306,7 +306,7 @@ def _event(run: FinishedRun, sigma: float) -> dp_event.DpEvent:
         return mechanism.event()
     if scheme is None:
         return accounting.event(sigma)
-    if not scheme.depends_on_matrix:
+    if scheme.has_groups:
         return scheme.event(sigma)
     together = scheme.all_participations(None)
     return dp_event.SelfComposedDpEvent(

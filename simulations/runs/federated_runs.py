@@ -329,7 +329,7 @@ def workload_note(run: Run) -> str:
     if learning_rate_schedules.is_same_training(own, nearest):
         return f"{note}, which no {factorization.mechanism} matrix is made for"
     scheme = run.mechanism.sampling
-    if scheme is None or not scheme.depends_on_matrix or run.config.target_epsilon is not None:
+    if scheme is None or scheme.has_groups or run.config.target_epsilon is not None:
         end = "makes one for that, at the same epsilon"
     else:
         end = "makes one for that, with an epsilon of its own"
@@ -378,7 +378,7 @@ def _write_learning_rates(
 
 def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
     sampling = config.sampling
-    if sampling != TIMERS and not sampling_schemes()[sampling].covers_absences:
+    if sampling != TIMERS and sampling_schemes()[sampling].has_groups:
         command_line.check_choice(
             behaviour == DeviceBehaviour(),
             f"--sampling={sampling} is for a data centre, where no device has a behaviour: "

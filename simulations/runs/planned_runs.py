@@ -506,7 +506,7 @@ def _of_sampling(
         return calibrate(factorization(), scheme, rho=config.target_rho)
     if multiplier is None:
         assert config.target_epsilon is not None
-        if scheme.depends_on_matrix:
+        if not scheme.has_groups:
             return calibrate(
                 factorization(), scheme, epsilon=config.target_epsilon, delta=config.delta
             )

@@ -14,7 +14,7 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
-from mf_aggregators.participation import sampling_schemes
+from mf_aggregators.participation import sampling_help, sampling_schemes
 from mf_aggregators.workloads import Workload
 from simulations import flag_texts
 from simulations.devices import device_behaviour
@@ -137,19 +137,10 @@ class RunConfig(Mapping[str, Any]):
         with the noise scaled down in proportion (BandMF App. I). Such a run itself has the weaker
         guarantee of the smaller noise, and its statement says both.
       sampling: How the clients of a round are found. timers: any that their participation timers
-        allow, as in cross-device training. poisson, fixed_size, shuffling: a data sampler splits
-        the population into as many groups as C has bands, goes through them in turn, and draws
-        within one, which amplifies the guarantee (BandMF Thm 4). truncated_poisson: as poisson, but
-        of a batch above a largest size, a random subset of that size stays. random_allocation: each
-        client is in one random round of every cycle of its group. They simulate the papers'
-        centralised setting, a data centre that draws every batch itself and keeps secret who was
-        drawn; no population of devices that decide themselves when to take part may use them.
-        min_separation: each device whose timer allows it joins with a secret coin, the timers being
-        in their stationary state before the first round. balls_in_bins: each device is put into one
-        of --separation rounds of each cycle, secretly and at random. Devices can do both by
-        themselves, batches vary in size, and the guarantee is amplified while nobody learns who
-        took part. All but timers and balls_in_bins need a mechanism whose C has bands, with
-        --num_bands (the fewer bands, the more amplification).
+        allow, as in cross-device training. The others amplify the guarantee while nobody learns who
+        took part; no population of devices that decide themselves when to take part may use them.
+        All but timers and balls_in_bins need a mechanism whose C has bands, with --num_bands (the
+        fewer bands, the more amplification).
       separation: The separation b: two participations i, j of one client satisfy |i - j| >= b.
         Default: the largest that the population allows; with --sampling=min_separation,
         --num_bands. With --sampling=balls_in_bins, the number of bins, which is also the population
@@ -346,6 +337,7 @@ _BELONG_TO = {
 def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str, str]) -> None:
     """Defines the flags of some subjects; ``texts`` is the help on defaults of a task, by flag."""
     meanings = {**flag_texts.of(RunConfig), "other_runs": stated_runs.MEANING_OF_OTHER_RUNS}
+    meanings["sampling"] += f" {sampling_help()}"
     for name, field in _FIELDS.items():
         flag: _Flag = field.metadata[_FLAG]
         if flag.subject not in subjects:
@@ -566,7 +558,8 @@ def _check_sampling(options: RunConfig) -> None:
     sampling, mechanism = options.sampling, options.mechanism
     scheme = None if sampling == TIMERS else sampling_schemes()[sampling]
     check_choice(
-        options.largest_batch is None or (scheme is not None and scheme.takes_largest_batch),
+        options.largest_batch is None
+        or (scheme is not None and scheme.own_size() == "largest_batch"),
         f"--largest_batch does not belong to --sampling={sampling}: it is for a scheme that cuts "
         "batches, as --sampling=truncated_poisson.",
     )

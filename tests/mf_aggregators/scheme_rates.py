@@ -1,4 +1,4 @@
-"""Rates of attackers on sampling schemes."""
+"""Rates of attackers on sampling schemes, and rounds of their cycles."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from mf_aggregators.accounting import trade_offs
 from mf_aggregators.kernel.gaussian import DEFAULT_NUM_COORDINATES
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.participation import SamplingScheme
+from mf_aggregators.participation import CyclicGroups, SamplingScheme
 
 
 def true_positive_rate(
@@ -28,14 +28,12 @@ def true_positive_rate(
       guarantees: Pairs (epsilon, delta) that are known to hold.
       num_coordinates: Parameters times rounds.
     """
-    columns = scheme._columns(strategy_matrix)
+    run = scheme.run(sigma, scheme._columns(strategy_matrix))
     return trade_offs.sampled_true_positive_rate(
-        scheme.as_draws(),
-        sigma,
-        false_positive_rate,
-        guarantees=guarantees,
-        together=scheme.all_participations(columns),
-        log_moments=scheme.log_moments(sigma, columns, num_coordinates),
-        divergences=scheme.divergences(sigma, columns, 0, num_coordinates),
-        num_coordinates=num_coordinates,
+        run, false_positive_rate, guarantees=guarantees, num_coordinates=num_coordinates
     )
+
+
+def rounds_of_cycle(scheme: CyclicGroups) -> int:
+    """Returns how many batches a group has, if each of its clients is in one of them."""
+    return scheme.as_draws().group_size // scheme.clients_per_round

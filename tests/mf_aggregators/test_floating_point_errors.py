@@ -53,10 +53,10 @@ def test_noise_multipliers(target: float) -> None:
 def test_sampled_runs(name: str, sigma: float) -> None:
     sizes = {"num_rounds": _ROUNDS, "num_bands": 2, "population": 400, "clients_per_round": 10}
     scheme: SamplingScheme = sampling_scheme(name, **sizes)
-    matrix = np.eye(_ROUNDS) + 0.5 * np.eye(_ROUNDS, k=-1) if scheme.depends_on_matrix else None
+    matrix = np.eye(_ROUNDS) + 0.5 * np.eye(_ROUNDS, k=-1) if not scheme.has_groups else None
     assert scheme.epsilon(sigma, 1e-4, matrix) >= 0.0
     _true_positive_rate(scheme, sigma, np.array([0.0, 0.01, 1.0]), matrix)
-    if not scheme.depends_on_matrix:
+    if scheme.has_groups:
         assert scheme.noise_multiplier(3.0, 1e-4) > 0.0
         accounting.composed_epsilon([scheme.event(sigma), accounting.event(3.0)], 1e-4)
 

@@ -1,5 +1,6 @@
 """The version of the accounting, held against golden values of all of its modules."""
 
+import dataclasses
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,7 @@ _COLUMNS = draws_of_clients.normalised(
 )
 _MECHANISM = DominatingPair(_COLUMNS, 1.5, dominating_pairs.MinSeparationRounds(0.05, 3))
 _MIN_SEPARATION = MinSeparationSampling(8, 2, 400, 10, 2)
+_RUN = _MIN_SEPARATION.run(1.5, StrategyColumns(_COLUMNS))
 
 
 def _deltas(draws: FixedSize | Poisson) -> tuple[float, ...]:
@@ -133,13 +135,13 @@ def _values() -> dict[str, Callable[[], Any]]:
         "separated": lambda: (
             *(
                 moment
-                for order, moment in _MIN_SEPARATION.log_moments(
-                    1.5, StrategyColumns(_COLUMNS), 2**40
-                )
+                for order, moment in trade_offs.bounds_of_pair(_RUN, 0, 2**40)[0]
                 if order <= 4
             ),
             float(
-                _MIN_SEPARATION.dominating_pair(1e6, StrategyColumns(_COLUMNS), 2**60).columns[0, 1]
+                dominating_pairs.pair_of_run(dataclasses.replace(_RUN, sigma=1e6), 2**60).columns[
+                    0, 1
+                ]
             ),
         ),
         "participation": lambda: (

@@ -148,7 +148,7 @@ def _shuffled() -> tuple[list[int], ...]:
         (FixedSizeSampling(12, 4, 12, 1), ([0], []), "had 0 clients, not 1"),
         (FixedSizeSampling(12, 4, 12, 2), _DRAWN, "round 12 (counted from 1) had 0 clients"),
         (FixedSizeSampling(12, 4, 11, 1), _shuffled(), "12 clients, not 11"),
-        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [0]), "twice in one pass"),
+        (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [0]), "twice in one cycle"),
         (Shuffling(12, 4, 12, 1), ([0], [1], [2], [3], [4], [0]), "another group"),
         (Shuffling(12, 4, 12, 1), ([0, 4],), "had 2 clients, not 1"),
     ],

@@ -22,7 +22,6 @@ from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import (
     _CASES,
     _DELTA,
-    _candidate_of,
     _divergences,
     _epsilon,
 )
@@ -45,16 +44,16 @@ def test_the_best_bet_is_the_best(ratio: float, largest: float, seed: int) -> No
     assert certificate_search.best_bet(terms, below, largest) == (0.0, 0.0)
 
 
-def test_what_would_take_too_many_samples_is_refused() -> None:
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.2, 1e-7), (0.01, 1e-5)])
+def test_what_would_take_too_many_samples_is_no_candidate(epsilon: float, delta: float) -> None:
     of = DominatingPair(np.ones((40, 1)), 3.0, MinSeparationRounds(0.1, 1))
-    with pytest.raises(
-        certificate_search.SampleBudgetError, match=r"it would take about .* samples"
-    ) as e:
-        _candidate_of(of, 1.2, 1e-7, max_samples=10_000)
-    assert 10_000 < e.value.num_samples < math.inf
-    with pytest.raises(certificate_search.SampleBudgetError, match="a larger epsilon") as e:
-        _candidate_of(of, 0.01, 1e-5, max_samples=10_000)
-    assert math.isinf(e.value.num_samples)
+    sampler = certificate_search._best_sampler(of, epsilon, delta)
+    tuning = certificate_search._TuningSamples(of, sampler, delta, 0, 10_000)
+    tuning.grow_for(epsilon)
+    needed = tuning.needed(epsilon)[1]
+    assert needed > 10_000
+    assert math.isfinite(needed) == (epsilon > 1.0)
+    assert certificate_search._candidate_by(tuning, of, epsilon, delta, 0, 0, 10_000) is None
 
 
 def test_nothing_is_claimed_beyond_what_is_known() -> None:

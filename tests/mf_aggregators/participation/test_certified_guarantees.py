@@ -15,14 +15,13 @@ from mf_aggregators.caches import CacheWarning
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel import dominating_pairs as distributions
 from mf_aggregators.kernel import draws, draws_of_clients, gaussian
-from mf_aggregators.kernel.draws_of_clients import StrategyColumns
+from mf_aggregators.kernel.draws_of_clients import SampledRun, StrategyColumns
 from mf_aggregators.participation import (
     BallsInBins,
     MinSeparationSampling,
     SeparatedScheme,
     certificate_search,
     sampling_scheme,
-    separated,
 )
 from mf_aggregators.participation.certificate_search import (
     Amplified,
@@ -57,7 +56,7 @@ def test_epsilons_are_certified(scheme: SeparatedScheme) -> None:
     # Delta pays for how noise is drawn, before anything is claimed.
     left = gaussian.delta_left(_DELTA, 1.2, gaussian.DEFAULT_NUM_COORDINATES)
     assert found.certificate.delta == left < _DELTA
-    pair = scheme.dominating_pair(1.2, _columns())
+    pair = distributions.pair_of_run(scheme.run(1.2, _columns()))
     assert certificates.is_proved(pair, found.certificate)
     # A scaling of C changes nothing, and neither do signs.
     for factor in (2.0, -0.25):
@@ -80,13 +79,13 @@ def test_all_attempts_of_a_search_share_what_delta_pays_for(
     """However many noise multipliers are tried, whose epsilons are all above the target."""
     tried = []
 
-    def never(scheme: Any, sigma: float, *unused: Any) -> Amplified:
-        tried.append(sigma)
+    def never(run: SampledRun, *unused: Any) -> Amplified:
+        tried.append(run.sigma)
         return Amplified(1e3, None)
 
-    monkeypatch.setattr(SeparatedScheme, "amplified", never)
-    monkeypatch.setattr(SeparatedScheme, "_estimated", lambda *unused: 0.2)
-    monkeypatch.setattr(separated, "_RELATIVE_STEP", 1e-12)
+    monkeypatch.setattr(certificate_search, "amplified", never)
+    monkeypatch.setattr(certificate_search, "estimated", lambda *unused: 0.2)
+    monkeypatch.setattr(certificate_search, "_RELATIVE_STEP", 1e-12)
     _SCHEMES[0].calibrated(2.0, _DELTA, _columns(), _QUICK)
     assert len(tried) == len(set(tried)) > 1
     attempts = len(tried) * certificates.ATTEMPTS
@@ -116,7 +115,7 @@ def test_what_rounding_adds_to_a_row_is_within_the_mechanism() -> None:
     scheme, sigma, num_parameters = _SCHEMES[0], 1.2, 4_000_000
     plain = draws_of_clients.normalised(_columns().entries)
     n, b = plain.shape
-    pair = scheme.dominating_pair(sigma, _columns(), num_parameters * n)
+    pair = distributions.pair_of_run(scheme.run(sigma, _columns()), num_parameters * n)
     added = sigma * 4.0 * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     before, after = np.zeros((n, n)), np.zeros((n, n))
     for i in range(n):
@@ -134,7 +133,7 @@ def test_what_rounding_adds_to_rows_that_are_shared_is_within_the_mechanism() ->
     """In each row from the first round of a bin on, with as many steps as the noise may move."""
     scheme, sigma, num_parameters, steps = BallsInBins(12, 3, 200, 100, 2), 1.2, 4_000_000, 7.0
     columns = dataclasses.replace(_columns(), rounding=steps)
-    pair = scheme.dominating_pair(sigma, columns, 12 * num_parameters)
+    pair = distributions.pair_of_run(scheme.run(sigma, columns), 12 * num_parameters)
     added = sigma * steps * math.sqrt(num_parameters) / draws.STANDARD_DEVIATION
     assert added > 1e-6
     matrix = _MATRIX / np.max(np.linalg.norm(_MATRIX, axis=0))

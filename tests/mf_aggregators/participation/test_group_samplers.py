@@ -26,6 +26,7 @@ from mf_aggregators.participation import (
 )
 from simulations.devices.device_populations import draw_cohort
 from tests.examples import examples
+from tests.mf_aggregators.scheme_rates import rounds_of_cycle
 from tests.refusals import refuses
 
 _FALSE_ALARM = 1e-4
@@ -117,7 +118,7 @@ def test_each_pass_over_a_part_shows_every_client_of_it_once(
         population=num_bands * size * batches + left_out,
         clients_per_round=size,
     )
-    assert (scheme.batches_per_pass, scheme.most_participations()) == (batches, passes)
+    assert (rounds_of_cycle(scheme), scheme.most_participations()) == (batches, passes)
     sampler = scheme.sampler(seed)
     for part, number in itertools.product(range(num_bands), range(passes)):
         shown = [
@@ -256,7 +257,7 @@ def test_all_subsets_of_a_fixed_size_are_equally_likely() -> None:
 def test_all_ways_to_cut_a_part_into_batches_are_equally_likely() -> None:
     """Against the 90 orders of 3 batches of 2 clients, and in pairs of passes."""
     scheme = Shuffling(num_rounds=54_000, num_bands=2, population=13, clients_per_round=2)
-    assert (scheme.as_draws().group_size, scheme.batches_per_pass) == (6, 3)
+    assert (scheme.as_draws().group_size, rounds_of_cycle(scheme)) == (6, 3)
     sampler = scheme.sampler(6)
     part = np.sort(sampler.group_of_round(1)).tolist()
     number: dict[tuple[int, ...], int] = {}

@@ -17,6 +17,7 @@ from mf_aggregators.participation import (
     Shuffling,
     sampling_scheme,
 )
+from tests.mf_aggregators.scheme_rates import rounds_of_cycle
 
 
 def _groups(*sizes: int) -> list[CyclicGroups]:
@@ -93,8 +94,8 @@ def _patterns(scheme: SeparatedScheme, rounds: int) -> list[frozenset[int]]:
 def _keeps_passes(scheme: Shuffling, drawn: tuple[frozenset[int], ...]) -> bool:
     for part in range(scheme.num_bands):
         visits = drawn[part :: scheme.num_bands]
-        for first in range(0, len(visits), scheme.batches_per_pass):
-            shown = list(itertools.chain(*visits[first : first + scheme.batches_per_pass]))
+        for first in range(0, len(visits), rounds_of_cycle(scheme)):
+            shown = list(itertools.chain(*visits[first : first + rounds_of_cycle(scheme)]))
             if len(shown) != len(set(shown)):
                 return False
     return True

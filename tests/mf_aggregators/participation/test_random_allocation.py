@@ -8,6 +8,7 @@ import scipy.stats
 
 from mf_aggregators.kernel.groups import losses_of_cycle, step_of_grid
 from mf_aggregators.participation import BallsInBins, RandomAllocation, sampling_from_dict
+from tests.mf_aggregators.scheme_rates import rounds_of_cycle
 
 
 def test_it_takes_less_than_a_certificate_by_simulation() -> None:
@@ -47,7 +48,7 @@ def test_jax_privacy_samples_have_the_same_delta_and_certify_more(
 
 def test_noise_multipliers_are_those_of_their_epsilons() -> None:
     scheme = RandomAllocation(24, 2, 1200, 100)
-    assert scheme.rounds_of_cycle == 6
+    assert rounds_of_cycle(scheme) == 6
     sigma = scheme.noise_multiplier(3.0, 1e-5)
     assert 2.998 <= scheme.epsilon(sigma, 1e-5) <= 3.0
     # Never above the guarantee of who knows all draws.
@@ -56,7 +57,7 @@ def test_noise_multipliers_are_those_of_their_epsilons() -> None:
 
 def test_every_client_is_once_in_every_cycle() -> None:
     scheme = RandomAllocation(48, 2, 90, 11)
-    assert scheme.rounds_of_cycle == 4
+    assert rounds_of_cycle(scheme) == 4
     sampler = scheme.sampler(7)
     cohorts = [sampler.draw(index) for index in range(48)]
     for group, cycle in itertools.product(range(2), range(6)):
@@ -82,7 +83,7 @@ def test_every_client_is_once_in_every_cycle() -> None:
 
 def test_ledgers_that_no_draw_gives_deviate() -> None:
     scheme = RandomAllocation(8, 1, 12, 3)
-    assert scheme.rounds_of_cycle == 4
+    assert rounds_of_cycle(scheme) == 4
     cohorts = [np.arange(12)[i % 4 :: 4] for i in range(8)]
     assert scheme.deviation(12, cohorts) is None
     twice = [cohorts[0], np.array([0, 1, 5, 9]), *cohorts[2:]]
@@ -99,6 +100,6 @@ def test_ledgers_that_no_draw_gives_deviate() -> None:
 def test_schemes_describe_themselves() -> None:
     scheme = RandomAllocation(10, 2, 100, 10)
     assert sampling_from_dict(scheme.to_dict()) == scheme
-    assert scheme.label == "1 of 5 rounds"
+    assert scheme.words.label == "1 of 5 rounds"
     with pytest.raises(ValueError, match="too small"):
         RandomAllocation(10, 2, 100, 60)

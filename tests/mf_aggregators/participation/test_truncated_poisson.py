@@ -36,7 +36,8 @@ def test_epsilons_are_at_most_those_of_jax_privacy(
 def test_seldom_cut_batches_cost_next_to_nothing() -> None:
     sizes = 100, 2, 2511, 100
     scheme = TruncatedPoissonSampling.of_sizes(*sizes)
-    size = scheme.size_of_group(1)
+    place = scheme.as_draws().group_slice(1)
+    size = place.stop - place.start
     seldom = scipy.stats.binom(size, scheme.sampling_probability)
     assert seldom.sf(scheme.largest_batch) <= 1e-6 < seldom.sf(scheme.largest_batch - 1)
     poisson = PoissonSampling(*sizes).epsilon(0.8, 1e-5)
@@ -55,7 +56,7 @@ def test_epsilons_grow_where_more_is_cut() -> None:
 def test_groups_of_two_sizes_have_the_larger_epsilon() -> None:
     """Of 5 clients in 2 groups one has 3 and the other has 2, of whom none is ever cut."""
     scheme = TruncatedPoissonSampling(8, 2, 5, 2, 2)
-    assert [scheme.size_of_group(group) for group in (0, 1)] == [2, 3]
+    assert [scheme.as_draws().group_slice(group) for group in (0, 1)] == [slice(0, 2), slice(2, 5)]
     loss = groups.losses_of_round(TruncatedPoisson(8, 2, 5, 2, 2), 1.0, 1e-3)
     for direction, pmf in enumerate((loss._pmf_remove, loss._pmf_add)):
         exact = [

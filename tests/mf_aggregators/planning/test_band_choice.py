@@ -158,7 +158,7 @@ def test_a_second_comparison_computes_nothing(
     def fail(*unused: Any, **also_unused: Any) -> Any:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr("mf_aggregators.participation.CyclicGroups.calibrated", fail)
+    monkeypatch.setattr("mf_aggregators.participation.SamplingScheme.calibrated", fail)
     monkeypatch.setattr("mf_aggregators.factorizations.banded", fail)
     assert band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache) == first
     # Another target, scheme or population is another noise multiplier.
