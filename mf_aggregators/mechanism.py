@@ -36,8 +36,8 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.privacy import guarantees, ledgers
+from mf_aggregators.participation.certificate_search import Certification, default_certification
+from mf_aggregators.privacy import ledgers
 from mf_aggregators.privacy.ledgers import GivenLedger
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import PrivacyStatement, RunFacts
@@ -105,7 +105,7 @@ class Mechanism:
         object.__setattr__(self, "noise_multiplier", multiplier)
         if isinstance(self.participation, SamplingScheme):
             object.__setattr__(self, "participation", participations.accounted(self.participation))
-            guarantees.check_bands(self.factorization, self.participation)
+            self.factorization.check_scheme(self.participation)
         else:
             object.__setattr__(self, "participation", participations.check(self.participation))
         if self.extends is not None and type(self.extends) is not Mechanism:
@@ -184,7 +184,7 @@ class Mechanism:
             self.schema.as_schema() if scheme is None else scheme.as_draws(),
             self.sigma,
             delta,
-            columns=None if scheme is None else guarantees.columns_of(self.factorization, scheme),
+            columns=None if scheme is None else self.factorization.columns_for(scheme),
         )
 
     def release(self, norm: float, sums: IntegerSums, **options: Any) -> Release:
@@ -236,8 +236,8 @@ class Mechanism:
 
         Args:
           delta: Above 0 and below 1; with a sampling scheme, at least 1e-12.
-          certification: How an epsilon is proved where only simulations bound it; see
-            ``guarantees.certified``.
+          certification: How an epsilon is certified where clients draw for themselves; by default
+            with seed 0, kept in the user's cache.
 
         Returns:
           The guarantee: epsilon, rho, what an attacker can do, the certificate.
@@ -245,9 +245,19 @@ class Mechanism:
         Raises:
           ValueError: If delta is out of its range.
         """
-        if self.sampling is None:
-            return check(self.claim(delta))
-        return guarantees.certified(self.claim(delta), self.sampling, certification)
+        whole = self.claim(delta)
+        proved = check(whole)
+        if self.sampling is None or whole.columns is None:
+            return proved
+        # What the kernel divides, so that a certificate is for the same number.
+        found = self.sampling.amplified(
+            proved.noise_multiplier,
+            delta,
+            whole.columns,
+            certification or default_certification(),
+            whole.num_coordinates,
+        )
+        return check(dataclasses.replace(whole, certificate=found.certificate))
 
     def unit_guarantee(
         self,
@@ -427,7 +437,7 @@ class Mechanism:
         accountants of dp-accounting take them, and what for.
         """
         if self.sampling is not None:
-            columns = guarantees.columns_of(self.factorization, self.sampling)
+            columns = self.factorization.columns_for(self.sampling)
             return events.event(self.sampling.run(self.noise_multiplier, columns))
         return accounting.event(self.noise_multiplier)
 
@@ -483,7 +493,7 @@ class Mechanism:
                 found = losses_below.gaussian(sigma, interval)
             part, rounding = sigma, 0.0
         else:
-            columns = guarantees.columns_of(self.factorization, self.sampling)
+            columns = self.factorization.columns_for(self.sampling)
             run = self.sampling.run(sigma, columns)
             approximation = losses_of_runs.Approximation(
                 interval, failure, _LEVEL_OVER_FAILURE * failure, seed
@@ -671,9 +681,9 @@ def calibrate(
     # Checks what belongs together before a search.
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
-    columns = None if scheme is None else guarantees.columns_of(factorization, scheme)
+    columns = None if scheme is None else factorization.columns_for(scheme)
     if columns is not None:
-        certification = certification or guarantees.default_certification()
+        certification = certification or default_certification()
     if rho is not None:
         multiplier = accounting.noise_multiplier_of_zcdp(rho)
         if scheme is not None:

@@ -2,31 +2,39 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import scipy.linalg
 
-from mf_aggregators import inputs, workloads
+from mf_aggregators import inputs, memory, workloads
 from mf_aggregators import sensitivity as sensitivities
 from mf_aggregators.factorizations import noise_rows
-from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel import integers, numbers
+from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.numbers import Error, FloatArray
 from mf_aggregators.kernel.rows import NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import lower_bands
 from mf_aggregators.participation import (
     Participation,
+    SamplingScheme,
     SingleParticipation,
     check,
     check_fits,
 )
+from mf_aggregators.participation.certificate_search import columns_of_encoder
 from mf_aggregators.sensitivity import Sensitivity
 from mf_aggregators.workloads import Workload
 
 # Among the parameters: the rounds of the plans that were extended.
 _EXTENDS = "extends"
 _Made = TypeVar("_Made", bound="Factorization")
+# Arrays of (n, n) that columns without bands are found with.
+_ARRAYS_OF_COLUMNS = 6
+# Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
+_MOST_ROUNDING = 1024.0
 # Rows of a decoder that are summed together.
 _ROWS_AT_A_TIME = 256
 
@@ -279,6 +287,92 @@ class Factorization(abc.ABC):
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion:
         """Returns how the noise rows [C^-1 Z] follow from one another."""
+
+    @functools.cached_property
+    def _largest_rounding(self) -> float:
+        """By how many steps of Z roundings that depend on one client move a number, at most.
+
+        Raises:
+          ValueError: If that is not much less than the noise.
+        """
+        moved = integers.largest_rounding(self.noise_recursion())
+        # Written so that NaN does not pass.
+        if not moved <= _MOST_ROUNDING:
+            raise ValueError(
+                f"the noise of {self.mechanism} may be rounded by {moved:.2g} steps, and at most "
+                f"{_MOST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
+                "banded mechanism, or a matrix that is better conditioned."
+            )
+        return moved
+
+    def columns_for(self, scheme: SamplingScheme) -> StrategyColumns | None:
+        """Returns the columns of C that an amplified guarantee depends on, and their roundings.
+
+        Of a tree, the columns are those of the square matrix whose inverse makes its rows of noise,
+        and none is longer than those of C (``tree_aggregation``), which noise is scaled to.
+
+        Args:
+          scheme: How clients take part; C has at most its bands.
+
+        Returns:
+          The columns, for schemes without groups; None for others.
+
+        Raises:
+          ValueError: If roundings move more than is accounted for.
+        """
+        if scheme.has_groups:
+            return None
+        num_bands = self.streamed_bands() or self.num_rounds
+        entries = columns_of_encoder(self.encode_streamed, self.num_rounds, num_bands)
+        rounding = max(LARGEST_ROUNDING, self._largest_rounding)
+        if self.strategy_bands() is not None:
+            return StrategyColumns(entries, rounding)
+        return StrategyColumns(entries, rounding, self.sensitivity(SingleParticipation()).value)
+
+    def check_scheme(self, scheme: SamplingScheme) -> None:
+        """Checks that C is lower triangular, of a scheme's rounds and at most its bands.
+
+        Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all
+        rounds. Where they follow from earlier rows of Z, or from a state, the roundings of a
+        participation stay in all later rows (``kernel.integers``), not in b alone.
+
+        Args:
+          scheme: How clients take part.
+
+        Raises:
+          ValueError: If C or its noise does not fit the scheme.
+        """
+        if scheme.num_rounds != self.num_rounds:
+            raise ValueError(
+                f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
+                f"{self.num_rounds}."
+            )
+        if scheme.shares_rows:
+            size = _ARRAYS_OF_COLUMNS * 8 * self.num_rounds
+            memory.check_rounds(self.num_rounds, size, "the columns of C")
+        bands = self.strategy_bands() if scheme.has_groups else self.streamed_bands()
+        if bands is None or bands > scheme.num_bands:
+            found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
+            raise ValueError(
+                f"the strategy matrix of {self.mechanism} {found}: amplification by sampling needs "
+                f"a lower-triangular matrix of at most {scheme.num_bands} bands (BandMF Thm 4)."
+            )
+        recursion = self.noise_recursion()
+        reaches_far = (
+            recursion.draws_earlier_rows_of_z
+            or recursion.num_state_vectors > 0
+            or recursion.num_earlier_rows >= bands
+        )
+        if reaches_far and bands < self.num_rounds:
+            raise ValueError(
+                f"the noise of {self.mechanism} is made from rows of Z or of noise that lie "
+                f"further back than its {bands} bands, and so would its roundings reach: for "
+                "amplification by sampling, use a banded mechanism with bands for at most half of "
+                "the rounds."
+            )
+        if not scheme.has_groups:
+            # Refuses roundings that are too large.
+            assert self._largest_rounding >= 0.0
 
     def arrays(self) -> dict[str, FloatArray]:
         """Returns the float64 arrays that a checkpoint stores: what the structure needs, no more.

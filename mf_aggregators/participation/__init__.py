@@ -14,18 +14,11 @@ from mf_aggregators.participation.kinds import (
     Participation,
     SingleParticipation,
     check,
-    check_fits,
-    of_schema,
-)
-from mf_aggregators.participation.registry import (
-    accounted,
     check_extended,
+    check_fits,
     check_population,
     from_dict,
-    of_draws,
-    sampling_from_dict,
-    sampling_scheme,
-    sampling_schemes,
+    of_schema,
     smallest_population,
 )
 from mf_aggregators.participation.scheme_words import sampling_help
@@ -41,6 +34,11 @@ from mf_aggregators.participation.schemes import (
     SeparatedScheme,
     Shuffling,
     TruncatedPoissonSampling,
+    accounted,
+    of_draws,
+    sampling_from_dict,
+    sampling_scheme,
+    sampling_schemes,
 )
 from mf_aggregators.random_streams import secret_seed
 

@@ -161,6 +161,15 @@ class Certification:
         inputs.check_types(self)
 
 
+def default_certification(*, show_progress: bool = False) -> Certification:
+    """Returns how epsilons are certified by default: seed 0, kept in the user's cache.
+
+    Args:
+      show_progress: Whether to show progress bars on standard error.
+    """
+    return Certification(directory=caches.find(FOLDER), show_progress=show_progress)
+
+
 @dataclasses.dataclass(frozen=True)
 class Amplified:
     """An amplified epsilon, and what proves it.
@@ -446,9 +455,11 @@ def proved(
 
 
 def _passes(test: Test, candidate: Certificate, show_progress: bool) -> bool:
-    """Runs the test of a candidate with a progress bar."""
+    """Runs the test of a candidate, with a progress bar if asked for."""
+    if not show_progress:
+        return test(candidate, lambda drawn: None)
     total = candidate.num_samples + candidate.num_untilted
-    with ProgressBar(total=total, desc="certificate", disable=not show_progress) as bar:
+    with ProgressBar(total=total, desc="certificate") as bar:
         return test(candidate, bar.update)
 
 

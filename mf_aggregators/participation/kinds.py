@@ -11,8 +11,10 @@ Earlier DP-FTRL texts count the rounds strictly between two participations, whic
 
 import abc
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mf_aggregators.kernel import numbers
@@ -206,6 +208,15 @@ class MinSeparation(Participation):
         return {"separation": self.separation, "max_participations": self.max_participations}
 
 
+_SCHEMAS: Mapping[str, type[Participation]] = MappingProxyType(
+    {
+        SingleParticipation.name: SingleParticipation,
+        FixedEpochOrder.name: FixedEpochOrder,
+        MinSeparation.name: MinSeparation,
+    }
+)
+
+
 def of_schema(schema: Schema) -> Participation:
     """Returns the participation that ``as_schema`` has turned into numbers.
 
@@ -265,3 +276,153 @@ def check_fits(participation: Any, num_rounds: int) -> Participation:
             f"at most {fitting} fit."
         )
     return schema
+
+
+def from_dict(description: Mapping[str, Any]) -> Participation:
+    """Returns the schema that ``Participation.to_dict`` described.
+
+    Args:
+      description: A mapping with ``schema`` (``single``, ``fixed_epoch`` or
+        ``min_sep``) and that schema's attributes.
+
+    Returns:
+      The schema.
+
+    Raises:
+      ValueError: If the description names no schema, or its attributes are not
+        those of the schema.
+    """
+    attributes = dict(description)
+    name = attributes.pop("schema", None)
+    if name not in _SCHEMAS:
+        raise ValueError(
+            f"a participation schema must be one of {', '.join(_SCHEMAS)}, found {name!r}."
+        )
+    try:
+        return _SCHEMAS[name](**attributes)
+    except TypeError as error:
+        raise ValueError(f"participation schema {name}: {error}.") from None
+
+
+def check_extended(earlier: Mapping[int, Participation], whole: Participation) -> None:
+    """Checks that each horizon of a run that was extended allows what the one before it allowed.
+
+    Then the extended horizon allows whatever clients did who kept the timer in force in each round:
+    a timer looks at all earlier rounds of its client, so that by induction over the horizons, these
+    and the next one together keep the schema of the horizon that the round belongs to.
+
+    Args:
+      earlier: The schema of each horizon that was extended, by its number of rounds.
+      whole: The schema of the extended horizon.
+
+    Raises:
+      TypeError: If one of them is no schema.
+      ValueError: If a horizon forbids what the one before it allowed, so that the run may have
+        broken it already; or a number of rounds is not a positive integer.
+    """
+    schemas = [*sorted(earlier.items()), (None, check(whole))]
+    for (num_rounds, before), (following, after) in itertools.pairwise(schemas):
+        assert num_rounds is not None
+        if not check(after).allows(before, num_rounds):
+            name = "extended horizon" if following is None else f"horizon of {following} rounds"
+            raise ValueError(
+                f"the horizon of {num_rounds} rounds allows {before}, and the {name} {after}: what "
+                f"took place already may be more than the {name} allows. Keep the separation, and "
+                "at least as many participations."
+            )
+
+
+def check_population(
+    participation: Participation, num_rounds: int, population: int, clients_per_round: int
+) -> None:
+    """Checks that a population can fill the rounds under participation timers.
+
+    A client that took part in one of the last ``separation - 1`` rounds, or as often as it
+    may, cannot join. In the worst case all places of those rounds went to different
+    clients, so a round is certain to be filled if the clients outnumber ``separation``
+    cohorts; and n cohorts need as many places as clients have participations. With as many
+    participations as fit this is sufficient; with fewer, a late round may still find too
+    few clients.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      population: The number of clients m.
+      clients_per_round: The cohort size B.
+
+    Raises:
+      ValueError: If some round cannot be filled whoever is drawn.
+    """
+    most = check(participation).most_participations(num_rounds)
+    separation = participation.separation_in(num_rounds)
+    within_timer = min(separation, num_rounds)
+    if within_timer * clients_per_round > population:
+        raise ValueError(
+            f"{population} clients cannot fill rounds of {clients_per_round} with participations "
+            f"{separation} rounds apart: {within_timer * clients_per_round} would be needed. Use "
+            f"at most {max(1, population // within_timer)} clients per round or a separation of at "
+            f"most {max(1, population // clients_per_round)}."
+        )
+    if num_rounds * clients_per_round > population * most:
+        raise ValueError(
+            f"{num_rounds} rounds of {clients_per_round} clients need "
+            f"{num_rounds * clients_per_round} participations, and {population} clients of at "
+            f"most {most} each have {population * most}. Use fewer rounds, fewer clients per "
+            "round or more participations per client."
+        )
+
+
+def smallest_population(
+    participation: Participation, num_rounds: int, clients_per_round: int
+) -> int:
+    """Returns the fewest clients that :func:`check_population` accepts.
+
+    Args:
+      participation: The schema that the timers enforce.
+      num_rounds: n.
+      clients_per_round: The cohort size B.
+    """
+    most = check(participation).most_participations(num_rounds)
+    within_timers = min(participation.separation_in(num_rounds), num_rounds) * clients_per_round
+    return max(within_timers, -(-num_rounds * clients_per_round // most))
+
+
+def maximal_patterns(schema: Schema, num_rounds: int) -> Iterator[tuple[int, ...]]:
+    """Yields the patterns to which no round can be added, in ascending order of rounds.
+
+    Every pattern of the schema is a subset of one of them.
+
+    Args:
+      schema: The schema.
+      num_rounds: n.
+
+    Yields:
+      Ascending rounds.
+    """
+    most, separation = schema.most_in(num_rounds), schema.separation_in(num_rounds)
+    if schema.is_even:
+        for start in schema.starts_in(num_rounds):
+            yield tuple(range(start, num_rounds, separation))[:most]
+    else:
+        yield from _spread_patterns((), False, separation, most, num_rounds)
+
+
+def _spread_patterns(
+    rounds: tuple[int, ...], has_room: bool, separation: int, most: int, num_rounds: int
+) -> Iterator[tuple[int, ...]]:
+    """Yields the maximal patterns of a least separation that begin with ``rounds``.
+
+    ``has_room`` says whether another round fits before the last of ``rounds``: then only patterns
+    of k rounds are maximal.
+    """
+    earliest = rounds[-1] + separation if rounds else 0
+    if len(rounds) == most or earliest >= num_rounds:
+        if len(rounds) == most or not has_room:
+            yield rounds
+        return
+    for i in range(earliest, num_rounds):
+        with_room = has_room or i >= earliest + separation
+        fitting = 1 + (num_rounds - 1 - i) // separation
+        if with_room and len(rounds) + fitting < most:
+            break
+        yield from _spread_patterns((*rounds, i), with_room, separation, most, num_rounds)

@@ -14,7 +14,8 @@ batches of a secret seed.
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 from dp_accounting import dp_event
@@ -42,8 +43,6 @@ from mf_aggregators.participation.scheme_words import Words
 
 # By default a batch is cut with at most this probability, which costs next to no noise.
 _PROBABILITY_OF_CUT = 1e-6
-
-_Scheme = TypeVar("_Scheme", bound="SamplingScheme")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,44 +89,6 @@ class SamplingScheme(Participation):
         """Returns the name of the fifth size: separation, largest_batch or None."""
         names = [each.name for each in dataclasses.fields(cls)]
         return names[4] if len(names) > 4 else None
-
-    @classmethod
-    def of_sizes(
-        cls: type[_Scheme],
-        num_rounds: int,
-        num_bands: int,
-        population: int,
-        clients_per_round: int,
-        separation: int | None = None,
-        largest_batch: int | None = None,
-    ) -> _Scheme:
-        """Returns the scheme of some sizes, with its default separation where that is None.
-
-        Args:
-          num_rounds: The rounds n.
-          num_bands: The bands b of C.
-          population: The clients m.
-          clients_per_round: The clients B of a round, expected or exact.
-          separation: The least distance of two participations of a client; None for the default.
-          largest_batch: The most clients of a round; None for the default.
-
-        Raises:
-          ValueError: If the scheme takes no separation or no largest batch, as by default, and
-            one is given.
-        """
-        sizes = (num_rounds, num_bands, population, clients_per_round)
-        given = {"separation": separation, "largest_batch": largest_batch}
-        own = cls.own_size()
-        for name, value in given.items():
-            if name != own and value is not None:
-                words = name.replace("_", " ")
-                raise ValueError(
-                    f"the sampling scheme {cls.name!r} takes no {words}, found {value}."
-                )
-        others = []
-        if own is not None:
-            others = [cls._default(*sizes) if given[own] is None else given[own]]
-        return cls(*sizes, *others)
 
     @staticmethod
     def _default(num_rounds: int, num_bands: int, population: int, clients_per_round: int) -> int:
@@ -733,3 +694,114 @@ class Sampler(Cohorts):
         return sum(
             len(np.setdiff1d(self.draw(index), cohort)) for index, cohort in enumerate(cohorts)
         )
+
+
+_KINDS: tuple[type[SamplingScheme], ...] = (
+    PoissonSampling,
+    FixedSizeSampling,
+    Shuffling,
+    MinSeparationSampling,
+    BallsInBins,
+    TruncatedPoissonSampling,
+    RandomAllocation,
+)
+_SCHEMES = MappingProxyType({each.name: each for each in _KINDS})
+
+
+def sampling_schemes() -> Mapping[str, type[SamplingScheme]]:
+    """Returns all sampling schemes by name."""
+    return _SCHEMES
+
+
+def accounted(scheme: Any) -> SamplingScheme:
+    """Returns a copy of one of the library's sampling schemes, made anew from its fields.
+
+    Args:
+      scheme: The scheme.
+
+    Raises:
+      TypeError: If it is of another class than :func:`sampling_schemes` has.
+      ValueError: If its sizes do not fit one another.
+    """
+    if type(scheme) not in _KINDS:
+        raise TypeError(
+            f"a sampling scheme must be one of mf_aggregators.participation, and of no subclass, "
+            f"found {numbers.shown(scheme)}. For draws of your own, give a schema that they "
+            "keep, such as MinSeparation."
+        )
+    found: SamplingScheme = dataclasses.replace(scheme)
+    return found
+
+
+def sampling_scheme(
+    name: str,
+    *,
+    num_rounds: int,
+    num_bands: int,
+    population: int,
+    clients_per_round: int,
+    separation: int | None = None,
+    largest_batch: int | None = None,
+) -> SamplingScheme:
+    """Returns a sampling scheme by its name.
+
+    Args:
+      name: The name of a scheme.
+      num_rounds: The rounds n.
+      num_bands: The bands b of C, 1 to n.
+      population: The clients m, at least B b; for ``balls_in_bins`` at least B times the bins.
+      clients_per_round: The batch size B, expected or exact.
+      separation: For ``min_separation``, the least distance of two participations of a
+        client, at least b and b by default. For ``balls_in_bins``, the number of bins,
+        floor(m / B) by default. None for the others.
+      largest_batch: For ``truncated_poisson``, the most clients of a round, by default what a
+        round exceeds with a probability of at most 1e-6. None for the others.
+
+    Returns:
+      The scheme.
+
+    Raises:
+      ValueError: If the name is unknown, or the sizes do not fit one another.
+    """
+    if name not in _SCHEMES:
+        raise ValueError(
+            f"the sampling scheme {numbers.shown(name)} is not one of {', '.join(_SCHEMES)}."
+        )
+    kind, own = _SCHEMES[name], _SCHEMES[name].own_size()
+    sizes = (num_rounds, num_bands, population, clients_per_round)
+    given = {"separation": separation, "largest_batch": largest_batch}
+    for other, value in given.items():
+        if other != own and value is not None:
+            words = other.replace("_", " ")
+            raise ValueError(f"the sampling scheme {name!r} takes no {words}, found {value}.")
+    own_sizes = []
+    if own is not None:
+        own_sizes = [kind._default(*sizes) if given[own] is None else given[own]]
+    return kind(*sizes, *own_sizes)
+
+
+def sampling_from_dict(description: Any) -> SamplingScheme:
+    """Returns the scheme that ``SamplingScheme.to_dict`` described.
+
+    Args:
+      description: The mapping.
+
+    Returns:
+      The scheme.
+
+    Raises:
+      ValueError: If it describes none.
+    """
+    try:
+        return sampling_scheme(**description)
+    except TypeError as error:
+        raise ValueError(f"{numbers.shown(description)} describes no sampling scheme.") from error
+
+
+def of_draws(draws: Draws) -> SamplingScheme:
+    """Returns the scheme that ``SamplingScheme.as_draws`` has turned into integers.
+
+    Args:
+      draws: The integers.
+    """
+    return _SCHEMES[draws.name](*dataclasses.astuple(draws))

@@ -45,7 +45,6 @@ from mf_aggregators.planning.plans import (
 )
 from mf_aggregators.planning.proposals import Proposal
 from mf_aggregators.planning.side_processes import TimeLimitError
-from mf_aggregators.privacy import guarantees
 
 _BYTES_OF_ROW = 4
 # Noise that takes longer than this a round, and so many times as long as independent noise, is
@@ -436,7 +435,7 @@ def _candidate(
     factorization = proposal.compute()
     if scheme is not None:
         try:
-            guarantees.check_bands(factorization, scheme)
+            factorization.check_scheme(scheme)
         except ValueError as error:
             return Infeasible(proposal.name, str(error).rstrip("."))
     mechanism = proposals.calibrated(

@@ -39,7 +39,6 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
-from mf_aggregators.privacy import guarantees
 
 # The option of a mechanism that approximates another factorization.
 _BASE = "base_checkpoint"
@@ -395,7 +394,7 @@ def calibrated(
         "delta": delta,
         "accounting": certificate_search.ACCOUNTING_VERSION,
     }
-    columns = guarantees.columns_of(factorization, scheme)
+    columns = factorization.columns_for(scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
     if columns is not None:
         description["columns"] = hashlib.sha256(columns.entries.tobytes()).hexdigest()

@@ -8,18 +8,16 @@ participations, and the mappings and words of a guarantee. The guarantees of led
 import dataclasses
 import math
 import types
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from dp_accounting import dp_event
 
-from mf_aggregators import accounting, caches, memory
+from mf_aggregators import accounting
 from mf_aggregators.accounting import composition
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import claim, integers, numbers
+from mf_aggregators.kernel import claim, numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Claim, Guarantee, Limit, Pattern
-from mf_aggregators.kernel.draws_of_clients import LARGEST_ROUNDING, StrategyColumns
 from mf_aggregators.kernel.ledger import (
     ObservedParticipation,
     num_outside_schema,
@@ -38,20 +36,16 @@ from mf_aggregators.participation import (
     Participation,
     SamplingScheme,
     SingleParticipation,
-    certificate_search,
     of_draws,
     of_schema,
 )
-from mf_aggregators.participation.certificate_search import Certification, columns_of_encoder
+from mf_aggregators.participation.certificate_search import default_certification
 from mf_aggregators.privacy import attackers
 
 __all__ = [
     "INDEPENDENCE",
     "ObservedParticipation",
     "PartOfClient",
-    "certified",
-    "check_bands",
-    "columns_of",
     "default_certification",
     "event",
     "independence",
@@ -75,12 +69,6 @@ __all__ = [
 _ROUNDING = 1e-12
 # e to more than this overflows.
 _LARGEST_EXPONENT = 700.0
-# Arrays of (n, n) that columns without bands are found with.
-_ARRAYS_OF_COLUMNS = 6
-# Steps of Z. Accounting charges what roundings move; more than these would be half of the noise.
-_MOST_ROUNDING = 1024.0
-# Results of :func:`_largest_rounding`: a plan asks several times for each factorization.
-_ROUNDINGS: weakref.WeakKeyDictionary[Factorization, float] = weakref.WeakKeyDictionary()
 # The assumption of a guarantee that follows from a ledger, as a field of JSON objects.
 INDEPENDENCE: Mapping[str, str] = types.MappingProxyType(
     {"participation_independent_of_releases": f"An observed guarantee holds {ONLY_IF}."}
@@ -284,122 +272,6 @@ def of_noise(
     return claim.check(Claim(rows, scheme.as_draws(), multiplier, delta))
 
 
-def certified(
-    whole: Claim, scheme: SamplingScheme, certification: Certification | None = None
-) -> Guarantee:
-    """Returns the amplified guarantee of a run whose clients take part by a scheme.
-
-    For schemes with groups it is that of BandMF Thm 4; for the others, Monte Carlo certifies it
-    (``participation.certificate_search``).
-
-    Args:
-      whole: The claim of the run, without a certificate.
-      scheme: The scheme that the claim's draws are of.
-      certification: How an epsilon is certified for schemes without groups; by default with seed
-        0, cached for the user.
-
-    Returns:
-      The guarantee for all rounds.
-
-    Raises:
-      ValueError: If an argument is out of its range.
-    """
-    proved = claim.check(whole)
-    if whole.columns is None:
-        return proved
-    # What the kernel divides, so that a certificate is for the same number.
-    found = scheme.amplified(
-        proved.noise_multiplier,
-        whole.delta,
-        whole.columns,
-        certification or default_certification(),
-        whole.num_coordinates,
-    )
-    return claim.check(dataclasses.replace(whole, certificate=found.certificate))
-
-
-def default_certification(*, show_progress: bool = False) -> Certification:
-    """Returns how epsilons are certified for schemes without groups: seed 0, in the user's cache.
-
-    Args:
-      show_progress: Whether to show progress bars on standard error.
-    """
-    return Certification(
-        directory=caches.find(certificate_search.FOLDER), show_progress=show_progress
-    )
-
-
-def columns_of(factorization: Factorization, scheme: SamplingScheme) -> StrategyColumns | None:
-    """Returns the columns of C that an amplified guarantee depends on, and what roundings move.
-
-    Args:
-      factorization: C, lower triangular of at most the scheme's bands. Of a tree, the columns are
-        those of the square matrix whose inverse makes its rows of noise, and none is longer than
-        those of C (``tree_aggregation``), which noise is scaled to.
-      scheme: How clients take part.
-
-    Returns:
-      The columns, for schemes without groups; None for others.
-
-    Raises:
-      ValueError: If roundings move more than is accounted for.
-    """
-    if scheme.has_groups:
-        return None
-    num_bands = factorization.streamed_bands() or factorization.num_rounds
-    entries = columns_of_encoder(factorization.encode_streamed, factorization.num_rounds, num_bands)
-    rounding = max(LARGEST_ROUNDING, _largest_rounding(factorization))
-    if factorization.strategy_bands() is not None:
-        return StrategyColumns(entries, rounding)
-    norm = factorization.sensitivity(SingleParticipation()).value
-    return StrategyColumns(entries, rounding, norm)
-
-
-def check_bands(factorization: Factorization, scheme: SamplingScheme) -> None:
-    """Raises ValueError unless C is lower triangular, of the scheme's rounds and at most its bands.
-
-    Rows of noise must follow from the b - 1 rows of noise before as well, unless b is all rounds.
-    Where they follow from earlier rows of Z, or from a state, the roundings of a participation stay
-    in all later rows (``kernel.integers``), not in b alone.
-
-    Args:
-      factorization: C.
-      scheme: How clients take part.
-    """
-    num_rounds = factorization.num_rounds
-    if scheme.num_rounds != num_rounds:
-        raise ValueError(
-            f"the sampling scheme is for {scheme.num_rounds} rounds, and the factorization for "
-            f"{num_rounds}."
-        )
-    if scheme.shares_rows:
-        memory.check_rounds(num_rounds, _ARRAYS_OF_COLUMNS * 8 * num_rounds, "the columns of C")
-    bands = (
-        factorization.streamed_bands() if not scheme.has_groups else factorization.strategy_bands()
-    )
-    if bands is None or bands > scheme.num_bands:
-        found = "is not square and lower triangular" if bands is None else f"has {bands} bands"
-        raise ValueError(
-            f"the strategy matrix of {factorization.mechanism} {found}: amplification by sampling "
-            f"needs a lower-triangular matrix of at most {scheme.num_bands} bands (BandMF Thm 4)."
-        )
-    recursion = factorization.noise_recursion()
-    reaches_far = (
-        recursion.draws_earlier_rows_of_z
-        or recursion.num_state_vectors > 0
-        or recursion.num_earlier_rows >= bands
-    )
-    if reaches_far and bands < num_rounds:
-        raise ValueError(
-            f"the noise of {factorization.mechanism} is made from rows of Z or of noise that lie "
-            f"further back than its {bands} bands, and so would its roundings reach: for "
-            "amplification by sampling, use a banded mechanism with bands for at most half of the "
-            "rounds."
-        )
-    if not scheme.has_groups:
-        _largest_rounding(factorization)
-
-
 def keeps_plan(plan: Participation, participation: ObservedParticipation) -> bool:
     """Returns whether a schema or scheme allows the observed participations.
 
@@ -410,26 +282,6 @@ def keeps_plan(plan: Participation, participation: ObservedParticipation) -> boo
     if plan.is_sampled:
         return participation.keeps_sampling is True
     return participation.keeps(plan.as_schema())
-
-
-def _largest_rounding(factorization: Factorization) -> float:
-    """By how many steps of Z roundings that depend on one client move a number of a row, at most.
-
-    Raises:
-      ValueError: If that is not much less than the noise.
-    """
-    if factorization in _ROUNDINGS:
-        return _ROUNDINGS[factorization]
-    moved = integers.largest_rounding(factorization.noise_recursion())
-    # Written so that NaN does not pass.
-    if not moved <= _MOST_ROUNDING:
-        raise ValueError(
-            f"the noise of {factorization.mechanism} may be rounded by {moved:.2g} steps, and at "
-            f"most {_MOST_ROUNDING:g} are accounted for where clients draw for themselves: use a "
-            "banded mechanism, or a matrix that is better conditioned."
-        )
-    _ROUNDINGS[factorization] = moved
-    return moved
 
 
 def _finite_or_none(value: float) -> float | None:

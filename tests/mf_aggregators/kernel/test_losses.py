@@ -37,6 +37,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     SamplingScheme,
     TruncatedPoissonSampling,
+    sampling_scheme,
 )
 from tests.examples import examples
 from tests.mf_aggregators.kernel.test_certificate import _CASES, _divergences
@@ -77,7 +78,9 @@ def _exact_delta(sigma: float, q: float, rounds: int, epsilon: float) -> mpmath.
 
 
 def _scheme(kind: type[SamplingScheme], clients: int, rounds: int) -> SamplingScheme:
-    return kind.of_sizes(rounds, 1, 100, clients)
+    return sampling_scheme(
+        kind.name, num_rounds=rounds, num_bands=1, population=100, clients_per_round=clients
+    )
 
 
 _deltas = st.floats(math.log(1.1e-12), math.log(0.9)).map(math.exp) | st.floats(0.01, 0.9)

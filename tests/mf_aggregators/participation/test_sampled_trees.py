@@ -18,7 +18,6 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.privacy import guarantees
 from tests.mf_aggregators import small_mechanisms
 from tests.refusals import refuses
 
@@ -41,8 +40,8 @@ def test_bins_have_the_products_of_what_a_tree_releases(num_rounds: int, decoder
     precision = np.linalg.inv(noising @ noising.T)
     for num_bins in range(1, num_rounds + 2):
         scheme = BallsInBins(num_rounds, num_rounds, 4 * num_bins, 4, num_bins)
-        guarantees.check_bands(tree, scheme)
-        columns = guarantees.columns_of(tree, scheme)
+        tree.check_scheme(scheme)
+        columns = tree.columns_for(scheme)
         assert columns is not None
         assert columns.norm == tree.sensitivity(SingleParticipation()).value
         pair = pair_of_run(scheme.run(1.3, dataclasses.replace(columns, rounding=0.0)))
@@ -75,7 +74,7 @@ def test_a_tree_has_a_certified_guarantee() -> None:
     found = small_mechanisms.sampled(tree, scheme, 2.0, 1e-3, certification=_QUICK)
     assert found.claim.certificate is not None
     assert found.epsilon == found.claim.certificate.epsilon
-    pair = pair_of_run(scheme.run(2.0, guarantees.columns_of(tree, scheme)))
+    pair = pair_of_run(scheme.run(2.0, tree.columns_for(scheme)))
     assert certificates.is_proved(pair, found.claim.certificate)
     # Who knows the bins has what the nodes say of them, or less: the estimator tells less.
     nodes = tree.sensitivity(scheme.schema()).value / tree.sensitivity(SingleParticipation()).value

@@ -10,6 +10,7 @@ from mf_aggregators.participation import (
     PoissonSampling,
     TruncatedPoissonSampling,
     sampling_from_dict,
+    sampling_scheme,
 )
 
 # By jax_privacy 2.0's truncated_dpsgd_event and dp-accounting 0.6.0's PLDAccountant, whose cut
@@ -34,13 +35,14 @@ def test_epsilons_are_at_most_those_of_jax_privacy(
 
 
 def test_seldom_cut_batches_cost_next_to_nothing() -> None:
-    sizes = 100, 2, 2511, 100
-    scheme = TruncatedPoissonSampling.of_sizes(*sizes)
+    sizes = {"num_rounds": 100, "num_bands": 2, "population": 2511, "clients_per_round": 100}
+    scheme = sampling_scheme("truncated_poisson", **sizes)
+    assert isinstance(scheme, TruncatedPoissonSampling)
     place = scheme.as_draws().group_slice(1)
     size = place.stop - place.start
     seldom = scipy.stats.binom(size, scheme.sampling_probability)
     assert seldom.sf(scheme.largest_batch) <= 1e-6 < seldom.sf(scheme.largest_batch - 1)
-    poisson = PoissonSampling(*sizes).epsilon(0.8, 1e-5)
+    poisson = PoissonSampling(**sizes).epsilon(0.8, 1e-5)
     assert poisson <= scheme.epsilon(0.8, 1e-5) <= 1.002 * poisson
 
 

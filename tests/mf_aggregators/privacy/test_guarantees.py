@@ -164,7 +164,7 @@ def test_roundings_of_a_matrix_are_found_once(monkeypatch: pytest.MonkeyPatch) -
     mechanism = mfa.Mechanism(mfa.factorizations.banded(8, num_bands=2), scheme, 1.0)
     again: list[Any] = []
     monkeypatch.setattr(integers.IntegerRows, "of", again.append)
-    guarantees.columns_of(mechanism.factorization, scheme)
+    mechanism.factorization.columns_for(scheme)
     assert dataclasses.replace(mechanism, noise_multiplier=2.0) != mechanism
     assert not again
 
@@ -246,7 +246,7 @@ def test_clients_that_draw_for_themselves_have_a_certified_guarantee(
     assert plan.rho == pytest.approx(most * 0.5 / 1.5**2)
     assert plan.claim.certificate is not None
     assert plan.claim.certificate.epsilon == plan.epsilon < without
-    columns = guarantees.columns_of(factorization, scheme)
+    columns = factorization.columns_for(scheme)
     assert columns is not None
     pair = pair_of_run(scheme.run(1.5, columns))
     assert certificates.is_proved(pair, plan.claim.certificate)
@@ -283,10 +283,10 @@ def test_what_roundings_move_is_charged_or_refused(
     monkeypatch.setattr(integers.Rounding, "of", lambda *unused: rounded)
     if charged is None:
         with refuses("rounded"):
-            guarantees.check_bands(matrix, scheme)
+            matrix.check_scheme(scheme)
     else:
-        guarantees.check_bands(matrix, scheme)
-        columns = guarantees.columns_of(matrix, scheme)
+        matrix.check_scheme(scheme)
+        columns = matrix.columns_for(scheme)
         assert columns is not None
         assert columns.rounding == charged
 
@@ -322,13 +322,13 @@ def test_rows_of_earlier_rows_of_z_are_rounded_by_no_more_than_is_charged(
     scheme = scheme_type(num_rounds, num_rounds, 2 * num_rounds, 2, num_rounds)
     strategy = factorization.strategy_matrix()
     moved = float(np.max(np.sum(np.abs(strategy / np.diag(strategy)), axis=1)))
-    columns = guarantees.columns_of(factorization, scheme)
+    columns = factorization.columns_for(scheme)
     assert columns is not None
     # Floats err by little beside a step.
     assert max(LARGEST_ROUNDING, moved) <= columns.rounding <= max(LARGEST_ROUNDING, 1.1 * moved)
     # Where the rounding of all rows together is charged, for one participation, it is allowed.
     poisson = PoissonSampling(num_rounds, num_rounds, 2 * num_rounds, 2)
-    guarantees.check_bands(factorization, poisson)
+    factorization.check_scheme(poisson)
 
 
 @pytest.mark.long_cases(1)
@@ -370,7 +370,7 @@ def test_a_matrix_alone_is_charged_for_rows_that_follow_from_rows_of_z() -> None
     schemes = [BallsInBins(40, 40, 200, 20, 10), MinSeparationSampling(40, 40, 4000, 20, 40)]
     made = (toeplitz(40), optimal(workloads.prefix_sum(40)))
     for factorization, scheme in itertools.product(made, schemes):
-        known = guarantees.columns_of(factorization, scheme)
+        known = factorization.columns_for(scheme)
         alone = scheme._columns(factorization.strategy_matrix())
         assert known is not None
         assert alone is not None
@@ -384,7 +384,7 @@ def test_noise_that_reaches_further_than_its_bands_is_refused() -> None:
     assert bands is not None
     assert bands < 200
     with refuses("further back"):
-        guarantees.check_bands(made, BallsInBins(400, bands, 20000, 100, 200))
+        made.check_scheme(BallsInBins(400, bands, 20000, 100, 200))
 
 
 def test_guarantees_compose() -> None:
