@@ -105,7 +105,7 @@ def test_every_mechanism_has_a_page() -> None:
     for name in catalogue.entries():
         assert f"({name}.md)" in mechanism_pages.index()
         for option in catalogue.entry(name).options:
-            assert f"`--{option.name}`" in mechanism_pages.options(name)
+            assert f"`--{option}`" in mechanism_pages.options(name)
 
 
 def test_a_mechanism_is_drawn_by_the_cell_behind_its_own() -> None:

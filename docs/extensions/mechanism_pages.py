@@ -98,10 +98,10 @@ def options(name: str) -> str:
     if not found:
         return "\n## Options\n\nIt has none.\n"
     lines = ["", "## Options", ""]
-    for option in found:
-        choices = ", ".join(f"`{choice}`" for choice in option.choices)
-        sentences = [f"One of {choices}." if choices else "", option.meaning]
-        lines += [f"`--{option.name}`", f": {' '.join(filter(None, sentences))}", ""]
+    for each, (takes, meaning) in found.items():
+        words = takes if isinstance(takes, tuple) else ()
+        choices = f"One of {', '.join(f'`{word}`' for word in words)}. " if words else ""
+        lines += [f"`--{each}`", f": {choices}{meaning}", ""]
     return "\n".join(lines)
 
 

@@ -23,7 +23,6 @@ from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
-from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
@@ -372,8 +371,9 @@ def _audited(values: flags.FlagValues) -> Mechanism:
             participations.check_fits(schema, num_rounds)
         entry = catalogue.entry(values.mechanism)
         options = mechanism_flags.given_options(flag_values, values.mechanism)
-        request = entry.for_audit(Request(num_rounds, workload, schema, options))
-        factorization, schema = entry.build(request), schema or SingleParticipation()
+        options = entry.options_of_audit(options, schema)
+        factorization = entry.build(workload, schema, options)
+        schema = schema or SingleParticipation()
     multiplier = mechanism_flags.noise_multiplier(values)
     if multiplier is None:
         multiplier = own_multiplier

@@ -243,6 +243,20 @@ def table(rows: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(f"{name:<{width}}  {readable(name, value)}" for name, value in rows)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table: names at the left, then columns of numbers.
+
+    Args:
+      rows: Rows of as many texts, the names of the columns among them.
+    """
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = []
+    for name, *numbers in rows:
+        cells = (f"{each:>{width}}" for each, width in zip(numbers, others, strict=True))
+        lines.append("  ".join([f"{name:<{first}}", *cells]).rstrip())
+    return lines
+
+
 def readable(name: str, value: Any) -> str:
     """Returns the value of a field as :func:`table` writes it.
 

@@ -21,7 +21,6 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
-from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Errors
@@ -71,14 +70,12 @@ def main(values: flags.FlagValues) -> None:
     start = time.monotonic()
     with warnings.catch_warnings():
         warnings.showwarning = _warn_in_one_line
-        request = Request(
-            values.num_rounds,
+        factorization = catalogue.entry(values.mechanism).build(
             workload,
             participation,
             mechanism_flags.given_options(flag_values, values.mechanism),
             show_progress=True,
         )
-        factorization = catalogue.entry(values.mechanism).build(request)
     seconds = time.monotonic() - start
     schema = participation or factorization.participation or SingleParticipation()
     described, overwrite = workload.to_dict(), values.overwrite

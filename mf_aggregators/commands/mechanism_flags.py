@@ -11,7 +11,6 @@ from absl import flags
 
 from mf_aggregators import accounting, catalogue, checkpoints, workloads
 from mf_aggregators import mechanism as mechanisms
-from mf_aggregators.catalogue import Option
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
@@ -77,24 +76,20 @@ def define_options(values: flags.FlagValues, *, for_runs: bool = False) -> None:
       for_runs: Whether the command trains.
     """
     group = FlagGroup(values, "Mechanism")
-    for option, takers in _options(for_runs=for_runs).items():
-        name, meaning = option.name, f"For {', '.join(takers)}. {option.meaning}"
-        if option.kind == "choice":
-            group.choice(name, option.choices, meaning)
-        elif option.kind == "integer":
+    for name, takers in _options(for_runs=for_runs).items():
+        takes, meaning = catalogue.entry(takers[0]).options[name]
+        meaning = f"For {', '.join(takers)}. {meaning}"
+        if isinstance(takes, tuple):
+            group.choice(name, takes, meaning)
+        elif takes is int:
             group.integer(name, meaning)
-        elif option.kind == "number":
+        elif takes is float:
             group.number(name, meaning)
-        elif option.kind == "boolean":
+        elif takes is bool:
             group.boolean(name, meaning)
         else:
             # An error is the name of a file as well.
             group.path(name, meaning)
-
-
-def option_names_of_runs() -> list[str]:
-    """Returns the names of the flags that :func:`define_options` defines for runs."""
-    return [option.name for option in _options(for_runs=True)]
 
 
 def check_options(
@@ -111,8 +106,8 @@ def check_options(
       CommandError: If an option belongs to other mechanisms.
       ValueError: If it is too small.
     """
-    for option, takers in _options(for_runs=for_runs).items():
-        name, value = option.name, given.get(option.name)
+    for name, takers in _options(for_runs=for_runs).items():
+        value = given.get(name)
         bands = _fixed_bands(mechanism) if name == _NUM_BANDS else None
         # The number of bands that it has anyway is no mistake.
         if value is None or (bands is not None and value == bands):
@@ -122,8 +117,8 @@ def check_options(
             f"--{name} belongs to --mechanism={'|'.join(takers)}"
             + ("." if mechanism is None else f", not to --mechanism={mechanism}."),
         )
-        if option.least is not None:
-            numbers.integer_at_least(value, option.least, f"--{name}")
+        if name in catalogue.OPTIONS_OF_RUNS:
+            numbers.positive_integer(value, f"--{name}")
 
 
 def _fixed_bands(mechanism: str | None) -> int | None:
@@ -146,18 +141,16 @@ def given_options(given: Mapping[str, Any], mechanism: str) -> dict[str, Any]:
       CheckpointError: If a checkpoint cannot be read.
       CommandError: If a file of weights cannot be read.
     """
-    return {
-        option.name: _value(option, given[option.name])
-        for option in catalogue.entry(mechanism).options
-        if given.get(option.name) is not None
-    }
-
-
-def _value(option: Option, given: Any) -> Any:
-    """What a mechanism gets for an option, with files read."""
-    if option.kind == "checkpoint":
-        return checkpoints.load(given)
-    return round_error(given, option.name) if option.kind == "error" else given
+    found = {}
+    for name, option in catalogue.entry(mechanism).options.items():
+        value = given.get(name)
+        if value is not None and option.takes == "checkpoint":
+            value = checkpoints.load(value)
+        elif value is not None and option.takes == "error":
+            value = round_error(value, name)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def round_error(given: str, flag: str = "error") -> str | FloatArray:
@@ -176,12 +169,12 @@ def round_error(given: str, flag: str = "error") -> str | FloatArray:
     return given if given in ("mean", "max") else _numbers(given, flag, "mean, max or a file of ")
 
 
-def _options(*, for_runs: bool) -> dict[Option, list[str]]:
+def _options(*, for_runs: bool) -> dict[str, list[str]]:
     """The options that a command offers, each with the mechanisms that take it."""
-    found: dict[Option, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for name in names(for_runs=for_runs):
         for option in catalogue.entry(name).options:
-            if option.for_runs or not for_runs:
+            if option in catalogue.OPTIONS_OF_RUNS or not for_runs:
                 found.setdefault(option, []).append(name)
     return found
 

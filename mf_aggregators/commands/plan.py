@@ -15,6 +15,7 @@ Examples:
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import pathlib
@@ -27,15 +28,13 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators import caches, catalogue, checkpoints, memory, planning
-from mf_aggregators.catalogue.built_in import MEANING_OF_ERROR
+from mf_aggregators.catalogue import MEANING_OF_ERROR
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
     flag_groups,
     mechanism_flags,
     output_paths,
-    plan_separations,
-    plan_setting,
     plan_text,
 )
 from mf_aggregators.commands.flag_groups import FlagGroup
@@ -48,6 +47,7 @@ from mf_aggregators.planning import (
     Plan,
     Setting,
     Skipped,
+    plans,
     proposals,
     robustness,
 )
@@ -55,6 +55,8 @@ from mf_aggregators.privacy import attackers, guarantees
 
 # Default of --time_limit for devices with timers, so that the command ends within a minute.
 _TIME_LIMIT = 50.0
+# A time limit for a plan that comes last, if those before have used up what it had.
+_LEAST_SECONDS = 1.0
 # What cannot be asked with --sampling, and what can.
 _FOR_TIMERS = {
     "target_rho": "sampling does not amplify rho. Give --target_epsilon with --sampling.",
@@ -109,7 +111,12 @@ def define_flags(values: flags.FlagValues) -> None:
         "max_participations",
         "The most participations k of one device. Default: as many as fit.",
     )
-    plan_separations.define_flags(group)
+    group.words(
+        "separations",
+        "Further separations, with commas between them: plans for these as well, and compares the "
+        "error of every matrix under each of them with the best matrix that is made for it. For "
+        "devices with timers. The plans share the time limit.",
+    )
     group.choice(
         "sampling",
         (*sampling_schemes(), planning.ANY_SAMPLING),
@@ -177,7 +184,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Plans and reports."""
     setting = _setting(values)
-    others = plan_separations.settings_of(values, setting)
+    settings = [setting, *_other_separations(values, setting)]
     recipe = plan_text.recipe_of(values.dataset, setting.population)
     if values.output is not None:
         output_paths.check_file(values.output, "output", is_directory=True)
@@ -189,37 +196,41 @@ def main(values: flags.FlagValues) -> int:
     )
     mechanisms, time_limit = _mechanisms(values), _time_limit(values)
     deadline = None if time_limit is None else time.monotonic() + time_limit
+    assumes_size = not values["model_size"].present
     evaluated: list[Candidate | Infeasible] = []
-    comparison = None
-
-    def make(setting: Setting, limit: float | None, evaluated: list[Any]) -> Plan:
-        with progress.warning():
-            plan = planning.make(
-                setting,
-                cache_directory=cache,
-                progress=progress.begin,
-                processes=_processes(),
-                mechanisms=mechanisms,
-                time_limit=limit,
-                evaluated=evaluated.append,
-            )
-        for each in plan.skipped:
-            progress.say(f"skipped {each.mechanism}: it {each.reason}")
-        progress.finish(len(plan.candidates), cache)
-        return plan
-
-    limit = plan_separations.share_of(deadline, 1 + len(others)) if others else time_limit
+    made: list[Plan] = []
     try:
-        plan = make(setting, limit, evaluated)
-        if others:
-            plans = plan_separations.plans_of(
-                others, lambda other, limit: make(other, limit, []), deadline, progress.say
-            )
-            comparison = robustness.compare([plan, *plans])
+        for number, each in enumerate(settings):
+            limit = time_limit
+            if len(settings) > 1:
+                limit = _share_of(deadline, len(settings) - number)
+            if made:
+                progress.say(f"planning for {each.participation}")
+            try:
+                with progress.warning():
+                    found = planning.make(
+                        each,
+                        cache_directory=cache,
+                        progress=progress.begin,
+                        processes=_processes(),
+                        mechanisms=mechanisms,
+                        time_limit=limit,
+                        evaluated=evaluated.append if not made else lambda found: None,
+                    )
+            except ValueError as error:
+                if not made:
+                    raise
+                progress.say(f"{each.participation} is left out: {error}")
+                continue
+            for skipped in found.skipped:
+                progress.say(f"skipped {skipped.mechanism}: it {skipped.reason}")
+            progress.finish(len(found.candidates), cache)
+            made.append(found)
     except KeyboardInterrupt:
         progress.interrupt(len(evaluated), cache)
         _print_finished(values, setting, evaluated)
         return command_line.INTERRUPTED
+    plan, comparison = made[0], robustness.compare(made) if len(settings) > 1 else None
     chosen = plan.recommended
     if values.output is not None:
         chosen.mechanism.save(values.output, overwrite=values.overwrite)
@@ -244,7 +255,7 @@ def main(values: flags.FlagValues) -> int:
         ],
         "infeasible": _fields_with_reasons(plan.infeasible),
         "skipped": _fields_with_reasons(plan.skipped),
-        "separations": None if comparison is None else plan_separations.fields(comparison),
+        "separations": None if comparison is None else comparison.to_dict(),
         "time_limit": time_limit,
         "dataset": None if recipe is None else recipe.dataset,
         "commands": plan_text.commands_of(steps),
@@ -263,7 +274,16 @@ def main(values: flags.FlagValues) -> int:
             )
             fields |= {"report": values.report, **attackers.rates(guarantee)}
             plan_page.write(plan, guarantee, steps, show_rates, values, cache, comparison)
-    text = plan_text.text(plan, steps, not values["model_size"].present, show_rates, comparison)
+    text = plan_text.text(
+        setting,
+        plan.candidates,
+        plan.infeasible,
+        assumes_size,
+        plan=plan,
+        steps=steps,
+        show_rates=show_rates,
+        comparison=comparison,
+    )
     command_line.print_result(values, fields, text)
     return command_line.DONE
 
@@ -283,13 +303,16 @@ def _print_finished(
         "candidates": [_fields_of(each, setting, False) for each in candidates],
         "infeasible": _fields_with_reasons(infeasible),
     }
-    command_line.print_result(
-        values,
-        fields,
-        plan_text.text_of_finished(
-            setting, not values["model_size"].present, candidates, infeasible
-        ),
-    )
+    assumes_size = not values["model_size"].present
+    text = plan_text.text(setting, candidates, infeasible, assumes_size)
+    command_line.print_result(values, fields, text)
+
+
+def _share_of(deadline: float | None, plans: int) -> float | None:
+    """The time limit of the next of so many plans, which share what is left."""
+    if deadline is None:
+        return None
+    return max(_LEAST_SECONDS, (deadline - time.monotonic()) / plans)
 
 
 def _fields_with_reasons(found: Sequence[Infeasible | Skipped]) -> list[dict[str, str]]:
@@ -300,7 +323,7 @@ def _epsilon_in_every_round(plan: Plan) -> float | None:
     """That of what is recommended for a noise multiplier; None for others, or if it is infinite."""
     if plan.setting.noise_multiplier is None:
         return None
-    epsilon = plan_setting.epsilon_in_every_round(plan.setting, plan.recommended.mechanism)
+    epsilon = plan_text.epsilon_in_every_round(plan.setting, plan.recommended.mechanism)
     return epsilon if math.isfinite(epsilon) else None
 
 
@@ -363,9 +386,7 @@ def _setting(values: flags.FlagValues) -> Setting:
             "--sampling the plan chooses how far apart participations are.",
         )
     try:
-        error = proposals.checked_error(
-            mechanism_flags.round_error(values.error), values.num_rounds
-        )
+        error = plans.checked_error(mechanism_flags.round_error(values.error), values.num_rounds)
     except ValueError as refusal:
         raise command_line.CommandError(f"--error={values.error}: {refusal}") from None
     return Setting(
@@ -384,6 +405,38 @@ def _setting(values: flags.FlagValues) -> Setting:
         error=error,
         weights_file=values.error,
     )
+
+
+def _other_separations(values: flags.FlagValues, setting: Setting) -> list[Setting]:
+    """The setting with each of --separations that is another one, in increasing order."""
+    if values.separations is None:
+        return []
+    own = setting.participation
+    command_line.check_choice(
+        isinstance(own, MinSeparation),
+        "--separations is for devices with timers: leave out --sampling.",
+    )
+    assert isinstance(own, MinSeparation)
+    try:
+        separations = {int(text) for text in values.separations}
+    except ValueError:
+        raise command_line.CommandError(
+            "--separations takes whole numbers with commas between them, found "
+            f"{','.join(values.separations)!r}."
+        ) from None
+    command_line.check_choice(bool(separations), "--separations names no separation.")
+    found = []
+    for separation in sorted(separations - {own.separation}):
+        command_line.check_choice(
+            separation <= setting.num_rounds,
+            f"--separations={separation} is more than --num_rounds={setting.num_rounds}.",
+        )
+        with command_line.naming(f"separations={separation}"):
+            schema, most = MinSeparation(separation), own.max_participations
+            if most is not None and most < schema.most_participations(setting.num_rounds):
+                schema = MinSeparation(separation, most)
+            found.append(dataclasses.replace(setting, participation=schema))
+    return found
 
 
 def _epsilon(values: flags.FlagValues) -> float:
@@ -423,7 +476,7 @@ def _fields_of(candidate: Candidate, setting: Setting, is_recommended: bool) -> 
     return {
         "mechanism": candidate.kind,
         "num_bands": candidate.num_bands,
-        "options": plan_text.flags_of(candidate.options, setting),
+        "options": plan_text.flags_of(candidate.variant, setting),
         "participation": str(mechanism.schema),
         "amplified": scheme is not None,
         "sampling": None if scheme is None else scheme.to_dict(),

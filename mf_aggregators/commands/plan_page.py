@@ -9,15 +9,13 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import accounting, figures
-from mf_aggregators.catalogue import ErrorName
-from mf_aggregators.commands import pages, plan_separations, plan_setting, plan_text
+from mf_aggregators.commands import pages, plan_text
 from mf_aggregators.commands.pages import Picture
 from mf_aggregators.commands.plan_text import Step
 from mf_aggregators.kernel.claim import Guarantee
 from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.planning import Candidate, Plan, proposals
-from mf_aggregators.planning.plans import quantity_of
-from mf_aggregators.planning.proposals import error_name
+from mf_aggregators.planning.plans import ErrorName, error_name, quantity_of
 from mf_aggregators.planning.robustness import Comparison
 from mf_aggregators.privacy import attackers
 
@@ -61,24 +59,24 @@ def write(
     """
     setting = plan.setting
     # The mark of the recommended row is its colour.
-    columns, *rows = (row[1:] for row in plan_text.table(plan, show_rates))
+    columns, *rows = plan_text.table(setting, plan.candidates, show_rates)
     pages.write(
         "mf-plan",
         values,
         "plan.html",
         title=f"A plan for {setting.num_rounds} rounds of {setting.clients_per_round} clients",
         plan=plan,
-        setting=plan_setting.setting_lines(
+        setting=plan_text.setting_lines(
             setting, not values["model_size"].present, plan.recommended
         ),
         attacker=attackers.rates_sentence(attackers.rates(guarantee)),
         columns=columns,
         rows=rows,
         marked=plan.candidates.index(plan.recommended),
-        remark=" ".join(plan_text.remark_on_estimates(plan)),
+        remark=" ".join(plan_text.remark_on_estimates(plan.candidates)),
         steps=steps,
-        separations=None if comparison is None else plan_separations.table(comparison),
-        on_separations="" if comparison is None else plan_separations.remark(comparison),
+        separations=None if comparison is None else plan_text.table_of_separations(comparison),
+        on_separations="" if comparison is None else plan_text.remark_on_separations(comparison),
         pictures={"comparison": _comparison(plan, guarantee, cache), "costs": _costs(plan)},
     )
 

@@ -14,17 +14,19 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mf_aggregators.catalogue import ErrorName
-from mf_aggregators.commands import plan_separations, plan_setting
-from mf_aggregators.commands.command_line import check_choice
-from mf_aggregators.kernel.numbers import pair, rounded_up
+from mf_aggregators import planning
+from mf_aggregators.catalogue import Variant
+from mf_aggregators.commands.command_line import aligned, check_choice
+from mf_aggregators.kernel.numbers import counted, pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import costs
 from mf_aggregators.noise.costs import NoiseStorage
 from mf_aggregators.participation import SamplingScheme
-from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting
-from mf_aggregators.planning.proposals import error_name
-from mf_aggregators.planning.robustness import Comparison
+from mf_aggregators.planning import Candidate, Infeasible, Plan, Setting, Skipped
+from mf_aggregators.planning.plans import ErrorName, error_name
+from mf_aggregators.planning.robustness import Comparison, Regret
+from mf_aggregators.privacy import guarantees
+from mf_aggregators.privacy.guarantees import ObservedParticipation
 
 DOCSTRINGS = "docstrings"
 STACKOVERFLOW = "stackoverflow"
@@ -203,51 +205,42 @@ def commands_of(steps: list[Step]) -> list[str]:
     ]
 
 
-def flags_of(options: Sequence[tuple[str, Any]], setting: Setting) -> dict[str, Any]:
+def flags_of(variant: Variant, setting: Setting) -> dict[str, Any]:
     """Returns the flags of ``mf-factorize`` that options stand for, with the file of weights.
 
     Args:
-      options: Those of a candidate.
+      variant: Has the options.
       setting: That of the plan.
     """
-    has_weights = error_name(setting.error) == "weights"
     return {
-        name: setting.weights_file if has_weights and value == "weights" else value
-        for name, value in options
+        name: setting.weights_file if isinstance(value, tuple) else value
+        for name, value in variant.options.items()
     }
 
 
-def _option_flags(options: Sequence[tuple[str, Any]], setting: Setting) -> list[str]:
-    flags = flags_of(options, setting)
-    return [f"--{name}={shlex.quote(str(value))}" for name, value in flags.items()]
+def _mechanism_flags(variant: Variant, setting: Setting) -> str:
+    words = (
+        f"--{name}={shlex.quote(str(each))}" for name, each in flags_of(variant, setting).items()
+    )
+    return " ".join(
+        [f"mf-factorize --mechanism={variant.kind} --num_rounds={setting.num_rounds}", *words]
+    )
 
 
 def _factorize(plan: Plan, directory: str) -> list[Step]:
-    chosen = plan.recommended
+    chosen, setting = plan.recommended, plan.setting
     if chosen.mechanism.sampling is not None:
         return [_plan_again(plan, directory, chosen.mechanism.sampling)]
-    rounds, schema = plan.setting.num_rounds, chosen.mechanism.schema.factorize_flags()
-    steps, base = [], ""
-    if chosen.base is not None:
-        kind, options = chosen.base
-        base_directory = shlex.quote(f"{directory}_base")
-        steps.append(
-            _shell(
-                f"mf-factorize --mechanism={kind} --num_rounds={rounds}",
-                *_option_flags(options, plan.setting),
-                f"{schema} --output={base_directory}",
-            )
-        )
-        base = f"--base_checkpoint={base_directory}"
-    own = _shell(
-        f"mf-factorize --mechanism={chosen.kind} --num_rounds={rounds}",
-        *_option_flags(chosen.options, plan.setting),
-        schema,
-        base,
-        _target(plan.setting),
-        f"--output={shlex.quote(directory)}",
-    )
-    return [*steps, own]
+    schema, base = chosen.mechanism.schema.factorize_flags(), chosen.variant.base
+    own = _mechanism_flags(chosen.variant, setting)
+    output = f"{_target(setting)} --output={shlex.quote(directory)}"
+    if base is None:
+        return [_shell(own, schema, output)]
+    of_base = shlex.quote(f"{directory}_base")
+    return [
+        _shell(_mechanism_flags(base, setting), schema, f"--output={of_base}"),
+        _shell(own, schema, f"--base_checkpoint={of_base}", output),
+    ]
 
 
 def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
@@ -261,7 +254,7 @@ def _plan_again(plan: Plan, directory: str, scheme: SamplingScheme) -> Step:
         "" if plan.mechanisms is None else f"--mechanisms={','.join(plan.mechanisms)}",
         "" if memory is None else f"--noise_memory_gb={memory / 1e9!r}",
         "" if disk is None else f"--noise_disk_gb={disk / 1e9!r}",
-        "" if setting.error == "mean" else f"--error={plan_setting.error_flag(setting)}",
+        "" if setting.error == "mean" else f"--error={_error_flag(setting)}",
         f"--output={shlex.quote(directory)}",
     )
     # The certificate is for one matrix, and for no other of the same name.
@@ -423,17 +416,19 @@ def _shell(*words: str) -> Step:
     return Step(" ".join(word for word in words if word), "shell")
 
 
-def table(plan: Plan, show_rates: bool) -> list[tuple[str, ...]]:
+def table(
+    setting: Setting, candidates: Sequence[Candidate], show_rates: bool
+) -> list[tuple[str, ...]]:
     """Returns the names of the columns, and a row for each candidate.
 
     Args:
-      plan: The plan.
+      setting: That of the plan.
+      candidates: The candidates.
       show_rates: Whether the last column has server learning rates.
     """
-    rows = [
-        _columns(plan.setting),
-        *(_row(each, each is plan.recommended) for each in plan.candidates),
-    ]
+    planned, effective = _ERRORS[error_name(setting.error)]
+    names = dict.fromkeys((effective, "effective RMSE", "worst round"))
+    rows = [("mechanism", *names, planned, *_COLUMNS), *map(_row, candidates)]
     return rows if show_rates else [row[:-1] for row in rows]
 
 
@@ -449,9 +444,9 @@ def mark(candidate: Candidate) -> str:
     return _ABOUT if candidate.is_estimate else ""
 
 
-def remark_on_estimates(plan: Plan) -> list[str]:
+def remark_on_estimates(candidates: Sequence[Candidate]) -> list[str]:
     """Returns lines that explain the mark of estimates; none where there are none."""
-    if not any(candidate.is_estimate for candidate in plan.candidates):
+    if not any(candidate.is_estimate for candidate in candidates):
         return []
     return [
         f"Rows with {_ABOUT} are rough estimates, which no guarantee may be stated of. The noise "
@@ -461,86 +456,59 @@ def remark_on_estimates(plan: Plan) -> list[str]:
 
 
 def text(
-    plan: Plan,
-    steps: list[Step],
+    setting: Setting,
+    candidates: Sequence[Candidate],
+    infeasible: Sequence[Infeasible],
     assumes_size: bool,
-    show_rates: bool,
+    *,
+    plan: Plan | None = None,
+    steps: Sequence[Step] = (),
+    show_rates: bool = False,
     comparison: Comparison | None = None,
 ) -> str:
     """Returns what is printed.
 
     Args:
-      plan: The plan.
+      setting: The setting.
+      candidates: The mechanisms that fit, in the order of the rows.
+      infeasible: Those that do not fit.
+      assumes_size: As :func:`setting_lines` takes it.
+      plan: The plan; None if it was interrupted.
       steps: What a user types to run it.
-      assumes_size: As :func:`plan_setting.setting_lines` takes it.
       show_rates: As :func:`table` takes it.
       comparison: What matrices lose under other separations, if that was asked for.
     """
-    asked = plan_setting.setting_lines(plan.setting, assumes_size, plan.recommended)
-    lines = [*asked, "", *_aligned(table(plan, show_rates))]
-    remark = remark_on_estimates(plan)
-    if remark:
-        lines += ["", *remark]
-    lines += ["", f"Recommended: {plan.reason}"]
-    if plan.infeasible:
-        lines += [
-            "",
-            "Infeasible:",
-            *(f"  {each.mechanism} {each.reason}" for each in plan.infeasible),
-        ]
-    if plan.skipped:
-        lines += ["", "Skipped for lack of time (--time_limit=0 computes and caches them):"]
-        lines += [f"  {each.mechanism} {each.reason}" for each in plan.skipped]
+    chosen = None if plan is None else plan.recommended
+    header, *rows = table(setting, candidates, show_rates)
+    marks = ["*" if each is chosen else " " for each in candidates]
+    rows = [(f"{mark} {row[0]}", *row[1:]) for mark, row in zip(marks, rows, strict=True)]
+    sections = [
+        setting_lines(setting, assumes_size, chosen),
+        aligned([(f"  {header[0]}", *header[1:]), *rows]),
+        remark_on_estimates(candidates),
+        [] if plan is None else [f"Recommended: {plan.reason}"],
+        _with_reasons("Infeasible:", infeasible),
+    ]
+    if plan is None:
+        sections.append(["Interrupted: the others are not compared."])
+    else:
+        title = "Skipped for lack of time (--time_limit=0 computes and caches them):"
+        sections.append(_with_reasons(title, plan.skipped))
     if comparison is not None:
-        lines += ["", *textwrap.wrap(plan_separations.remark(comparison), _LINE_LENGTH), ""]
-        lines += _aligned([("", *row) for row in plan_separations.table(comparison)])
-    lines += ["", "To run it:"]
-    for step in steps:
-        lines += ["", *(f"  {line}" for line in step.lines())]
-    return "\n".join(lines)
+        sections.append(textwrap.wrap(remark_on_separations(comparison), _LINE_LENGTH))
+        of_separations = table_of_separations(comparison)
+        sections.append(aligned([(f"  {row[0]}", *row[1:]) for row in of_separations]))
+    if steps:
+        sections.append(["To run it:"])
+        sections += [[f"  {line}" for line in step.lines()] for step in steps]
+    return "\n\n".join("\n".join(section) for section in sections if section)
 
 
-def text_of_finished(
-    setting: Setting,
-    assumes_size: bool,
-    candidates: Sequence[Candidate],
-    infeasible: Sequence[Infeasible],
-) -> str:
-    """Returns what is printed of a plan that was interrupted.
-
-    Args:
-      setting: The setting.
-      assumes_size: As :func:`plan_setting.setting_lines` takes it.
-      candidates: Those that were evaluated by then, in the order of the rows.
-      infeasible: Those that do not fit.
-    """
-    rows = [_columns(setting), *(_row(each, False) for each in candidates)]
-    asked = plan_setting.setting_lines(setting, assumes_size)
-    lines = [*asked, "", *_aligned([row[:-1] for row in rows])]
-    if infeasible:
-        lines += ["", "Infeasible:", *(f"  {each.mechanism} {each.reason}" for each in infeasible)]
-    return "\n".join([*lines, "", "Interrupted: the others are not compared."])
+def _with_reasons(title: str, found: Sequence[Infeasible | Skipped]) -> list[str]:
+    return [title, *(f"  {each.mechanism} {each.reason}" for each in found)] if found else []
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The lines of a table."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        name = f"{row[0]:<{widths[0]}} {row[1]:<{widths[1]}}"
-        numbers = (f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True))
-        lines.append("  ".join([name, *numbers]).rstrip())
-    return lines
-
-
-def _columns(setting: Setting) -> tuple[str, ...]:
-    """The names of the columns, the first of which marks what is recommended."""
-    planned, effective = _ERRORS[error_name(setting.error)]
-    names = dict.fromkeys((effective, "effective RMSE", "worst round"))
-    return ("", "mechanism", *names, planned, *_COLUMNS)
-
-
-def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
+def _row(candidate: Candidate) -> tuple[str, ...]:
     bound = candidate.over_lower_bound
     about = mark(candidate)
     errors = {
@@ -549,7 +517,6 @@ def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
         "worst round": candidate.max_effective_error,
     }
     return (
-        "*" if is_recommended else "",
         name_of(candidate),
         *(f"{about}{error:.4g}" for error in errors.values()),
         f"{candidate.planned_error:.5g}",
@@ -560,3 +527,148 @@ def _row(candidate: Candidate, is_recommended: bool) -> tuple[str, ...]:
         f"{candidate.cost.seconds_per_round:.2g}",
         f"{candidate.server_learning_rate:.4g}" if math.isfinite(candidate.effective_rmse) else "-",
     )
+
+
+def table_of_separations(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Returns the names of the columns, the best errors, and a row for each matrix."""
+    return [
+        ("mechanism", "made for", *(f"{each} apart" for each in comparison.separations)),
+        (
+            "best of those made for it",
+            "each",
+            *(f"{each.effective_error:.4g}" for each in comparison.best),
+        ),
+        *(
+            (
+                each.candidate.name,
+                _separations(each),
+                *(f"{100.0 * regret:+.1f} %" for regret in each.regrets),
+            )
+            for each in comparison.matrices
+        ),
+    ]
+
+
+def remark_on_separations(comparison: Comparison) -> str:
+    """Returns what the table says, and which matrix loses least."""
+    said = (
+        "If the separation turns out otherwise: the effective error of each matrix over that of "
+        "the best one that is made for a separation, with the noise of the same target. "
+    )
+    least = comparison.matrices[0]
+    return (
+        f"{said}{least.candidate.name}, made for {_separations(least)}, loses least: at most "
+        f"{100.0 * max(0.0, least.worst):.1f} %."
+    )
+
+
+def _separations(regret: Regret) -> str:
+    return ", ".join(map(str, regret.made_for))
+
+
+def setting_lines(
+    setting: Setting, assumes_size: bool, chosen: Candidate | None = None
+) -> list[str]:
+    """Returns the setting of a plan: rounds and clients, the target, and limits of noise.
+
+    Args:
+      setting: The setting.
+      assumes_size: Whether nobody said the size of the model.
+      chosen: What is recommended, if anything is yet.
+    """
+    if setting.participation is not None:
+        who = f"{setting.population} clients with timers: {setting.participation}"
+    elif setting.sampling == planning.ANY_SAMPLING:
+        who = f"{setting.population} clients that take part in any way"
+    else:
+        who = f"{setting.sampling} sampling from {setting.population} clients"
+    model = f"model of {setting.model_size} parameters"
+    compared = {
+        "mean": [],
+        "max": ["made for and compared by the error of the worst round (--error=max)"],
+        "weights": [
+            "made for and compared by the mean error with weights on rounds "
+            f"(--error={_error_flag(setting)})"
+        ],
+    }
+    return [
+        f"{counted(setting.num_rounds, 'round')} of "
+        f"{counted(setting.clients_per_round, 'client')}, {who}",
+        f"{_asked(setting)}{pair(setting.epsilon, setting.delta, '.6g')}-DP for every "
+        f"client (zero-out){'' if assumes_size else f'; {model}'}",
+        *_conditions_of_epsilon(setting, chosen),
+        _budget(setting),
+        *([f"GB and s/round are for a {model} (--model_size)"] if assumes_size else []),
+        *compared[error_name(setting.error)],
+    ]
+
+
+def _asked(setting: Setting) -> str:
+    """What a guarantee is said to be: the target, or what follows from the noise."""
+    if setting.noise_multiplier is not None:
+        return f"noise multiplier {setting.noise_multiplier!r} of every mechanism, which is "
+    if setting.rho is not None:
+        rho = rounded_up(setting.rho, ".6g")
+        return f"target rho = {rho} (approximate zCDP), which is "
+    return "target "
+
+
+def _conditions_of_epsilon(setting: Setting, chosen: Candidate | None) -> list[str]:
+    """On what the epsilon of a noise multiplier rests; nothing where there is a target."""
+    timers = setting.participation
+    if setting.noise_multiplier is None or timers is None:
+        return []
+    most = timers.most_participations(setting.num_rounds)
+    if most == setting.num_rounds:
+        return ["this epsilon is that of a client in every round: no timer is needed"]
+    separation = timers.separation_in(setting.num_rounds)
+    is_largest = separation == setting.population // setting.clients_per_round
+    largest = f" (the largest that {setting.population} clients can fill)" if is_largest else ""
+    often = (
+        f", and so at most {counted(most, 'participation')}"
+        if timers.limit is None
+        else f" and --max_participations={timers.limit}"
+    )
+    lines = [
+        "this epsilon holds only if a timer on every device enforces "
+        f"--separation={separation}{largest}{often}"
+    ]
+    if chosen is not None:
+        epsilon = epsilon_in_every_round(setting, chosen.mechanism)
+        stated = (
+            f"epsilon {rounded_up(epsilon, '.6g')}"
+            if math.isfinite(epsilon)
+            else "so little noise that no finite epsilon is accounted for"
+        )
+        lines.append(f"without timers, a client in every round has {stated} ({chosen.name})")
+    return lines
+
+
+def epsilon_in_every_round(setting: Setting, mechanism: Mechanism) -> float:
+    """Returns the epsilon of a client that no timer keeps out of any round.
+
+    Args:
+      setting: Of a plan for timers.
+      mechanism: Of one of its candidates.
+
+    Returns:
+      The epsilon at the plan's delta, or an upper bound; infinity for so little noise that none is
+      stated.
+    """
+    rounds = setting.num_rounds
+    in_all = ObservedParticipation(rounds, None, 1, rounds)
+    plan = mechanism.guarantee(setting.delta)
+    return guarantees.worst_case(plan, in_all).epsilon
+
+
+def _budget(setting: Setting) -> str:
+    memory, disk = setting.noise_memory, setting.noise_disk
+    assert disk is not None
+    kept = "any amount of noise" if memory is None else f"at most {memory / 1e9:g} GB of noise"
+    return f"{kept} between rounds, and at most {disk / 1e9:g} GB of files (--noise_disk_gb)"
+
+
+def _error_flag(setting: Setting) -> str:
+    """The value of ``--error`` for a setting."""
+    error = setting.error
+    return error if isinstance(error, str) else shlex.quote(setting.weights_file)

@@ -16,7 +16,6 @@ from mf_aggregators import (
     workloads,
 )
 from mf_aggregators import participation as participations
-from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice, naming, readable
 from mf_aggregators.factorizations import Errors, Factorization
@@ -640,13 +639,13 @@ def _planned_rmse(
 ) -> float | None:
     """The rmse of the same mechanism with the same options, made for all rounds."""
     mechanism = catalogue.entry(factorization.mechanism)
-    names = {option.name for option in mechanism.options}
-    given = {name: each for name, each in factorization.parameters.items() if name in names}
+    options = mechanism.options
+    given = {name: each for name, each in factorization.parameters.items() if name in options}
     if factorization.strategy_bands() == factorization.num_rounds:
         # All bands that there are: then of all rounds.
         given = {name: each for name, each in given.items() if name != "num_bands"}
     try:
-        made = mechanism.build(Request(workload.num_rounds, workload, schema, given))
+        made = mechanism.build(workload, schema, given)
     except ValueError:
         return None
     return made.rmse(workload, schema)

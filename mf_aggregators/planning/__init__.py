@@ -9,9 +9,10 @@ from mf_aggregators.planning.plans import (
     Plan,
     Setting,
     Skipped,
+    powers_of_two,
     server_learning_rate,
 )
-from mf_aggregators.planning.proposals import calibrated, powers_of_two
+from mf_aggregators.planning.proposals import calibrated
 
 __all__ = [
     "ANY_SAMPLING",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
-from mf_aggregators.catalogue.built_in import RELATIVE_GAP_OF_PLANS
+from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.certificate import MECHANISMS
@@ -24,7 +24,7 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.certificate_search import MechanismBudget
-from mf_aggregators.planning import proposals
+from mf_aggregators.planning import plans, proposals
 from mf_aggregators.progress_bars import ProgressBar
 
 # The certified gap of squared errors that are compared: 0.05 % of an error. Solvers stop at
@@ -84,8 +84,8 @@ def compare(
         more than 15 for a scheme without groups: what is chosen of them is one result, and delta
         pays for Monte Carlo tests of 16 mechanisms, of which its guarantee is one.
     """
-    largest = proposals.most_bands(num_rounds, population, clients_per_round)
-    chosen = proposals.powers_of_two(largest) if candidates is None else list(candidates)
+    largest = plans.most_bands(num_rounds, population, clients_per_round)
+    chosen = plans.powers_of_two(largest) if candidates is None else list(candidates)
     schemes = [
         sampling_scheme(
             sampling,

@@ -3,54 +3,48 @@
 Every mechanism that fits is made and compared by its effective error (``plans``); a plan for
 another error than the mean makes for it what can be made for it. The recommended one is the best,
 or one about as good whose noise costs less.
+
+Searches run in processes of their own, so that every core has some and a deadline can end them. A
+process puts factorizations into the cache, from which the plan takes them. The plan computes
+itself what is missing there: a process that fails or is killed costs time and nothing else.
 """
 
 import contextlib
 import dataclasses
 import functools
+import multiprocessing
 import operator
+import os
 import pathlib
+import signal
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Any
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent import futures
 
 import numpy as np
 
-from mf_aggregators import catalogue, lower_bounds, memory, workloads
+from mf_aggregators import caches, catalogue, lower_bounds, memory
+from mf_aggregators.catalogue import Variant
 from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Factorization
-from mf_aggregators.factorizations.toeplitz import recursion_of
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, independent_rows
+from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion
 from mf_aggregators.lower_bounds import LowerBound
+from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.noise import costs
-from mf_aggregators.participation import (
-    MinSeparation,
-    Participation,
-    SingleParticipation,
-    sampling_schemes,
-)
+from mf_aggregators.participation import Participation
 from mf_aggregators.participation.certificate_search import MechanismBudget
-from mf_aggregators.planning import plans, proposals, side_processes
-from mf_aggregators.planning.plans import (
-    ANY_SAMPLING,
-    Candidate,
-    Infeasible,
-    Plan,
-    Setting,
-    Skipped,
-)
-from mf_aggregators.planning.proposals import Proposal
-from mf_aggregators.planning.side_processes import TimeLimitError
+from mf_aggregators.planning import plans, proposals
+from mf_aggregators.planning.plans import Candidate, Infeasible, Plan, Setting, Skipped
+from mf_aggregators.progress_bars import ProgressBar
+from mf_aggregators.workloads import Workload
 
-_BYTES_OF_ROW = 4
-# Noise that takes longer than this a round, and so many times as long as independent noise, is
-# of no use to a run.
-_MOST_SECONDS_PER_ROUND = 60.0
-_MOST_TIMES_INDEPENDENT = 100.0
 # A lower estimate, of the errors of the least mechanism.
 _BYTES_PER_ROUND = 24
 # Errors that differ by less than this do not decide; what is cheaper does.
@@ -63,9 +57,16 @@ _MECHANISMS_OF_A_CANDIDATE = 5
 
 # Searches for fewer rounds take less time than the start of a process.
 _FEWEST_ROUNDS_OF_PROCESSES = 256
-
+# How many threads the numerical libraries of a process may have.
+_THREADS = "OPENBLAS_NUM_THREADS"
+# Seconds in which a process that was told to end removes an unfinished file; then it is killed.
+_SECONDS_TO_END = 2.0
 # The longest time limit that a clock is asked for: a month.
 _LONGEST_WAIT = 2.6e6
+
+
+class TimeLimitError(Exception):
+    """A mechanism is not computed within the time limit; the message says why."""
 
 
 def make(
@@ -83,7 +84,7 @@ def make(
     Args:
       setting: What the run is given.
       cache_directory: Where factorizations are cached between calls; None for nowhere.
-      progress: Is told the name of each computation before it begins, and how many of them are
+      progress: Called with the name of each computation before it begins, and how many of them are
         done.
       processes: How many processes may search at a time for matrices of 256 rounds or more; with
         one and no time limit, or without a cache, this one computes all. Others are spawned, so
@@ -92,7 +93,7 @@ def make(
       time_limit: Seconds after which no search begins or goes on for a matrix that the cache does
         not have: what is not there by then is skipped. Proofs of what is recommended come on top
         of it, and so does what this process has begun. None for no limit.
-      evaluated: Is told of each mechanism once it is evaluated or infeasible, for those who may
+      evaluated: Called with each mechanism once it is evaluated or infeasible, for callers that may
         have to do with a part of the plan.
 
     Returns:
@@ -106,50 +107,53 @@ def make(
         time_limit = numbers.positive_number(time_limit, "time_limit")
     # A longer wait is none, and the system takes no number without bounds.
     deadline = None if time_limit is None else time.monotonic() + min(time_limit, _LONGEST_WAIT)
-    candidates, infeasible, skipped = [], [], []
-    # Names of skipped mechanisms, by kind and options: what approximates them is skipped as well.
-    skipped_names: dict[tuple[str, tuple[tuple[str, Any], ...]], str] = {}
+    rounds = setting.num_rounds
+    candidates: list[Candidate] = []
+    infeasible, skipped = [], []
+    # Names of skipped mechanisms by matrix: what approximates them is skipped as well.
+    skipped_names: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        cache = cache_directory
-        if cache is None and deadline is not None:
-            # Processes hand over what they compute in a cache.
-            cache = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # Processes hand over what they compute in a cache, and several schemes use one matrix.
+        cache = cache_directory or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # All candidates with timers have the same one.
         bound_of = functools.cache(functools.partial(_lower_bound, setting, cache))
-        proposed = _proposals(setting, cache, mechanisms)
-        total, done = sum(each.compute is not None for each in proposed), 0
-        # The number of the first proposal with each matrix.
-        first: dict[Any, int] = {}
-        for number, each in enumerate(proposed):
-            first.setdefault((each.kind, each.options, each.participation), number)
-        searches = {
-            number: proposed[number].base
-            for number in first.values()
-            if proposed[number].is_search
-            and cache is not None
-            and setting.num_rounds >= _FEWEST_ROUNDS_OF_PROCESSES
-            and (processes > 1 or deadline is not None)
+        proposed = _proposed(setting, mechanisms)
+        feasible = [each for each in proposed if not each.reason]
+        searches = {_matrix(each, rounds): each for each in feasible if each.is_search}
+        cached = {
+            matrix: searches.pop(matrix)
+            for matrix, each in list(searches.items())
+            if factorization_cache.holds(cache, proposals.description(each, rounds))
         }
-        compute = functools.partial(_compute, setting, cache, mechanisms)
-        wait = stack.enter_context(side_processes.computing(searches, compute, processes, deadline))
-        for proposal in proposed:
-            if proposal.compute is not None:
-                cached = ", cached by an earlier plan" if proposal.is_cached else ""
-                progress(proposal.name, f"{done} of {total} done{cached}")
-                done += 1
+        has_processes = rounds >= _FEWEST_ROUNDS_OF_PROCESSES and (
+            processes > 1 or deadline is not None
+        )
+        compute = functools.partial(_compute, rounds, cache)
+        wait = stack.enter_context(
+            _computing(searches if has_processes else {}, compute, processes, deadline)
+        )
+        done = 0
+        for variant in proposed:
+            matrix, name = _matrix(variant, rounds), variant.name_with_sampling
+            if variant.reason:
+                infeasible.append(Infeasible(name, variant.reason))
+                evaluated(infeasible[-1])
+                continue
+            note = ", cached by an earlier plan" if matrix in cached else ""
+            progress(name, f"{done} of {len(feasible)} done{note}")
+            done += 1
+            base = "" if variant.base is None else _matrix(variant.base, rounds)
             try:
-                if proposal.base in skipped_names:
-                    base = skipped_names[proposal.base]
-                    raise TimeLimitError(f"approximates {base}, which is skipped")
-                which = first[proposal.kind, proposal.options, proposal.participation]
+                if base in skipped_names:
+                    raise TimeLimitError(f"approximates {skipped_names[base]}, which is skipped")
                 is_over = deadline is not None and time.monotonic() > deadline
-                if proposal.is_search and not wait(which) and is_over:
+                if matrix in searches and not wait(matrix) and is_over:
                     raise TimeLimitError("was not begun when the time had passed")
             except TimeLimitError as error:
-                skipped_names[proposal.kind, proposal.options] = proposal.name
-                skipped.append(Skipped(proposal.name, str(error)))
+                skipped_names[matrix] = name
+                skipped.append(Skipped(name, str(error)))
                 continue
-            found = _evaluated(setting, proposal, cache, bound_of)
+            found = _evaluated(setting, variant, cache, bound_of)
             evaluated(found)
             if isinstance(found, Candidate):
                 candidates.append(found)
@@ -167,16 +171,116 @@ def make(
             "rounds, or name other mechanisms."
         )
     recommended = _certified(setting, candidates, cache_directory, progress)
-    reason = _reason(candidates, recommended)
     return Plan(
         setting,
         tuple(candidates),
         tuple(infeasible),
         recommended,
-        reason,
+        _reason(candidates, recommended),
         tuple(skipped),
         None if mechanisms is None else tuple(mechanisms),
     )
+
+
+def _matrix(variant: Variant, num_rounds: int) -> str:
+    """The digest of what the matrix of a variant follows from."""
+    return caches.digest(proposals.description(variant, num_rounds))
+
+
+def _compute(num_rounds: int, cache: pathlib.Path | None, variant: Variant) -> None:
+    """Puts the factorization of a variant into the cache."""
+    proposals.computed(variant, num_rounds, cache)
+
+
+@contextlib.contextmanager
+def _computing(
+    searches: Mapping[str, Variant],
+    compute: Callable[[Variant], None],
+    processes: int,
+    deadline: float | None = None,
+) -> Iterator[Callable[[str], bool]]:
+    """Computes variants in other processes while a block runs, and ends those processes with it.
+
+    Args:
+      searches: The variants that are computed, in order, by any names. What approximates another
+        factorization begins when it is waited for, because that factorization is cached by then.
+      compute: Computes a variant, and caches it. It is pickled.
+      processes: The most processes at a time, at least 1. Cores that are left go to their threads.
+      deadline: The time, as ``time.monotonic`` has it, after which nothing is waited for; None for
+        none.
+
+    Yields:
+      A function that waits for the variant of a name, if a process computes it, and returns
+      whether one did. It raises TimeLimitError if the process has not ended by the deadline.
+    """
+    # Daemonic processes may not have children.
+    if not searches or multiprocessing.current_process().daemon:
+        yield lambda name: False
+        return
+    others = set(multiprocessing.active_children())
+    workers = min(processes, len(searches))
+    executor = futures.ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin
+    )
+    running: dict[str, futures.Future[None]] = {}
+
+    def start(name: str) -> None:
+        # Where no process can be started, or one was killed, the plan computes all itself.
+        with contextlib.suppress(OSError, futures.BrokenExecutor), _threads(processes // workers):
+            running[name] = executor.submit(compute, searches[name])
+
+    def wait(name: str) -> bool:
+        if name in searches and name not in running:
+            start(name)
+        if name not in running:
+            return False
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            # The plan comes upon the same error itself.
+            return running[name].exception(left) is None
+        except futures.TimeoutError:
+            raise TimeLimitError("was not done when the time had passed") from None
+
+    try:
+        for name, variant in searches.items():
+            if variant.base is None:
+                start(name)
+        yield wait
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        started = set(multiprocessing.active_children()) - others
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(_SECONDS_TO_END)
+            process.kill()
+            process.join()
+
+
+def _begin() -> None:
+    """Prepares a process, which ends with an exit: files that are half written are removed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    warnings.showwarning = _show_warning
+    # A lock of multiprocessing would be left behind by a process that is killed.
+    ProgressBar.set_lock(threading.RLock())
+
+
+def _show_warning(message: Warning | str, *unused: object, **also_unused: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = str(number)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before
 
 
 def _certified(
@@ -213,34 +317,68 @@ def _certified(
     return recommended
 
 
-def _compute(
-    setting: Setting,
-    cache_directory: pathlib.Path | None,
-    mechanisms: Collection[str] | None,
-    number: int,
-) -> None:
-    """Puts what is proposed into the cache."""
-    compute = _proposals(setting, cache_directory, mechanisms)[number].compute
-    assert compute is not None
-    compute()
-
-
 def _evaluated(
     setting: Setting,
-    proposal: Proposal,
-    cache_directory: pathlib.Path | None,
+    variant: Variant,
+    cache: pathlib.Path,
     bound_of: Callable[[Participation], LowerBound],
 ) -> Candidate | Infeasible:
-    if proposal.compute is None:
-        return Infeasible(proposal.name, proposal.reason)
+    """The variant with the noise of the plan, or why it does not fit."""
+    name, factorization = (
+        variant.name_with_sampling,
+        proposals.computed(variant, setting.num_rounds, cache),
+    )
+    if variant.sampling is not None:
+        try:
+            factorization.check_scheme(variant.sampling)
+        except ValueError as error:
+            return Infeasible(name, str(error).rstrip("."))
     try:
-        candidate = _candidate(setting, proposal, cache_directory, bound_of)
+        candidate = _candidate(setting, variant, factorization, cache, bound_of)
     except NotProved as error:
-        return Infeasible(proposal.name, f"has no guarantee: {str(error).rstrip('.')}")
-    if isinstance(candidate, Infeasible):
-        return candidate
+        return Infeasible(name, f"has no guarantee: {str(error).rstrip('.')}")
     reason = _why_infeasible(setting, candidate)
     return candidate if reason is None else Infeasible(candidate.name, reason)
+
+
+def _candidate(
+    setting: Setting,
+    variant: Variant,
+    factorization: Factorization,
+    cache: pathlib.Path,
+    bound_of: Callable[[Participation], LowerBound],
+) -> Candidate:
+    scheme = variant.sampling
+    # Proofs take their time, and are made for what is recommended alone.
+    is_estimate = scheme is not None and not scheme.has_groups
+    participation = scheme or variant.participation
+    assert participation is not None
+    if setting.noise_multiplier is not None:
+        mechanism = Mechanism(factorization, participation, setting.noise_multiplier)
+    elif setting.rho is not None:
+        mechanism = calibrate(factorization, participation, rho=setting.rho)
+    else:
+        mechanism = proposals.calibrated(
+            factorization,
+            participation,
+            setting.epsilon,
+            setting.delta,
+            cache,
+            is_estimate=is_estimate,
+        )
+    schema = mechanism.schema
+    recursion = _recursion_for_costs(factorization)
+    return Candidate(
+        variant=variant,
+        mechanism=mechanism,
+        is_estimate=is_estimate,
+        errors=factorization.errors(Workload("prefix_sum", setting.num_rounds), schema),
+        lower_bound=bound_of(schema) if scheme is None else None,
+        kept_bytes=setting.model_size * costs.bytes_per_parameter(recursion),
+        cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
+        clients_per_round=setting.clients_per_round,
+        error=setting.error,
+    )
 
 
 def _recommended(candidates: list[Candidate]) -> Candidate:
@@ -281,118 +419,27 @@ def _reason(candidates: list[Candidate], recommended: Candidate) -> str:
     )
 
 
-def _proposals(
-    setting: Setting,
-    cache_directory: pathlib.Path | None,
-    mechanisms: Collection[str] | None = None,
-) -> list[Proposal]:
+def _proposed(setting: Setting, mechanisms: Collection[str] | None) -> list[Variant]:
     """What is evaluated of the mechanisms that are asked for."""
-    unknown = [name for name in mechanisms or () if name not in catalogue.entries()]
+    known = catalogue.entries()
+    unknown = [name for name in mechanisms or () if name not in known]
     if unknown:
         raise ValueError(
-            f"there is no mechanism {numbers.shown(unknown[0])}, only "
-            f"{', '.join(catalogue.entries())}."
+            f"there is no mechanism {numbers.shown(unknown[0])}, only {', '.join(known)}."
         )
-    proposed = _all_proposals(setting, cache_directory)
+    memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
+    proposed = proposals.proposed(setting)
     if mechanisms is None:
         return proposed
-    offered = {proposal.kind for proposal in proposed}
+    offered = {each.kind for each in proposed}
     others = [name for name in mechanisms if name not in offered]
     if others and offered.isdisjoint(mechanisms):
         why = "; ".join(f"{name} {_OFFERS_NOTHING}" for name in others)
         raise ValueError(f"none of the mechanisms is planned for such clients: {why}.")
     return [
-        *(proposal for proposal in proposed if proposal.kind in mechanisms),
-        *(Proposal(name, (), SingleParticipation(), reason=_OFFERS_NOTHING) for name in others),
+        *(each for each in proposed if each.kind in mechanisms),
+        *(Variant(name, reason=_OFFERS_NOTHING) for name in others),
     ]
-
-
-def _all_proposals(setting: Setting, cache_directory: pathlib.Path | None) -> list[Proposal]:
-    memory.check_rounds(setting.num_rounds, _BYTES_PER_ROUND, "a plan")
-    sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
-    if setting.sampling is None:
-        assert setting.participation is not None
-        return _for_timers(setting, setting.participation, cache_directory)
-    if setting.sampling != ANY_SAMPLING:
-        return _for_scheme(setting, setting.sampling, cache_directory)
-    found = _for_timers(setting, MinSeparation(proposals.most_bands(*sizes)), cache_directory)
-    has_fixed_order = False
-    for name, scheme in sampling_schemes().items():
-        # With batches of one size, a client takes the place of another one: others need less noise.
-        if not scheme.has_random_sizes:
-            continue
-        # What is made for batches in a fixed order is the same for all schemes with groups.
-        repeats = scheme.has_groups and has_fixed_order
-        of_scheme = _for_scheme(setting, name, cache_directory)
-        found += [each for each in of_scheme if each.sampling is not None or not repeats]
-        has_fixed_order |= scheme.has_groups
-    return found
-
-
-def _for_scheme(
-    setting: Setting, name: str, cache_directory: pathlib.Path | None
-) -> list[Proposal]:
-    of = (
-        proposals.for_sampling
-        if sampling_schemes()[name].has_groups
-        else proposals.for_random_participation
-    )
-    return of(
-        setting.num_rounds,
-        setting.population,
-        setting.clients_per_round,
-        name,
-        cache_directory,
-        setting.error,
-    )
-
-
-def _for_timers(
-    setting: Setting, participation: Participation, cache_directory: pathlib.Path | None
-) -> list[Proposal]:
-    return proposals.for_timers(
-        setting.num_rounds,
-        participation,
-        functools.partial(_affordable_bands, setting),
-        cache_directory,
-        setting.error,
-    )
-
-
-def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
-    """The most bands that fit into memory and disk, at least 1, and what limits them."""
-    affordable, budget = most, "noise"
-    if setting.noise_memory is not None:
-        # b bands keep b - 1 rows.
-        rows = int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size))
-        affordable = min(most, rows + 1)
-    if setting.noise_disk is None or _fits_on_disk(setting, affordable):
-        return affordable, budget
-    # As many as fit are found by bisection: one band keeps nothing.
-    fitting, too_many = 1, affordable
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        if _fits_on_disk(setting, middle):
-            fitting = middle
-        else:
-            too_many = middle
-    return fitting, "noise on disk"
-
-
-def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
-    rounds = setting.num_rounds
-    # What a recursion costs follows from its sizes alone.
-    recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
-    cost = costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
-    if setting.noise_disk is not None and cost.disk_bytes > setting.noise_disk:
-        return False
-    return cost.seconds_per_round <= _most_seconds(setting)
-
-
-def _most_seconds(setting: Setting) -> float:
-    """The most seconds a round that noise may take."""
-    independent = costs.choose(independent_rows(setting.num_rounds), setting.model_size)
-    return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
 
 
 def _why_infeasible(setting: Setting, candidate: Candidate) -> str | None:
@@ -408,7 +455,7 @@ def _why_infeasible(setting: Setting, candidate: Candidate) -> str | None:
             f"keeps {candidate.cost.disk_bytes / 1e9:.3g} GB of noise on disk, more than "
             f"{disk / 1e9:.3g} GB"
         )
-    seconds, most = candidate.cost.seconds_per_round, _most_seconds(setting)
+    seconds, most = candidate.cost.seconds_per_round, proposals.most_seconds(setting)
     if seconds > most:
         return f"takes {seconds:.2g} seconds a round for its noise, more than {most:.2g}"
     return None
@@ -422,74 +469,26 @@ def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
     return factorization.noise_recursion()
 
 
-def _candidate(
-    setting: Setting,
-    proposal: Proposal,
-    cache_directory: pathlib.Path | None,
-    bound_of: Callable[[Participation], LowerBound],
-) -> Candidate | Infeasible:
-    assert proposal.compute is not None
-    scheme = proposal.sampling
-    # Proofs take their time, and are made for what is recommended alone.
-    is_estimate = scheme is not None and not scheme.has_groups
-    factorization = proposal.compute()
-    if scheme is not None:
-        try:
-            factorization.check_scheme(scheme)
-        except ValueError as error:
-            return Infeasible(proposal.name, str(error).rstrip("."))
-    mechanism = proposals.calibrated(
-        factorization,
-        scheme or proposal.participation,
-        setting.epsilon,
-        setting.delta,
-        cache_directory,
-        is_estimate=is_estimate,
-        rho=setting.rho,
-        noise_multiplier=setting.noise_multiplier,
-    )
-    workload, schema = workloads.Workload("prefix_sum", setting.num_rounds), mechanism.schema
-    errors = mechanism.factorization.errors(workload, schema)
-    recursion = _recursion_for_costs(mechanism.factorization)
-    return Candidate(
-        kind=proposal.kind,
-        options=proposal.options,
-        base=proposal.base,
-        mechanism=mechanism,
-        is_estimate=is_estimate,
-        errors=errors,
-        lower_bound=bound_of(schema) if scheme is None else None,
-        kept_bytes=setting.model_size * costs.bytes_per_parameter(recursion),
-        cost=costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk),
-        clients_per_round=setting.clients_per_round,
-        error=setting.error,
-    )
-
-
-def _lower_bound(
-    setting: Setting, cache_directory: pathlib.Path | None, schema: Participation
-) -> LowerBound:
+def _lower_bound(setting: Setting, cache: pathlib.Path | None, schema: Participation) -> LowerBound:
     """The bound for prefix sums, out of the cache if it is there."""
     maximum = setting.error == "max"
 
-    def compute(name: str) -> float:
-        bound = lower_bounds.compute(setting.num_rounds, schema, maximum=maximum)
-        assert bound is not None
-        return float(getattr(bound, name))
+    @functools.cache
+    def bound() -> LowerBound:
+        found = lower_bounds.compute(setting.num_rounds, schema, maximum=maximum)
+        assert found is not None
+        return found
 
-    return LowerBound(
-        **{
-            field.name: factorization_cache.fetch_number(
-                cache_directory,
-                {
-                    "mechanism": "lower-bound",
-                    "error": field.name,
-                    "maximum": maximum,
-                    "num_rounds": setting.num_rounds,
-                    **schema.to_dict(),
-                },
-                functools.partial(compute, field.name),
-            )
-            for field in dataclasses.fields(LowerBound)
+    def number(name: str) -> float:
+        described = {
+            "mechanism": "lower-bound",
+            "error": name,
+            "maximum": maximum,
+            "num_rounds": setting.num_rounds,
+            **schema.to_dict(),
         }
-    )
+        return factorization_cache.fetch_number(
+            cache, described, lambda: float(getattr(bound(), name))
+        )
+
+    return LowerBound(*(number(field.name) for field in dataclasses.fields(LowerBound)))

@@ -10,20 +10,25 @@ with weights, in the same unit.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from mf_aggregators import accounting, inputs
 from mf_aggregators import participation as participations
-from mf_aggregators.catalogue import ErrorName
+from mf_aggregators.catalogue import Variant
 from mf_aggregators.factorizations import Errors
+from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.kernel import gaussian, numbers
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise.costs import NoiseCost
-from mf_aggregators.participation import Participation
-from mf_aggregators.planning import proposals
-from mf_aggregators.planning.proposals import PlannedError
+from mf_aggregators.participation import Participation, sampling_scheme
 from mf_aggregators.privacy import guarantees
+
+# What a plan compares mechanisms by: ``mean``, ``max``, or a weight for each round.
+PlannedError: TypeAlias = str | tuple[float, ...]
+ErrorName: TypeAlias = Literal["mean", "max", "weights"]
 
 # The sampling of a plan that evaluates all ways of taking part.
 ANY_SAMPLING = "any"
@@ -106,7 +111,7 @@ class Setting:
         if self.noise_disk is not None:
             numbers.non_negative_number(self.noise_disk, "noise_disk")
         gaussian.check_charged(self.model_size, self.num_rounds)
-        object.__setattr__(self, "error", proposals.checked_error(self.error, self.num_rounds))
+        object.__setattr__(self, "error", checked_error(self.error, self.num_rounds))
         if (self.participation is None) == (self.sampling is None):
             raise ValueError("a plan needs a participation schema or a sampling scheme, not both.")
         if self.rho is not None:
@@ -130,7 +135,7 @@ class Setting:
                     f"{self.noise_multiplier:g}."
                 )
         if self.participation is None:
-            proposals.most_bands(self.num_rounds, self.population, self.clients_per_round)
+            most_bands(self.num_rounds, self.population, self.clients_per_round)
         else:
             participations.check_fits(self.participation, self.num_rounds)
             participations.check_population(
@@ -143,10 +148,7 @@ class Candidate:
     """A mechanism for a setting.
 
     Attributes:
-      kind: As ``mf-factorize --mechanism`` spells it.
-      options: The flags of ``mf-factorize`` that make its factorization, without the common ones.
-      base: The kind and the options of what it approximates, if it approximates another
-        factorization.
+      variant: The kind of mechanism, its options, and how its clients are drawn.
       mechanism: The mechanism, with the noise multiplier that the target needs.
       is_estimate: Whether the noise multiplier, and what follows from it, is a rough estimate that
         may miss the target. That of a recommended candidate never is.
@@ -162,9 +164,7 @@ class Candidate:
       error: That of the setting.
     """
 
-    kind: str
-    options: tuple[tuple[str, Any], ...]
-    base: tuple[str, tuple[tuple[str, Any], ...]] | None
+    variant: Variant
     mechanism: Mechanism
     is_estimate: bool
     errors: Errors = dataclasses.field(repr=False, compare=False)
@@ -175,21 +175,25 @@ class Candidate:
     error: PlannedError = "mean"
 
     @property
+    def kind(self) -> str:
+        """As ``mf-factorize --mechanism`` spells it."""
+        return self.variant.kind
+
+    @property
     def num_bands(self) -> int | None:
         """The bands that its options name, or by which sampling amplifies it; None for others."""
         scheme = self.mechanism.sampling
-        return dict(self.options).get("num_bands") if scheme is None else scheme.num_bands
+        return self.variant.options.get("num_bands") if scheme is None else scheme.num_bands
 
     @property
     def name(self) -> str:
         """Its kind with its options, for a reader."""
-        return " ".join([self.kind, *proposals.words_of(self.options)])
+        return self.variant.name
 
     @property
     def name_with_sampling(self) -> str:
         """The same, and how its clients take part if that amplifies it."""
-        scheme = self.mechanism.sampling
-        return self.name if scheme is None else f"{self.name}, {scheme.words.label}"
+        return self.variant.name_with_sampling
 
     @property
     def effective_rmse(self) -> float:
@@ -204,7 +208,7 @@ class Candidate:
     @property
     def planned_error(self) -> float:
         """The error that the plan is for, at sensitivity 1 and noise multiplier 1."""
-        return proposals.error_of(self.errors, self.error)
+        return error_of(self.errors, self.error)
 
     @property
     def effective_error(self) -> float:
@@ -308,4 +312,77 @@ def quantity_of(error: PlannedError) -> str:
     Args:
       error: As in :class:`Setting`.
     """
-    return _QUANTITIES[proposals.error_name(error)]
+    return _QUANTITIES[error_name(error)]
+
+
+def checked_error(error: Any, num_rounds: int) -> PlannedError:
+    """Returns the error that an argument stands for.
+
+    Args:
+      error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
+      num_rounds: n.
+
+    Returns:
+      A word, or the weights; equal weights are the mean.
+
+    Raises:
+      ValueError: If it is none of these.
+    """
+    found = RoundError.of(error, num_rounds)
+    if found.weights is None:
+        return "max" if found.is_maximum else "mean"
+    return tuple(float(weight) for weight in error)
+
+
+def error_name(error: PlannedError) -> ErrorName:
+    """Returns ``mean``, ``max`` or ``weights``."""
+    if not isinstance(error, str):
+        return "weights"
+    return "max" if error == "max" else "mean"
+
+
+def error_of(errors: Errors, error: PlannedError) -> float:
+    """Returns the root of a squared error of the rounds, at noise multiplier 1.
+
+    Args:
+      errors: Those of all rounds.
+      error: Which error.
+    """
+    if isinstance(error, str):
+        return errors.max_error if error == "max" else errors.rmse
+    weights = np.divide(error, np.max(error))
+    return float(np.sqrt(weights @ errors.per_round_variance / np.sum(weights)))
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself.
+
+    Args:
+      largest: At least 1.
+    """
+    return sorted({2**i for i in range(largest.bit_length())} | {largest})
+
+
+def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
+    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
+
+    Args:
+      num_rounds: n.
+      population: m.
+      clients_per_round: B.
+
+    Returns:
+      The number of bands.
+
+    Raises:
+      ValueError: If the population is smaller than one batch.
+    """
+    # Refuses a population that is smaller than a batch, in the words of all schemes.
+    sampling_scheme(
+        "poisson",
+        num_rounds=num_rounds,
+        num_bands=1,
+        population=population,
+        clients_per_round=clients_per_round,
+    )
+    return min(num_rounds, population // clients_per_round)

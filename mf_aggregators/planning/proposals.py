@@ -6,27 +6,23 @@ with the reason.
 """
 
 import dataclasses
-import functools
 import hashlib
 import math
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from mf_aggregators import caches, catalogue, workloads
-from mf_aggregators.catalogue import (
-    ErrorName,
-    Request,
-    SamplingSetting,
-    TimerSetting,
-    Variant,
-)
+from mf_aggregators import caches, catalogue
+from mf_aggregators.catalogue import Clients, Variant
 from mf_aggregators.checkpoints import factorization_cache
-from mf_aggregators.factorizations import Errors, Factorization
+from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations._round_errors import RoundError
+from mf_aggregators.factorizations.toeplitz import recursion_of
+from mf_aggregators.kernel.rows import independent_rows
 from mf_aggregators.mechanism import Mechanism, calibrate
+from mf_aggregators.noise import costs
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,
@@ -39,310 +35,226 @@ from mf_aggregators.participation import (
     sampling_schemes,
 )
 from mf_aggregators.participation.certificate_search import Certification, MechanismBudget
+from mf_aggregators.planning import plans
+from mf_aggregators.planning.plans import ANY_SAMPLING, PlannedError, Setting
+from mf_aggregators.workloads import Workload
 
-# The option of a mechanism that approximates another factorization.
-_BASE = "base_checkpoint"
-# An option that names say nothing of.
-_RELATIVE_GAP = "relative_gap"
-
-# What a plan compares mechanisms by: ``mean``, ``max``, or a weight for each round.
-PlannedError: TypeAlias = str | tuple[float, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A mechanism to evaluate.
-
-    Attributes:
-      kind: As ``mf-factorize --mechanism`` spells it.
-      options: The flags of ``mf-factorize`` that make it, without the common ones.
-      participation: The schema that it is made for.
-      compute: Computes it, or takes it from the cache; None for what is infeasible.
-      sampling: The sampling scheme that amplifies it, if any.
-      base: The mechanism and the options of what it approximates, if it approximates another
-        factorization.
-      reason: Why it is infeasible.
-      is_cached: Whether it is in the cache.
-      is_search: Whether computing it is a search, whose result is cached.
-    """
-
-    kind: str
-    options: tuple[tuple[str, Any], ...]
-    participation: Participation
-    compute: Callable[[], Factorization] | None = None
-    sampling: SamplingScheme | None = None
-    base: tuple[str, tuple[tuple[str, Any], ...]] | None = None
-    reason: str = ""
-    is_cached: bool = False
-    is_search: bool = False
-
-    @property
-    def name(self) -> str:
-        """The mechanism with its options, for a reader."""
-        words = " ".join([self.kind, *words_of(self.options)])
-        return words if self.sampling is None else f"{words}, {self.sampling.words.label}"
+_BYTES_OF_ROW = 4
+# Noise that takes longer than this a round, and so many times as long as independent noise, is
+# of no use to a run.
+_MOST_SECONDS_PER_ROUND = 60.0
+_MOST_TIMES_INDEPENDENT = 100.0
 
 
-def words_of(options: Sequence[tuple[str, Any]]) -> list[str]:
-    """Returns what the name of a mechanism says of its options: their values.
+def proposed(setting: Setting) -> list[Variant]:
+    """Returns what a plan evaluates, in the order in which it is computed.
 
     Args:
-      options: The options, in order.
-    """
-    return [
-        str(value)
-        for name, value in options
-        if not isinstance(value, bool) and name != _RELATIVE_GAP
-    ]
-
-
-def checked_error(error: Any, num_rounds: int) -> PlannedError:
-    """Returns the error that an argument stands for.
-
-    Args:
-      error: ``mean``, ``max``, or (n,) weights, none below zero and one above.
-      num_rounds: n.
+      setting: What the run is given.
 
     Returns:
-      A word, or the weights; equal weights are the mean.
-
-    Raises:
-      ValueError: If it is none of these.
+      For timers, what is made for their schema. For drawn clients, mechanisms of 1, 2, 4, ... bands
+      and the most possible, with the scheme that amplifies them; where batches are drawn, also
+      what is made for a fixed order of them, which nothing amplifies.
     """
-    found = RoundError.of(error, num_rounds)
-    if found.weights is None:
-        return "max" if found.is_maximum else "mean"
-    return tuple(float(weight) for weight in error)
+    if setting.sampling is None:
+        assert setting.participation is not None
+        return _for_timers(setting, setting.participation)
+    if setting.sampling != ANY_SAMPLING:
+        return _for_scheme(setting, setting.sampling)
+    sizes = (setting.num_rounds, setting.population, setting.clients_per_round)
+    found = _for_timers(setting, MinSeparation(plans.most_bands(*sizes)))
+    has_fixed_order = False
+    for name, scheme in sampling_schemes().items():
+        # With batches of one size, a client takes the place of another one: others need less noise.
+        if not scheme.has_random_sizes:
+            continue
+        # What is made for batches in a fixed order is the same for all schemes with groups.
+        repeats = scheme.has_groups and has_fixed_order
+        of_scheme = _for_scheme(setting, name)
+        found += [each for each in of_scheme if each.sampling is not None or not repeats]
+        has_fixed_order |= scheme.has_groups
+    return found
 
 
-def error_name(error: PlannedError) -> ErrorName:
-    """Returns ``mean``, ``max`` or ``weights``."""
-    if not isinstance(error, str):
-        return "weights"
-    return "max" if error == "max" else "mean"
-
-
-def error_of(errors: Errors, error: PlannedError) -> float:
-    """Returns the root of a squared error of the rounds, at noise multiplier 1.
-
-    Args:
-      errors: Those of all rounds.
-      error: Which error.
-    """
-    if isinstance(error, str):
-        return errors.max_error if error == "max" else errors.rmse
-    weights = np.divide(error, np.max(error))
-    return float(np.sqrt(weights @ errors.per_round_variance / np.sum(weights)))
-
-
-def powers_of_two(largest: int) -> list[int]:
-    """Returns 1, 2, 4, ... up to ``largest``, and ``largest`` itself.
-
-    Args:
-      largest: At least 1.
-    """
-    return sorted({2**i for i in range(largest.bit_length())} | {largest})
-
-
-def most_bands(num_rounds: int, population: int, clients_per_round: int) -> int:
-    """Returns the most bands that sampling allows: n, or m / B, where nothing is amplified.
-
-    Args:
-      num_rounds: n.
-      population: m.
-      clients_per_round: B.
-
-    Returns:
-      The number of bands.
-
-    Raises:
-      ValueError: If the population is smaller than one batch.
-    """
-    # Refuses a population that is smaller than a batch, in the words of all schemes.
-    sampling_scheme(
-        "poisson",
-        num_rounds=num_rounds,
-        num_bands=1,
-        population=population,
-        clients_per_round=clients_per_round,
-    )
-    return min(num_rounds, population // clients_per_round)
-
-
-def for_timers(
-    num_rounds: int,
-    participation: Participation,
-    affordable_bands: Callable[[int], tuple[int, str]],
-    cache_directory: pathlib.Path | None,
-    error: PlannedError = "mean",
-) -> list[Proposal]:
-    """Returns what is evaluated for devices with participation timers.
-
-    Args:
-      num_rounds: n.
-      participation: The schema that the timers enforce.
-      affordable_bands: Takes the most bands that a schema allows; returns the most whose
-        noise fits a budget, and, where those are fewer, what the budget is for.
-      cache_directory: Where factorizations are cached; None for nowhere.
-      error: What mechanisms are made for, where they can be.
-
-    Returns:
-      The proposals.
-    """
-    separation = _separation(participation, num_rounds)
-    affordable, budget = affordable_bands(separation)
-    setting = TimerSetting(num_rounds, participation, separation, affordable, budget)
-    found = [
-        _proposal(name, variant, num_rounds, participation, cache_directory, error)
-        for name, mechanism in catalogue.entries().items()
-        for variant in mechanism.for_timers(setting)
-    ]
+def _for_timers(setting: Setting, participation: Participation) -> list[Variant]:
+    rounds = setting.num_rounds
+    separation = min(participation.separation_in(rounds), rounds)
+    affordable, budget = _affordable_bands(setting, separation)
+    found = _tried(setting, Clients(rounds, participation, separation, affordable, budget))
     most: dict[str, int] = {}
-    for proposal in found:
-        if proposal.compute is not None:
-            most[proposal.kind] = max(_bands(proposal), most.get(proposal.kind, 0))
+    for each in found:
+        if not each.reason:
+            most[each.kind] = max(_bands(each), most.get(each.kind, 0))
     # Matrices with fewer bands than another of their kind only save memory: in a limited time they
     # come last.
     return sorted(found, key=lambda each: _bands(each) < most.get(each.kind, 0))
 
 
-def for_sampling(
-    num_rounds: int,
-    population: int,
-    clients_per_round: int,
-    sampling: str,
-    cache_directory: pathlib.Path | None,
-    error: PlannedError = "mean",
-) -> list[Proposal]:
-    """Returns what is evaluated for a data centre that draws every batch.
-
-    Args:
-      num_rounds: n.
-      population: The clients m.
-      clients_per_round: The batch size B.
-      sampling: The name of a scheme with groups, such as ``poisson``.
-      cache_directory: Where factorizations are cached; None for nowhere.
-      error: What mechanisms are made for, where they can be.
-
-    Returns:
-      Amplified mechanisms of 1, 2, 4, ... bands and the most possible, and the optimum for a
-      fixed order of batches, which nothing amplifies, with its approximation.
-
-    Raises:
-      ValueError: If the population is smaller than one batch.
-    """
-    most = most_bands(num_rounds, population, clients_per_round)
+def _for_scheme(setting: Setting, name: str) -> list[Variant]:
+    rounds, has_groups = setting.num_rounds, sampling_schemes()[name].has_groups
+    most = plans.most_bands(rounds, setting.population, setting.clients_per_round)
     # A fixed order of all batches: everybody returns after an epoch, and nothing is amplified.
-    fixed_order = FixedEpochOrder(math.ceil(num_rounds / most), most)
-    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), fixed_order)
-    proposals = []
-    for name, mechanism in catalogue.entries().items():
-        for variant in mechanism.for_sampling(setting):
-            bands = variant.amplified_bands
-            schema: Participation = fixed_order if bands is None else SingleParticipation()
-            proposal = _proposal(name, variant, num_rounds, schema, cache_directory, error)
-            if bands is not None and proposal.compute is not None:
-                proposal = _drawn(
-                    proposal,
-                    sampling,
-                    num_rounds=num_rounds,
-                    num_bands=bands,
-                    population=population,
-                    clients_per_round=clients_per_round,
-                )
-            proposals.append(proposal)
-    return proposals
+    fixed_order = FixedEpochOrder(math.ceil(rounds / most), most)
+    counts = tuple(plans.powers_of_two(most))
+    found: list[Variant] = []
+    for variant in _tried(setting, Clients(rounds, fixed_order, most, most, band_counts=counts)):
+        bands = variant.amplified_bands
+        if bands is None:
+            found += [variant] if has_groups else []
+            continue
+        variant = _made_for(variant, SingleParticipation())
+        separations: Sequence[int | None] = (None,)
+        if name == MinSeparationSampling.name:
+            largest = setting.population // setting.clients_per_round
+            wanted = sorted({bands, bands + bands // 2, 2 * bands})
+            separations = [each for each in wanted if each <= largest]
+        found += [_drawn(setting, variant, name, bands, each) for each in separations]
+    if not sampling_schemes()[name].takes_any_matrix:
+        return found
+    scheme = _scheme(setting, name, rounds)
+    # What is made for timers of the scheme's separation, approximations apart.
+    separation = min(scheme.separation_in(rounds), rounds)
+    timers = Clients(rounds, MinSeparation(separation), separation, separation)
+    amplified = {each.kind for each in found}
+    return found + [
+        dataclasses.replace(each, sampling=scheme)
+        for each in _tried(setting, timers)
+        if each.kind not in amplified and each.base is None
+    ]
 
 
-def _drawn(proposal: Proposal, sampling: str, **sizes: Any) -> Proposal:
-    """The proposal for clients that a scheme draws, or why the scheme is none for its bands."""
+def _drawn(
+    setting: Setting, variant: Variant, name: str, num_bands: int, separation: int | None = None
+) -> Variant:
+    """The variant for clients that a scheme draws, or why the scheme is none for its bands."""
+    if variant.reason:
+        return variant
     try:
-        scheme = sampling_scheme(sampling, **sizes)
+        scheme = _scheme(setting, name, num_bands, separation)
     except ValueError as error:
-        reason = f"{sampling}: {str(error).rstrip('.')}"
-        return dataclasses.replace(proposal, compute=None, reason=reason)
-    return dataclasses.replace(proposal, sampling=scheme)
+        return dataclasses.replace(variant, reason=f"{name}: {str(error).rstrip('.')}")
+    return dataclasses.replace(variant, sampling=scheme)
 
 
-def for_random_participation(
-    num_rounds: int,
-    population: int,
-    clients_per_round: int,
-    sampling: str,
-    cache_directory: pathlib.Path | None,
-    error: PlannedError = "mean",
-) -> list[Proposal]:
-    """Returns what is evaluated for clients that draw for themselves when to take part.
+def _scheme(
+    setting: Setting, name: str, num_bands: int, separation: int | None = None
+) -> SamplingScheme:
+    return sampling_scheme(
+        name,
+        num_rounds=setting.num_rounds,
+        num_bands=num_bands,
+        population=setting.population,
+        clients_per_round=setting.clients_per_round,
+        separation=separation,
+    )
+
+
+def _tried(setting: Setting, clients: Clients) -> list[Variant]:
+    """What all mechanisms propose for clients, made for the error of a plan where they can be."""
+    return [
+        _made_for(_with_error(variant, setting.error), clients.participation)
+        for mechanism in catalogue.entries().values()
+        for variant in mechanism.tried(clients)
+    ]
+
+
+def _made_for(variant: Variant, schema: Participation) -> Variant:
+    base = None if variant.base is None else _made_for(variant.base, schema)
+    return dataclasses.replace(variant, participation=schema, base=base)
+
+
+def _with_error(variant: Variant, error: PlannedError) -> Variant:
+    base = None if variant.base is None else _with_error(variant.base, error)
+    options = dict(variant.options)
+    if error != "mean" and "error" in catalogue.entry(variant.kind).options:
+        options["error"] = error
+    return dataclasses.replace(variant, options=options, base=base)
+
+
+def _bands(variant: Variant) -> int:
+    """The bands that the options name, or 0."""
+    return int(variant.options.get("num_bands", 0))
+
+
+def _affordable_bands(setting: Setting, most: int) -> tuple[int, str]:
+    """The most bands that fit into memory and disk, at least 1, and what limits them."""
+    affordable, budget = most, "noise"
+    if setting.noise_memory is not None:
+        # b bands keep b - 1 rows.
+        rows = int(setting.noise_memory // (_BYTES_OF_ROW * setting.model_size))
+        affordable = min(most, rows + 1)
+    if setting.noise_disk is None or _fits_on_disk(setting, affordable):
+        return affordable, budget
+    # As many as fit are found by bisection: one band keeps nothing.
+    fitting, too_many = 1, affordable
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if _fits_on_disk(setting, middle):
+            fitting = middle
+        else:
+            too_many = middle
+    return fitting, "noise on disk"
+
+
+def _fits_on_disk(setting: Setting, num_bands: int) -> bool:
+    rounds = setting.num_rounds
+    # What a recursion costs follows from its sizes alone.
+    recursion = recursion_of(rounds, np.ones(num_bands), lambda: np.ones(rounds))
+    cost = costs.choose(recursion, setting.model_size, disk_limit=setting.noise_disk)
+    if setting.noise_disk is not None and cost.disk_bytes > setting.noise_disk:
+        return False
+    return cost.seconds_per_round <= most_seconds(setting)
+
+
+def most_seconds(setting: Setting) -> float:
+    """Returns the most seconds a round that noise may take.
 
     Args:
-      num_rounds: n.
-      population: The clients m.
-      clients_per_round: The expected number of clients in a round B.
-      sampling: The name of a scheme without groups, such as ``min_separation``.
-      cache_directory: Where factorizations are cached; None for nowhere.
-      error: What mechanisms are made for, where they can be.
-
-    Returns:
-      Amplified mechanisms of 1, 2, 4, ... bands and the most possible; for ``min_separation``
-      with separations of once, one and a half times and twice the number of bands. For a scheme
-      that takes any matrix also what is made for timers of its separation, approximations apart.
-
-    Raises:
-      ValueError: If the population is smaller than one round's clients.
+      setting: Has the rounds and the size of the model.
     """
-    most = most_bands(num_rounds, population, clients_per_round)
-    largest = population // clients_per_round
-    setting = SamplingSetting(num_rounds, tuple(powers_of_two(most)), SingleParticipation())
-    proposals = []
-    for name, mechanism in catalogue.entries().items():
-        for variant in mechanism.for_sampling(setting):
-            bands = variant.amplified_bands
-            if bands is None:
-                continue
-            proposal = _proposal(
-                name, variant, num_rounds, SingleParticipation(), cache_directory, error
-            )
-            if proposal.compute is not None:
-                proposal = dataclasses.replace(
-                    proposal, compute=functools.lru_cache(maxsize=1)(proposal.compute)
-                )
-            separations: Sequence[int | None] = (None,)
-            if sampling == MinSeparationSampling.name:
-                separations = sorted({bands, bands + bands // 2, 2 * bands})
-            for separation in separations:
-                if separation is not None and separation > largest:
-                    continue
-                drawn = _drawn(
-                    proposal,
-                    sampling,
-                    num_rounds=num_rounds,
-                    num_bands=bands,
-                    population=population,
-                    clients_per_round=clients_per_round,
-                    separation=separation,
-                )
-                proposals.append(drawn)
-    if not sampling_schemes()[sampling].takes_any_matrix:
-        return proposals
-    scheme = sampling_scheme(
-        sampling,
-        num_rounds=num_rounds,
-        num_bands=num_rounds,
-        population=population,
-        clients_per_round=clients_per_round,
-    )
-    separation = min(scheme.separation_in(num_rounds), num_rounds)
-    schema = MinSeparation(separation)
-    timers = TimerSetting(num_rounds, schema, separation, separation, "")
-    amplified = {each.kind for each in proposals}
-    for name, mechanism in catalogue.entries().items():
-        if name in amplified:
-            continue
-        for variant in mechanism.for_timers(timers):
-            if variant.base is None:
-                proposal = _proposal(name, variant, num_rounds, schema, cache_directory, error)
-                proposals.append(dataclasses.replace(proposal, sampling=scheme))
-    return proposals
+    independent = costs.choose(independent_rows(setting.num_rounds), setting.model_size)
+    return max(_MOST_SECONDS_PER_ROUND, _MOST_TIMES_INDEPENDENT * independent.seconds_per_round)
+
+
+def computed(variant: Variant, num_rounds: int, cache: pathlib.Path | None) -> Factorization:
+    """Returns the factorization of a variant, from the cache if it is there; its base before it.
+
+    Args:
+      variant: A feasible one.
+      num_rounds: The rounds n.
+      cache: Where factorizations are cached between calls; None for nowhere.
+    """
+
+    def compute() -> Factorization:
+        options = dict(variant.options)
+        if variant.base is not None:
+            options["base_checkpoint"] = computed(variant.base, num_rounds, cache)
+        schema = variant.participation if variant.depends_on_schema else None
+        workload = Workload("prefix_sum", num_rounds)
+        return catalogue.entry(variant.kind).build(workload, schema, options)
+
+    if not variant.is_search:
+        return compute()
+    return factorization_cache.fetch(cache, description(variant, num_rounds), compute)
+
+
+def description(variant: Variant, num_rounds: int) -> dict[str, Any]:
+    """Returns what a factorization follows from, by which the cache knows it; JSON-able.
+
+    Args:
+      variant: Its mechanism, options, schema and base.
+      num_rounds: The rounds n.
+    """
+    found: dict[str, Any] = {"mechanism": variant.kind, "num_rounds": num_rounds, **variant.options}
+    if variant.depends_on_schema and variant.participation is not None:
+        found["participation"] = variant.participation.to_dict()
+    if isinstance(found.get("error"), tuple):
+        # As the parameters of a factorization have them.
+        found |= RoundError.of(found["error"], num_rounds).parameters()
+    if variant.base is not None:
+        found["base_checkpoint"] = description(variant.base, num_rounds)
+    return found
 
 
 def calibrated(
@@ -354,8 +266,6 @@ def calibrated(
     *,
     is_estimate: bool = False,
     budget: MechanismBudget | None = None,
-    rho: float | None = None,
-    noise_multiplier: float | None = None,
 ) -> Mechanism:
     """Returns the mechanism of least noise for a target, as ``mechanism.calibrate`` does.
 
@@ -370,8 +280,6 @@ def calibrated(
         a certified noise multiplier: the target may be exceeded.
       budget: For schemes without groups, the mechanisms that may be tested, a part of those that
         the delta of one result pays for; all of them count as tested. None if this is the result.
-      rho: In the place of epsilon and delta, for schemas: the target of approximate zCDP.
-      noise_multiplier: In the place of all of them, for schemas: the noise as it is.
 
     Returns:
       The mechanism.
@@ -381,10 +289,6 @@ def calibrated(
     """
     unknown = Mechanism(factorization, participation, 0.0)
     scheme = unknown.sampling
-    if noise_multiplier is not None:
-        return dataclasses.replace(unknown, noise_multiplier=noise_multiplier)
-    if rho is not None:
-        return calibrate(factorization, participation, rho=rho)
     if scheme is None:
         return calibrate(factorization, participation, epsilon=epsilon, delta=delta)
     description: dict[str, Any] = {
@@ -396,16 +300,15 @@ def calibrated(
     }
     columns = factorization.columns_for(scheme)
     certification = dataclasses.replace(certification_in(cache_directory), budget=budget)
-    if columns is not None:
-        description["columns"] = hashlib.sha256(columns.entries.tobytes()).hexdigest()
-        description["rounding"] = columns.rounding
-        if columns.norm is not None:
-            description["norm"] = columns.norm
-        description["is_estimate"] = is_estimate
-        if budget is not None:
-            description["mechanisms"] = budget.left
-
     is_rough = columns is not None and is_estimate
+    if columns is not None:
+        description |= {
+            "columns": hashlib.sha256(columns.entries.tobytes()).hexdigest(),
+            "rounding": columns.rounding,
+            "norm": columns.norm,
+            "is_estimate": is_estimate,
+            "mechanisms": None if budget is None else budget.left,
+        }
 
     def multiplier() -> float:
         if is_rough:
@@ -421,12 +324,8 @@ def calibrated(
             scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
         )
 
-    return dataclasses.replace(
-        unknown,
-        noise_multiplier=factorization_cache.fetch_number(
-            cache_directory, description, multiplier, keeps_target
-        ),
-    )
+    found = factorization_cache.fetch_number(cache_directory, description, multiplier, keeps_target)
+    return dataclasses.replace(unknown, noise_multiplier=found)
 
 
 def certification_in(cache_directory: pathlib.Path | None) -> Certification:
@@ -439,107 +338,3 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
         # Where guarantees look for the certificate as well.
         return Certification(directory=caches.find(certificate_search.FOLDER))
     return Certification(directory=cache_directory)
-
-
-def _proposal(
-    mechanism: str,
-    variant: Variant,
-    num_rounds: int,
-    schema: Participation,
-    cache: pathlib.Path | None,
-    error: PlannedError,
-) -> Proposal:
-    variant = _made_for(error, mechanism, variant)
-    base = (
-        None if variant.base is None else (variant.base[0], tuple(variant.base[1].options.items()))
-    )
-    options = tuple(variant.options.items())
-    if variant.reason:
-        return Proposal(mechanism, options, schema, base=base, reason=variant.reason)
-    is_cached = variant.is_cached and factorization_cache.holds(
-        cache, _description(mechanism, variant, num_rounds, schema)
-    )
-    return Proposal(
-        mechanism,
-        options,
-        schema,
-        functools.partial(_computed, mechanism, variant, num_rounds, schema, cache),
-        base=base,
-        is_cached=is_cached,
-        is_search=variant.is_cached and not is_cached,
-    )
-
-
-def _made_for(error: PlannedError, mechanism: str, variant: Variant) -> Variant:
-    """The variant that is made for an error, as far as the mechanism is made for it.
-
-    Whoever gives the options of such a variant to ``mf-factorize`` gets the same matrix: its gap is
-    an option, too, while a matrix for the mean may be made to a smaller gap.
-    """
-    if variant.base is not None:
-        base = variant.base[0], _made_for(error, *variant.base)
-        variant = dataclasses.replace(variant, base=base)
-    name = error_name(error)
-    option = catalogue.entry(mechanism).error_option
-    if name == "mean" or option is None or option.name in variant.options:
-        return variant
-    options, arguments = {**variant.options, option.name: name}, dict(variant.arguments)
-    if _RELATIVE_GAP in arguments:
-        options[_RELATIVE_GAP] = arguments.pop(_RELATIVE_GAP)
-    if name == "weights":
-        arguments[option.name] = error
-    return dataclasses.replace(variant, options=options, arguments=arguments)
-
-
-def _computed(
-    mechanism: str,
-    variant: Variant,
-    num_rounds: int,
-    schema: Participation,
-    cache: pathlib.Path | None,
-) -> Factorization:
-    """The factorization of a variant, out of the cache if it is there; its base before it."""
-
-    def compute() -> Factorization:
-        options = {**variant.options, **variant.arguments}
-        if variant.base is not None:
-            options[_BASE] = _computed(*variant.base, num_rounds, schema, cache)
-        request = Request(
-            num_rounds,
-            workloads.describe({"name": "prefix_sum"}, num_rounds),
-            schema if variant.depends_on_schema else None,
-            options,
-        )
-        return catalogue.entry(mechanism).build(request)
-
-    if not variant.is_cached:
-        return compute()
-    return factorization_cache.fetch(
-        cache, _description(mechanism, variant, num_rounds, schema), compute
-    )
-
-
-def _description(
-    mechanism: str, variant: Variant, num_rounds: int, schema: Participation
-) -> dict[str, Any]:
-    """What a factorization follows from, by which the cache knows it."""
-    description: dict[str, Any] = {"mechanism": mechanism, "num_rounds": num_rounds}
-    if variant.depends_on_schema:
-        description["participation"] = schema.to_dict()
-    description |= {**variant.options, **variant.arguments}
-    if isinstance(description.get("error"), tuple):
-        # As the parameters of a factorization have them.
-        description |= RoundError.of(description["error"], num_rounds).parameters()
-    if variant.base is not None:
-        name, base = variant.base
-        description[_BASE] = _description(name, base, num_rounds, schema)
-    return description
-
-
-def _bands(proposal: Proposal) -> int:
-    """The bands that the options name, or 0."""
-    return int(dict(proposal.options).get("num_bands", 0))
-
-
-def _separation(schema: Participation, num_rounds: int) -> int:
-    return min(schema.separation_in(num_rounds), num_rounds)

@@ -11,6 +11,7 @@ participations).
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.planning.plans import Candidate, Plan
@@ -54,6 +55,26 @@ class Comparison:
     best: tuple[Candidate, ...]
     matrices: tuple[Regret, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the comparison, JSON-able, with candidates by their names."""
+        return {
+            "separations": list(self.separations),
+            "best": [
+                {"mechanism": each.name, "effective_error": each.effective_error}
+                for each in self.best
+            ],
+            "matrices": [
+                {
+                    "mechanism": each.candidate.kind,
+                    "name": each.candidate.name,
+                    "made_for": list(each.made_for),
+                    "effective_errors": list(each.errors),
+                    "regrets": list(each.regrets),
+                }
+                for each in self.matrices
+            ],
+        }
+
 
 def compare(plans: Sequence[Plan]) -> Comparison:
     """Compares the matrices of plans that differ in nothing but the separation.
@@ -68,22 +89,22 @@ def compare(plans: Sequence[Plan]) -> Comparison:
       ValueError: If a plan is not for timers by a least separation, there is none, or two are for
         the same separation.
     """
-    by_separation: dict[int, Plan] = {}
-    schemas_of: dict[int, MinSeparation] = {}
+    by_schema: dict[MinSeparation, Plan] = {}
     for plan in plans:
         schema = plan.setting.participation
-        if not isinstance(schema, MinSeparation) or schema.separation in by_separation:
+        if not isinstance(schema, MinSeparation) or schema.separation in {
+            each.separation for each in by_schema
+        }:
             raise ValueError("plans for timers are compared, each with another least separation.")
-        by_separation[schema.separation] = plan
-        schemas_of[schema.separation] = schema
-    if not by_separation:
+        by_schema[schema] = plan
+    if not by_schema:
         raise ValueError("there is no plan to compare.")
-    separations = tuple(sorted(by_separation))
-    schemas = [schemas_of[each] for each in separations]
-    best = tuple(by_separation[each].candidates[0] for each in separations)
+    schemas = sorted(by_schema, key=lambda each: each.separation)
+    separations = tuple(each.separation for each in schemas)
+    best = tuple(by_schema[each].candidates[0] for each in schemas)
     found: dict[tuple[str, tuple[float, ...]], Regret] = {}
-    for separation in separations:
-        for candidate in by_separation[separation].candidates:
+    for schema in schemas:
+        for candidate in by_schema[schema].candidates:
             if not math.isfinite(candidate.effective_error):
                 continue
             errors = _errors(candidate, schemas)
@@ -94,7 +115,7 @@ def compare(plans: Sequence[Plan]) -> Comparison:
             # What no schema has a say in is the same for all of them.
             key = candidate.name, tuple(float(f"{error:.12g}") for error in errors)
             known = found.get(key)
-            made_for = (separation,) if known is None else (*known.made_for, separation)
+            made_for = (*(() if known is None else known.made_for), schema.separation)
             found[key] = Regret(candidate, made_for, errors, regrets)
     matrices = sorted(found.values(), key=lambda each: each.worst)
     return Comparison(separations, best, tuple(matrices))

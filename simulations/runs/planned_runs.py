@@ -26,7 +26,6 @@ from mf_aggregators import (
 )
 from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import NoiseSplit
-from mf_aggregators.catalogue import Request
 from mf_aggregators.commands import facts_of_runs, mechanism_flags
 from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.factorizations import ExtensionError, Factorization
@@ -540,14 +539,13 @@ def _factorization(
     if name == run_config.NOT_PRIVATE:
         return factorizations.identity(num_rounds)
     mechanism = catalogue.entry(name)
-    request = Request(
-        num_rounds,
+    given = mechanism_flags.given_options(config, name)
+    return mechanism.build(
         workload,
-        participation,
-        mechanism_flags.given_options(config, name),
+        participation if mechanism.has_schema_in_runs else None,
+        mechanism.options_of_run(given, num_rounds, default_bands),
         show_progress=True,
     )
-    return mechanism.build(mechanism.for_run(request, default_bands))
 
 
 def factorize_command(
@@ -580,19 +578,18 @@ def factorize_command(
     if is_by_timers:
         participation = timers = participation_of(config, data)
         max_bands = min(timers.separation, num_rounds, max_bands)
-    given = {option.name: config.get(option.name) for option in mechanism.options}
-    options = {each: value for each, value in given.items() if value is not None}
-    request = mechanism.for_run(Request(num_rounds, workload, participation, options), max_bands)
+    given = {each: config[each] for each in mechanism.options if config.get(each) is not None}
+    options = mechanism.options_of_run(given, num_rounds, max_bands)
     rates = workload.constant_momentum() is None
-    is_whole = is_by_timers and request.participation == participation
+    has_schema = mechanism.has_schema_in_runs
     return " ".join(
         (
             f"mf-factorize --mechanism={name} --num_rounds={num_rounds}",
-            *(f"--{each}={value}" for each, value in request.options.items()),
+            *(f"--{each}={value}" for each, value in options.items()),
             f"--workload=momentum_sgd --momentum={config.server_momentum!r}",
             *([f"--learning_rates={shlex.quote(learning_rates)}"] if rates else []),
-            *([] if request.participation is None else [request.participation.factorize_flags()]),
-            *(_noise_flags(config) if is_whole else []),
+            *([participation.factorize_flags()] if has_schema else []),
+            *(_noise_flags(config) if is_by_timers and has_schema else []),
             f"--output={name}_training",
         )
     )

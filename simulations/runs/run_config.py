@@ -533,7 +533,7 @@ def _check_clip(options: RunConfig) -> None:
 
 def _check_mechanism(options: RunConfig) -> None:
     has_checkpoint = options.checkpoint is not None
-    for name in mechanism_flags.option_names_of_runs() if has_checkpoint else ():
+    for name in catalogue.OPTIONS_OF_RUNS if has_checkpoint else ():
         check_choice(
             options[name] is None,
             f"--{name} and --checkpoint exclude each other: the checkpoint has its own.",

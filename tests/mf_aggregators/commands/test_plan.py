@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 import mf_aggregators as mfa
 from mf_aggregators import planning
-from mf_aggregators.commands import plan, plan_separations
+from mf_aggregators.commands import plan
 from mf_aggregators.factorizations import noise_rows
 from mf_aggregators.kernel.numbers import pair
 from mf_aggregators.participation import MinSeparation
@@ -185,7 +186,7 @@ def test_a_script_gets_the_same_twice(cache: str) -> None:
             ["--mechanisms=blt", "--mechanisms=banded,tree"],
             "lost: write --mechanisms=blt,banded,tree",
         ),
-        (["--separations=0"], "a number of --separations must be at least 1"),
+        (["--separations=0"], "--separations=0: separation must be at least 1"),
         (["--separations=13"], "--separations=13 is more than --num_rounds=12"),
         (["--separations=5"], "--separations=5: "),
         (["--separations=2", "--sampling=poisson"], "--separations is for devices with timers"),
@@ -245,23 +246,30 @@ def test_regrets_of_further_separations(
 
 
 def test_separations_share_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_separations.time, "monotonic", lambda: 100.0)
-    assert plan_separations.share_of(None, 3) is None
-    assert plan_separations.share_of(130.0, 3) == 10.0
-    assert plan_separations.share_of(130.0, 1) == 30.0
+    monkeypatch.setattr(plan.time, "monotonic", lambda: 100.0)
+    assert plan._share_of(None, 3) is None
+    assert plan._share_of(130.0, 3) == 10.0
+    assert plan._share_of(130.0, 1) == 30.0
     # A plan without time would be refused as one.
-    assert plan_separations.share_of(90.0, 2) == 1.0
+    assert plan._share_of(90.0, 2) == 1.0
 
 
-def test_a_separation_without_a_plan_is_left_out() -> None:
-    said: list[str] = []
+def test_a_separation_without_a_plan_is_left_out(
+    capsys: pytest.CaptureFixture[str], cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planning.make
 
-    def make(setting: planning.Setting, limit: float | None) -> planning.Plan:
-        raise ValueError("no mechanism that fits was computed")
+    def make(setting: planning.Setting, **options: Any) -> planning.Plan:
+        if setting.participation == MinSeparation(2):
+            raise ValueError("no mechanism that fits was computed")
+        return made(setting, **options)
 
-    setting = planning.Setting(12, 120, 10, MinSeparation(3), None, 8.0, 1e-6, 1000)
-    assert plan_separations.plans_of([setting], make, None, said.append) == []
-    assert said[-1].endswith("is left out: no mechanism that fits was computed")
+    monkeypatch.setattr(planning, "make", make)
+    arguments = (cache, "--separation=4", "--mechanisms=identity", "--separations=2,3")
+    status, out, err = call_plan(capsys, *SETTING, *arguments, "--format=json")
+    assert status == 0
+    assert json.loads(out)["separations"]["separations"] == [3, 4]
+    assert "2 rounds apart is left out: no mechanism that fits was computed" in err
 
 
 @pytest.mark.parametrize("name", [each.split("=")[0] for each in SETTING[:4]])
@@ -416,7 +424,7 @@ def test_an_interrupt_loses_nothing_that_is_finished(
         assert fields["recommended"] is None
         assert {each["mechanism"] for each in fields["candidates"]} == finished
     else:
-        assert all(f"\n {name} " in out for name in finished)
+        assert all(f"\n  {name} " in out for name in finished)
         assert "Interrupted: the others are not compared." in out
 
 

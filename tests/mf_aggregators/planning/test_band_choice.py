@@ -29,7 +29,7 @@ from mf_aggregators.participation.certificate_search import (
     MechanismBudget,
     MechanismBudgetError,
 )
-from mf_aggregators.planning import band_choice, proposals
+from mf_aggregators.planning import band_choice, plans, proposals
 from mf_aggregators.planning.band_choice import BandChoice
 from tests.refusals import refuses
 
@@ -140,11 +140,11 @@ def test_one_band_is_independent_noise(cache: pathlib.Path) -> None:
 
 @pytest.mark.long
 def test_the_grid_is_powers_of_two_and_the_most(cache: pathlib.Path) -> None:
-    assert proposals.powers_of_two(1) == [1]
-    assert proposals.powers_of_two(8) == [1, 2, 4, 8]
-    assert proposals.powers_of_two(342) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 342]
-    assert proposals.most_bands(12, 10_000, 10) == 12
-    assert proposals.most_bands(12, 59, 10) == 5
+    assert plans.powers_of_two(1) == [1]
+    assert plans.powers_of_two(8) == [1, 2, 4, 8]
+    assert plans.powers_of_two(342) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 342]
+    assert plans.most_bands(12, 10_000, 10) == 12
+    assert plans.most_bands(12, 59, 10) == 5
     choices = band_choice.compare(4.0, 1e-6, **_SIZES, cache_directory=cache)
     assert [choice.num_bands for choice in choices] == [1, 2, 4, 6]
 

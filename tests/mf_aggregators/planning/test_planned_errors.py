@@ -67,9 +67,8 @@ def test_the_worst_round_decides(cache: pathlib.Path) -> None:
     asked = {each.kind for each in plan.candidates if "max" in each.name.split()}
     assert asked == {"blt", "banded_inverse", "toeplitz", "banded"}
     assert all((_is_made_for(each) == "max") == (each.kind in asked) for each in plan.candidates)
-    bases = {each.base for each in plan.candidates if each.kind == "structured"}
-    ((kind, options),) = (each for each in bases if each is not None)
-    assert (kind, dict(options)["error"]) == ("banded", "max")
+    bases = [each.variant.base for each in plan.candidates if each.kind == "structured"]
+    assert {each.name for each in bases if each is not None} == {"banded 6 max"}
     assert quantity_of("max") in plan.reason
 
 
@@ -138,7 +137,7 @@ def test_weights_decide(cache: pathlib.Path) -> None:
 def test_what_is_made_for_no_error_is_made_for_the_mean(cache: pathlib.Path) -> None:
     known = catalogue.entries()
     for each in _made(cache, error=_WEIGHTS).candidates:
-        takes_them = known[each.kind].error_option is not None
+        takes_them = "error" in known[each.kind].options
         assert _is_made_for(each) == ("weights" if takes_them else "mean")
         assert ("weights" in each.name.split()) == takes_them
 

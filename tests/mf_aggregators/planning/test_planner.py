@@ -2,8 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
+import multiprocessing
+import os
 import pathlib
+import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,12 +17,14 @@ import pytest
 
 from mf_aggregators import (
     accounting,
+    atomic_files,
     factorizations,
     lower_bounds,
     planning,
     workloads,
 )
 from mf_aggregators.caches import CacheWarning
+from mf_aggregators.catalogue import Variant
 from mf_aggregators.kernel import certificate as certificates
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.noise import costs
@@ -31,8 +38,8 @@ from mf_aggregators.participation import (
     sampling_scheme,
 )
 from mf_aggregators.participation.certificate_search import Certification
-from mf_aggregators.planning import Plan, planner, proposals, side_processes
-from mf_aggregators.planning.side_processes import TimeLimitError
+from mf_aggregators.planning import Plan, planner, proposals
+from mf_aggregators.planning.planner import TimeLimitError
 from tests.examples import covering
 from tests.mf_aggregators.planning.small_settings import TIMERS
 from tests.refusals import refuses
@@ -397,7 +404,9 @@ def test_structured_is_recommended_where_it_is_as_good_and_costs_less(cache: pat
         model_size=4_000_000,
     )
     assert plan.recommended.kind == "structured"
-    assert plan.recommended.base == ("optimal", ())
+    base = plan.recommended.variant.base
+    assert base is not None
+    assert base.name == "optimal"
     (optimal,) = (each for each in plan.candidates if each.kind == "optimal")
     assert plan.recommended.errors.rmse == pytest.approx(optimal.errors.rmse, rel=1e-3)
     # The optimum is certified to 0.1 % of its square.
@@ -411,7 +420,9 @@ def test_structured_of_bands_keeps_less_than_they_do(cache: pathlib.Path) -> Non
     schema, memory = MinSeparation(40), 16.0 * _ROW_IN_BYTES
     plan = _made(cache, num_rounds=120, population=400, participation=schema, noise_memory=memory)
     best = plan.candidates[0]
-    assert (best.kind, best.base) == ("structured", ("banded", (("num_bands", 40),)))
+    base = best.variant.base
+    assert base is not None
+    assert (best.kind, base.name) == ("structured", "banded 40")
     # Its sensitivity is an upper bound, and counts every participation that is allowed.
     strategy = best.mechanism.factorization.strategy_matrix()
     pattern = strategy[:, ::40].sum(axis=1)
@@ -542,15 +553,15 @@ def test_what_is_not_done_in_time_is_skipped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def none_ends(searches: Mapping[int, Any], *_: object) -> Iterator[Callable[[int], bool]]:
-        def wait(number: int) -> bool:
-            if number in searches:
-                raise TimeLimitError(f"number {number} of {len(searches)} does not end")
+    def none_ends(searches: Mapping[str, Any], *_: object) -> Iterator[Callable[[str], bool]]:
+        def wait(name: str) -> bool:
+            if name in searches:
+                raise TimeLimitError(f"one of {len(searches)} does not end")
             return False
 
         yield wait
 
-    monkeypatch.setattr(side_processes, "computing", none_ends)
+    monkeypatch.setattr(planner, "_computing", none_ends)
     found: list[object] = []
     names = ["identity", "tree", "banded", "structured"]
 
@@ -564,8 +575,8 @@ def test_what_is_not_done_in_time_is_skipped(
         )
 
     for time_limit, directory, reason in (
-        (600.0, tmp_path, "number 3 of 4 does not end"),
-        (600.0, None, "number 3 of 4 does not end"),
+        (600.0, tmp_path, "one of 4 does not end"),
+        (600.0, None, "one of 4 does not end"),
         (1e-9, None, "was not begun when the time had passed"),
     ):
         found.clear()
@@ -603,3 +614,107 @@ def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: pathlib.Path) -> 
     )
     with pytest.warns(CacheWarning):
         _check(planning.make(setting, cache_directory=file / "cache"))
+
+
+def _note(directory: pathlib.Path, variant: Variant) -> None:
+    """Stands for a search, whose name is that of a file with the files that were there before.
+
+    Args:
+      directory: Where files are written.
+      variant: ``fails`` and ``dies`` write no file, and ``hangs`` never ends while it writes one.
+    """
+    if variant.kind == "fails":
+        raise ValueError("this one cannot be computed")
+    if variant.kind == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if variant.kind == "hangs":
+        with atomic_files.writing(directory / "hangs") as file:
+            file.write(b"half of it")
+            file.flush()
+            time.sleep(600.0)
+    there = sorted(path.name for path in directory.iterdir())
+    threads = os.environ["OPENBLAS_NUM_THREADS"]
+    (directory / variant.kind).write_text(" ".join([threads, *there]))
+
+
+def _searches(*names: str, based: str = "") -> dict[str, Variant]:
+    found = {name: Variant(name) for name in names}
+    return found | ({based: Variant(based, base=found[names[0]])} if based else {})
+
+
+@pytest.mark.timeout(120)
+def test_searches_run_elsewhere_and_are_waited_for(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    searches = _searches("first", "fails", based="second")
+    compute = functools.partial(_note, tmp_path)
+    with planner._computing(searches, compute, processes=7) as wait:
+        for name in (*searches, "another"):
+            wait(name)
+    # What approximates another factorization begins when that is there; seven cores are shared.
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"first": "2", "second": "2 first"}
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "5"
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_dies_is_no_loss(tmp_path: pathlib.Path) -> None:
+    compute = functools.partial(_note, tmp_path)
+    searches = _searches("dies", based="second")
+    with planner._computing(searches, compute, processes=1) as wait:
+        for name in searches:
+            wait(name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(120)
+def test_what_still_runs_ends_with_the_plan(tmp_path: pathlib.Path) -> None:
+    compute = functools.partial(_note, tmp_path)
+    deadline = time.monotonic() + 5.0
+    with planner._computing(_searches("hangs"), compute, 1, deadline) as wait:
+        with pytest.raises(TimeLimitError):
+            wait("hangs")
+        assert [path.stat().st_size > 0 for path in tmp_path.iterdir()] == [True]
+    assert not multiprocessing.active_children()
+    # No half of a file is left.
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("names", [(), ("first",)])
+def test_no_process_where_none_is_allowed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """Daemons of multiprocessing, such as the workers of a pool, have no processes of their own."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": bool(names)})
+    compute = functools.partial(_note, tmp_path)
+    with planner._computing(_searches(*names), compute, 2) as wait:
+        wait("first")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_a_plan_does_not_depend_on_who_computes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_FEWEST_ROUNDS_OF_PROCESSES", 1)
+    setting = planning.Setting(64, 800, 100, MinSeparation(8), None, 8.0, 1e-4, 1000)
+    plans = [
+        planner.make(
+            setting,
+            cache_directory=tmp_path / str(processes),
+            processes=processes,
+            # One of which is based on another.
+            mechanisms=["toeplitz", "banded", "structured"],
+        )
+        for processes in (1, 2)
+    ]
+    alone, together = (
+        {each.name: (each.errors.rmse, each.mechanism.noise_multiplier) for each in plan.candidates}
+        for plan in plans
+    )
+    assert list(alone) == list(together)
+    for name, numbers in alone.items():
+        assert together[name] == pytest.approx(numbers, rel=1e-6)
+    kept = [{path.name for path in (tmp_path / name).iterdir()} for name in ("1", "2")]
+    assert kept[0] == kept[1]

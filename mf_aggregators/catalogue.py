@@ -1,0 +1,642 @@
+"""The library's mechanisms by name: how each is made, loaded, planned, audited and run.
+
+The options of a mechanism are parameters of the function that makes its matrix. Beside it, a
+function says what a plan evaluates of the mechanism.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from mf_aggregators.factorizations.banded import BandedFactorization, banded
+from mf_aggregators.factorizations.banded_inverse import BandedInverseFactorization, banded_inverse
+from mf_aggregators.factorizations.blt import BltFactorization, blt
+from mf_aggregators.factorizations.factorization import Factorization
+from mf_aggregators.factorizations.identity import IdentityFactorization, identity
+from mf_aggregators.factorizations.optimal import DenseFactorization, optimal
+from mf_aggregators.factorizations.structured import StructuredFactorization, structured
+from mf_aggregators.factorizations.toeplitz import ToeplitzFactorization, toeplitz
+from mf_aggregators.factorizations.tree_aggregation import (
+    TreeAggregationFactorization,
+    tree_aggregation,
+)
+from mf_aggregators.kernel import numbers
+from mf_aggregators.kernel.numbers import Error, FloatArray
+from mf_aggregators.participation import Participation, SamplingScheme
+from mf_aggregators.workloads import Workload
+
+# Plans compare matrices that are certified to this relative gap of the squared error.
+RELATIVE_GAP_OF_PLANS = 1e-3
+# The help of options that name an error of the rounds.
+MEANING_OF_ERROR = (
+    "What is minimised: the mean squared error over rounds (mean), that of the worst (max), or "
+    "the mean with the weights of a text file, one a line for each round."
+)
+# Above so many rounds, searches for dense matrices and for banded inverses take minutes.
+_MOST_ROUNDS_OF_DENSE_SEARCHES, _MOST_ROUNDS_OF_INVERSES = 4096, 20_000
+# The most bands, which are the best, are searched for more rounds than a dense matrix, if that
+# takes no more than so many n b^2. Fewer bands are for those who look for less memory.
+_MOST_ROUNDS_OF_MOST_BANDS, _MOST_OPERATIONS = 20_000, 4e8
+_FEWER_BANDS = (4, 16, 64)
+
+
+class OptionError(Error, ValueError):
+    """An option of a mechanism that is missing or does not fit; the message names the flag."""
+
+
+class Option(NamedTuple):
+    """A parameter of mechanisms, as commands offer it.
+
+    Attributes:
+      takes: ``int``, ``float`` or ``bool``; the words of a choice; ``checkpoint`` for a directory,
+        whose factorization the mechanism gets; or ``error`` for an error of the rounds: ``mean``,
+        ``max``, or a file of weights, whose (n,) array the mechanism gets.
+      meaning: The help of the flag, in whole sentences, with its default.
+    """
+
+    takes: type | tuple[str, ...] | Literal["checkpoint", "error"]
+    meaning: str
+
+
+_OPTIONS: Mapping[str, Option] = {
+    "num_bands": Option(
+        int,
+        "The bands of C; for banded_inverse, those of its inverse. Default: the separation for "
+        "banded and toeplitz, and all n for toeplitz without one. For banded_inverse, 16 in a "
+        "training run and the separation in an audit; mf-factorize needs it.",
+    ),
+    "num_buffers": Option(
+        int,
+        "The buffers of the noise, 1 to 8. Default: 4 in a training run and 2 in an audit; "
+        "mf-factorize chooses by accuracy.",
+    ),
+    "accuracy": Option(
+        float,
+        "How far the error may be above that of 8 buffers, relative to it, where the fewest "
+        "buffers are chosen. Default: 0.01.",
+    ),
+    "decoder": Option(
+        ("online", "full"),
+        "How sums are estimated: from the nodes below alone, or from all nodes. Default: online.",
+    ),
+    "error": Option("error", f"{MEANING_OF_ERROR} Default: mean."),
+    "coefficients": Option(
+        ("optimised", "square_root"),
+        "Where coefficients come from: an optimiser, or the square root of the prefix sums. "
+        "Default: optimised.",
+    ),
+    "equal_column_norms": Option(
+        bool,
+        "Whether C has equal column norms; columns of toeplitz are scaled to them. Default: true "
+        "for banded, and false for toeplitz and optimal.",
+    ),
+    "relative_gap": Option(
+        float,
+        "The certified relative gap of the squared error at which the search stops. Default: 1e-5 "
+        "for banded, and 1e-3 for the maximum; 1e-6 for optimal, and for clients that return 5e-6, "
+        "or 1e-3 for the maximum.",
+    ),
+    "pattern_entries": Option(
+        ("any", "non_negative", "orthogonal"),
+        "What the entry of C^T C may be for two rounds of one client: any number, one that is not "
+        "negative, or zero. Default: any.",
+    ),
+    "num_diagonals": Option(int, "The diagonals h that are kept as they are."),
+    "rank": Option(int, "The rank r of what stands in the place of the rest."),
+    "base_checkpoint": Option(
+        "checkpoint", "The factorization that is approximated. Default: optimal, computed anew."
+    ),
+}
+# Options that training runs offer as well; both are at least 1.
+OPTIONS_OF_RUNS = ("num_bands", "num_buffers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """How clients take part, by which mechanisms choose what a plan evaluates.
+
+    Attributes:
+      num_rounds: The number of rounds n.
+      participation: The schema that matrices are made for: that of timers, or a fixed order of all
+        batches, which nothing amplifies.
+      separation: The least distance of two participations of a client, in rounds; n for one.
+      affordable_bands: The most bands of C, up to the separation, whose noise fits the budget.
+      budget: Name of what limits the bands.
+      band_counts: The numbers of bands that are worth evaluating where batches are drawn, ascending
+        from 1; empty for timers.
+    """
+
+    num_rounds: int
+    participation: Participation
+    separation: int
+    affordable_bands: int
+    budget: str = ""
+    band_counts: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A mechanism with its options, which a plan evaluates.
+
+    Attributes:
+      kind: As ``mf-factorize --mechanism`` spells it.
+      options: The flags of ``mf-factorize`` that make it, beside the common ones. An ``error`` with
+        weights is the tuple of these.
+      depends_on_schema: Whether the matrix depends on the schema that it is made for; otherwise
+        one is cached for all of them.
+      base: The factorization that it approximates, if any; it is the option ``base_checkpoint``.
+      amplified_bands: The bands of C, where drawn batches amplify the guarantee; None where
+        batches are in a fixed order.
+      is_search: Whether making it is a search, whose result is cached.
+      reason: Why it is infeasible; empty otherwise.
+      participation: The schema that it is made for; None before a plan says so.
+      sampling: The scheme that draws clients, if any.
+    """
+
+    kind: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    depends_on_schema: bool = True
+    base: "Variant | None" = None
+    amplified_bands: int | None = None
+    is_search: bool = True
+    reason: str = ""
+    participation: Participation | None = None
+    sampling: SamplingScheme | None = None
+
+    @property
+    def name(self) -> str:
+        """The mechanism with the values of its options, for a reader."""
+        values = (
+            "weights" if isinstance(value, tuple) else str(value)
+            for name, value in self.options.items()
+            if not isinstance(value, bool) and name != "relative_gap"
+        )
+        return " ".join([self.kind, *values])
+
+    @property
+    def name_with_sampling(self) -> str:
+        """The same, and how its clients take part if that amplifies it."""
+        return self.name if self.sampling is None else f"{self.name}, {self.sampling.words.label}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A mechanism: how its factorizations are made, loaded, planned, audited and run.
+
+    Attributes:
+      name: As ``--mechanism`` spells it.
+      summary: What it is, in a few words, for a table.
+      factorization: The class that a checkpoint is loaded with.
+      make: Makes a factorization. Its parameters are options of the mechanism, and those of
+        ``num_rounds``, ``workload``, ``participation`` and ``show_progress`` that it needs.
+      tried: Returns what a plan evaluates for clients.
+      workloads: Whether it is optimised for the workload that is asked for (``any``), for the
+        prefix sum alone (``prefix_sum``), or for none (``none``).
+      required: Options that have to be given though ``make`` has a default.
+      for_runs: Returns the options of a training run that were not given, of the rounds and the
+        most bands that a run gets; None for a mechanism that runs do not offer by name.
+      for_audits: Returns the options of a small audit that were not given, of the separation; None
+        for an option that stays without.
+      has_schema_in_runs: Whether a run makes it for the schema of its timers.
+      has_known_bands: Whether its options say how many bands C has, for amplification by sampling.
+    """
+
+    name: str
+    summary: str
+    factorization: type[Factorization]
+    make: Callable[..., Factorization]
+    tried: Callable[[Clients], Iterable[Variant]]
+    workloads: Literal["any", "prefix_sum", "none"] = "any"
+    required: tuple[str, ...] = ()
+    for_runs: Callable[[int, int], Mapping[str, Any]] | None = lambda num_rounds, most_bands: {}
+    for_audits: Callable[[int | None], Mapping[str, Any]] = lambda separation: {}
+    has_schema_in_runs: bool = True
+    has_known_bands: bool = False
+
+    @functools.cached_property
+    def options(self) -> Mapping[str, Option]:
+        """The options of the mechanism, by name: parameters of ``make``."""
+        parameters = inspect.signature(self.make).parameters
+        return {name: option for name, option in _OPTIONS.items() if name in parameters}
+
+    def build(
+        self,
+        workload: Workload,
+        participation: Participation | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        show_progress: bool = False,
+    ) -> Factorization:
+        """Makes a factorization.
+
+        Args:
+          workload: The workload A to optimise for.
+          participation: The schema to optimise for; None for a mechanism's own default.
+          options: Values of the options that are given, by name.
+          show_progress: Whether to show a progress bar on standard error.
+
+        Returns:
+          The factorization.
+
+        Raises:
+          OptionError: If an option is missing.
+          ValueError: If it cannot be made for this workload, schema and options.
+        """
+        parameters = inspect.signature(self.make).parameters
+        needed = [name for name, each in parameters.items() if each.default is each.empty]
+        for name in self.options:
+            if name not in options and (name in needed or name in self.required):
+                raise OptionError(f"--mechanism={self.name} needs --{name}.")
+        common = {
+            "num_rounds": workload.num_rounds,
+            "workload": workload,
+            "participation": participation,
+            "show_progress": show_progress,
+        }
+        given = {name: value for name, value in common.items() if name in parameters}
+        return self.make(**given, **options)
+
+    def options_of_audit(
+        self, given: Mapping[str, Any], participation: Participation | None
+    ) -> dict[str, Any]:
+        """Returns the options of a small audit: those that are given, and defaults of others.
+
+        Args:
+          given: Options by name.
+          participation: The schema of the audit; None for the mechanism's own.
+        """
+        defaults = self.for_audits(getattr(participation, "separation", None))
+        return {**{name: each for name, each in defaults.items() if each is not None}, **given}
+
+    def options_of_run(
+        self, given: Mapping[str, Any], num_rounds: int, most_bands: int
+    ) -> dict[str, Any]:
+        """Returns the options of a training run: those that are given, and defaults of others.
+
+        Args:
+          given: Options by name.
+          num_rounds: The rounds n.
+          most_bands: The bands of C that a run gets without ``--num_bands``.
+        """
+        defaults = {} if self.for_runs is None else self.for_runs(num_rounds, most_bands)
+        return {**defaults, **given}
+
+    def nearest_workload(self, workload: Workload) -> Workload | None:
+        """Returns the workload that the mechanism can be optimised for in place of one.
+
+        Args:
+          workload: What is asked for.
+
+        Returns:
+          The workload itself where the mechanism can be optimised for it, and else the prefix sum.
+          None if its matrix depends on no workload.
+        """
+        if self.workloads == "prefix_sum":
+            return Workload("prefix_sum", workload.num_rounds)
+        return workload if self.workloads == "any" else None
+
+    def num_bands(self, options: Mapping[str, Any]) -> int | None:
+        """Returns the bands of C before it is made, for amplification by sampling.
+
+        Args:
+          options: The options that are given.
+
+        Returns:
+          The number of bands, or None if the options do not say it; always None without
+          ``has_known_bands``.
+        """
+        if not self.has_known_bands:
+            return None
+        return options.get("num_bands") if self.options else 1
+
+
+def _banded(
+    workload: Workload,
+    participation: Participation | None,
+    show_progress: bool,
+    num_bands: int | None = None,
+    equal_column_norms: bool = True,
+    error: Any = "mean",
+    relative_gap: float | None = None,
+) -> BandedFactorization:
+    separation = getattr(participation, "separation", None)
+    if num_bands is None and separation is not None:
+        num_bands = min(separation, workload.num_rounds)
+    if num_bands is None:
+        raise OptionError("--mechanism=banded needs --num_bands or --separation.")
+    return banded(
+        workload,
+        num_bands,
+        equal_column_norms,
+        participation,
+        error=error,
+        relative_gap=relative_gap,
+        show_progress=show_progress,
+    )
+
+
+def _structured(
+    workload: Workload,
+    participation: Participation | None,
+    show_progress: bool,
+    num_diagonals: int,
+    rank: int,
+    base_checkpoint: Factorization | None = None,
+) -> StructuredFactorization:
+    rounds = workload.num_rounds
+    if not (1 <= num_diagonals <= rounds and 0 <= rank <= rounds):
+        raise OptionError(
+            f"--num_diagonals must be 1 to {rounds} and --rank 0 to {rounds}, found "
+            f"{num_diagonals} and {rank}."
+        )
+    base = base_checkpoint or _optimum(workload, participation, show_progress)
+    if base.num_rounds != rounds:
+        raise OptionError(
+            f"--base_checkpoint is for {base.num_rounds} rounds, and --num_rounds={rounds}."
+        )
+    return structured(base, num_diagonals, rank, show_progress=show_progress)
+
+
+def _optimum(
+    workload: Workload, schema: Participation | None, show_progress: bool
+) -> DenseFactorization:
+    """The optimum that is approximated where no other factorization is given."""
+    if workload.name != "prefix_sum":
+        raise OptionError(
+            "--mechanism=structured approximates the optimum for prefix sums: for "
+            f"--workload={workload.name} name a factorization to approximate by "
+            "--base_checkpoint, or use a mechanism for any workload."
+        )
+    if (
+        schema is not None
+        and schema.most_participations(workload.num_rounds) > 1
+        and not schema.is_evenly_spaced
+    ):
+        raise OptionError(
+            "--mechanism=structured approximates the optimum, which has no solution for "
+            "clients that return after at least --separation rounds: name a factorization to "
+            "approximate by --base_checkpoint."
+        )
+    return optimal(workload, schema, show_progress=show_progress)
+
+
+# What plans evaluate of each mechanism.
+
+
+def _too_many_rounds(num_rounds: int, most: int) -> str:
+    return f"is optimised for at most {most} rounds" if num_rounds > most else ""
+
+
+def _independent(clients: Clients) -> list[Variant]:
+    bands = 1 if clients.band_counts else None
+    return [Variant("identity", amplified_bands=bands, is_search=False)]
+
+
+def _for_timers(
+    kind: str, *options: Mapping[str, Any], is_search: bool = True
+) -> Callable[[Clients], list[Variant]]:
+    """Returns a function that proposes a mechanism with each of some options, for timers."""
+    variants = [Variant(kind, each, is_search=is_search) for each in options]
+    return lambda clients: [] if clients.band_counts else variants
+
+
+def _inverses(clients: Clients) -> list[Variant]:
+    """Few and some bands, where their search does not take minutes."""
+    if clients.band_counts:
+        return []
+    rounds = clients.num_rounds
+    reason = _too_many_rounds(rounds, _MOST_ROUNDS_OF_INVERSES)
+    numbers = sorted({min(number, rounds) for number in (16, 64)})
+    return [Variant("banded_inverse", {"num_bands": each}, reason=reason) for each in numbers]
+
+
+def _bands(clients: Clients) -> list[Variant]:
+    """The most bands that the budget allows, and fewer for less memory; if drawn, all counts."""
+    rounds, affordable = clients.num_rounds, clients.affordable_bands
+    if clients.band_counts:
+        counts = clients.band_counts[1:]
+        return [
+            dataclasses.replace(_of_bands(rounds, each), amplified_bands=each) for each in counts
+        ]
+    found = []
+    if affordable < clients.separation:
+        reason = f"keeps more {clients.budget} than allowed; bands that fit: {affordable}"
+        found.append(Variant("banded", {"num_bands": clients.separation}, reason=reason))
+    most = _MOST_ROUNDS_OF_DENSE_SEARCHES
+    if rounds <= most:
+        found += [_of_bands(rounds, number) for number in _FEWER_BANDS if number < affordable]
+    elif rounds * affordable**2 <= _MOST_OPERATIONS:
+        most = _MOST_ROUNDS_OF_MOST_BANDS
+    if affordable > 1:
+        found.append(_of_bands(rounds, affordable, most))
+    return found
+
+
+def _of_bands(
+    num_rounds: int, num_bands: int, most_rounds: int = _MOST_ROUNDS_OF_DENSE_SEARCHES
+) -> Variant:
+    """The optimum of a number of bands, which is cached for all schemas that allow them."""
+    return Variant(
+        "banded",
+        {"num_bands": num_bands, "relative_gap": RELATIVE_GAP_OF_PLANS},
+        depends_on_schema=False,
+        reason=_too_many_rounds(num_rounds, most_rounds),
+    )
+
+
+def _optima(clients: Clients) -> list[Variant]:
+    """The optimum where a client takes part once, or in a fixed order, if it is not too large."""
+    rounds = clients.num_rounds
+    reason = _too_many_rounds(rounds, _MOST_ROUNDS_OF_DENSE_SEARCHES)
+    if not clients.band_counts and (
+        reason or clients.participation.most_participations(rounds) > 1
+    ):
+        return []
+    options = {} if reason else {"relative_gap": RELATIVE_GAP_OF_PLANS}
+    return [Variant("optimal", options, reason=reason)]
+
+
+def _approximations(clients: Clients) -> list[Variant]:
+    """Approximations of the optimum, or of the most bands where clients return to timers."""
+    rounds = clients.num_rounds
+    bases = [each for each in _optima(clients) if not each.reason]
+    if (
+        not clients.band_counts
+        and clients.participation.most_participations(rounds) > 1
+        and clients.separation > 1
+        and rounds <= _MOST_ROUNDS_OF_DENSE_SEARCHES
+    ):
+        bases = [_of_bands(rounds, clients.separation)]
+    # docs/planning.md has the errors of other diagonals and ranks. Of fewer rounds, the rank would
+    # be that of the base itself.
+    diagonals, ranks = 4, (8, 16)
+    return [
+        Variant("structured", {"num_diagonals": diagonals, "rank": rank}, base=base)
+        for base in bases
+        for rank in ranks
+        if rounds > diagonals + rank
+    ]
+
+
+# The order is that in which commands and plans name them.
+_ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "identity",
+        "independent noise of DP-FedAvg and DP-SGD",
+        IdentityFactorization,
+        identity,
+        _independent,
+        workloads="none",
+        has_known_bands=True,
+    ),
+    Entry(
+        "tree",
+        "noise in the nodes of a binary tree; Honaker's estimators `online` (from below) and "
+        "`full`",
+        TreeAggregationFactorization,
+        tree_aggregation,
+        _for_timers("tree", {"decoder": "online"}, {"decoder": "full"}, is_search=False),
+        workloads="none",
+    ),
+    Entry(
+        "blt",
+        "Toeplitz coefficients that are sums of m powers (buffered linear Toeplitz)",
+        BltFactorization,
+        blt,
+        _for_timers("blt", {"num_buffers": 2}, {"num_buffers": 4}),
+        for_runs=lambda num_rounds, most_bands: {"num_buffers": 4},
+        for_audits=lambda separation: {"num_buffers": 2},
+    ),
+    Entry(
+        "banded_inverse",
+        "C^-1 Toeplitz with p bands",
+        BandedInverseFactorization,
+        banded_inverse,
+        _inverses,
+        required=("num_bands",),
+        for_runs=lambda num_rounds, most_bands: {"num_bands": min(16, num_rounds)},
+        for_audits=lambda separation: {"num_bands": separation},
+    ),
+    Entry(
+        "toeplitz",
+        "the square root of the prefix sum in closed form, or better coefficients; b bands or all",
+        ToeplitzFactorization,
+        toeplitz,
+        lambda clients: _for_timers("toeplitz", {"num_bands": clients.affordable_bands})(clients),
+        for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
+        for_audits=lambda separation: {"num_bands": separation},
+        has_known_bands=True,
+    ),
+    Entry(
+        "banded",
+        "least squared error with b bands (equal column norms by default), certified",
+        BandedFactorization,
+        _banded,
+        _bands,
+        for_runs=lambda num_rounds, most_bands: {"num_bands": most_bands},
+        has_known_bands=True,
+    ),
+    Entry(
+        "optimal",
+        "least squared error of all matrices, certified",
+        DenseFactorization,
+        optimal,
+        _optima,
+        # Timers have no schema with an optimum.
+        has_schema_in_runs=False,
+    ),
+    Entry(
+        "structured",
+        "a given factorization, its decoder reduced to h diagonals and rank r",
+        StructuredFactorization,
+        _structured,
+        _approximations,
+        workloads="prefix_sum",
+        for_runs=None,
+    ),
+)
+
+
+@functools.cache
+def entries() -> Mapping[str, Entry]:
+    """Returns all mechanisms by name, in the order in which commands name them."""
+    return MappingProxyType({each.name: each for each in _ENTRIES})
+
+
+def entry(name: str) -> Entry:
+    """Returns the entry of a mechanism.
+
+    Args:
+      name: As ``--mechanism`` spells it.
+
+    Returns:
+      The entry.
+
+    Raises:
+      ValueError: If there is none of this name; the message has those that there are.
+    """
+    known = entries()
+    if name not in known:
+        raise ValueError(
+            f"the mechanism {name!r} is not one of {', '.join(known)}: give a matrix of another "
+            "package as data, factorizations.from_matrix(C)."
+        )
+    return known[name]
+
+
+def load(
+    name: str, num_rounds: int, arrays: Mapping[str, FloatArray], **attributes: Any
+) -> Factorization:
+    """Rebuilds a factorization from what a checkpoint holds.
+
+    Args:
+      name: Its mechanism.
+      num_rounds: The number of rounds n.
+      arrays: Its arrays by name.
+      **attributes: ``participation``, ``optimality_gap`` and ``parameters``.
+
+    Returns:
+      The factorization.
+
+    Raises:
+      ValueError: If there is no such mechanism, or the arrays are not what it promises.
+    """
+    if name not in entries():
+        # Earlier versions let other packages name a matrix; its parameters say its structure.
+        name = str(attributes["parameters"].get("structure", name))
+    return entry(name).factorization.from_arrays(num_rounds, arrays, **attributes)
+
+
+def check_own(factorization: Any) -> Factorization:
+    """Returns a factorization of exactly one of the library's own classes.
+
+    Args:
+      factorization: What was given for a factorization.
+
+    Raises:
+      TypeError: If it is of another class, or its methods were replaced.
+    """
+    own = {each.factorization for each in _ENTRIES}
+    kind = type(factorization)
+    if kind not in own:
+        raise TypeError(
+            "factorization must be one of mf_aggregators.factorizations, and of no subclass, found "
+            f"{numbers.shown(factorization)} ({kind.__module__}.{kind.__qualname__}). Give a "
+            "matrix of your own as data, factorizations.from_matrix(C); read a checkpoint with "
+            "mf_aggregators.checkpoints.load."
+        )
+    assert isinstance(factorization, Factorization)
+    replaced = [
+        name
+        for name in vars(factorization)
+        if callable(getattr(kind, name, None)) or isinstance(getattr(kind, name, None), property)
+    ]
+    if replaced:
+        raise TypeError(
+            f"{replaced[0]} of the factorization was replaced: its guarantee would be stated for "
+            "another matrix. Make the factorization anew."
+        )
+    return factorization
