@@ -55,7 +55,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "schedule",
         "warmup_cooldown",
-        list(learning_rate_schedules.names()),
+        list(learning_rate_schedules.SCHEDULES),
         "The learning rates.",
         flag_values=values,
     )
@@ -69,7 +69,7 @@ def define_flags(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Computes what is not there, prints a table and draws."""
     rounds, epochs = values.num_rounds, values.epochs
-    rates = learning_rate_schedules.by_name(values.schedule).rates(rounds, 1.0)
+    rates = learning_rate_schedules.SCHEDULES[values.schedule].rates(rounds, 1.0)
     constant = Workload("momentum_sgd", rounds, values.momentum)
     workload = Workload("momentum_sgd", rounds, values.momentum, tuple(rates.tolist()))
     path = pathlib.Path(values.results)

@@ -21,7 +21,7 @@ from mf_aggregators import random_streams
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 
 _DAY = 86400.0
@@ -81,7 +81,7 @@ def _behaviours(num_devices: int) -> dict[str, DeviceBehaviour]:
         "independent 5 %": DeviceBehaviour(Independent(0.05), **_DISTURBED),
         "diurnal world": DeviceBehaviour(Diurnal(), **_DISTURBED),
         "diurnal one zone": DeviceBehaviour(one_zone, **_DISTURBED),
-        "diurnal wall clock": DeviceBehaviour(Diurnal(), WallClockTimer(3 * _DAY), **_DISTURBED),
+        "diurnal wall clock": DeviceBehaviour(Diurnal(), timer_hours=72.0, **_DISTURBED),
         "trace": DeviceBehaviour(_trace(num_devices), **_DISTURBED),
     }
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from reproduction import small_models
 from reproduction.experiment import Outcome, Workspace
-from simulations.examples.fashion_mnist_classification import data
-from simulations.examples.labelled_images import Images
+from simulations.examples import fashion_mnist as data
+from simulations.examples.images import Images
 
 DATASET = "fashion-mnist"
 

@@ -47,7 +47,7 @@ from reproduction import (
 )
 from reproduction.experiment import Experiment, TrainingPlace, Workspace
 from reproduction.results import Result
-from simulations import flag_texts
+from simulations import flag_fields
 from simulations.comparison import repeated_runs
 
 NUMBERS = "numbers"
@@ -119,7 +119,7 @@ def define_flags(values: flags.FlagValues) -> None:
       output_dir: Where results and the report go.
       cache_dir: Where factorizations are cached. Default: in the user's cache directory.
     """
-    texts = flag_texts.of(define_flags)
+    texts = flag_fields.texts_of(define_flags)
     group = FlagGroup(values, "Experiments")
     group.words("only", texts["only"], [NUMBERS])
     group.boolean("list", texts["list"], False)

@@ -31,10 +31,10 @@ from mf_aggregators.commands.command_line import CommandError, check_choice
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
-from simulations import flag_texts
-from simulations.comparison import paired_differences, repeated_runs, run_comparisons
-from simulations.comparison.paired_differences import PairedDifference
+from simulations import flag_fields
+from simulations.comparison import repeated_runs, run_comparisons
 from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
+from simulations.comparison.run_comparisons import PairedDifference
 from simulations.runs import run_config
 
 MARKDOWN_FILE = "comparison.md"
@@ -109,7 +109,7 @@ def define_flags(values: flags.FlagValues) -> None:
         adapts.
       output_dir: Where runs, their logs and results, and the comparison go. Required.
     """
-    texts, group = flag_texts.of(define_flags), FlagGroup(values, "Runs")
+    texts, group = flag_fields.texts_of(define_flags), FlagGroup(values, "Runs")
     usual = ["none", "blt", "banded", "tree", "identity"]
     group.words("mechanisms", f"{texts['mechanisms']} Any of {', '.join(_mechanisms())}.", usual)
     group.words("clip_norms", texts["clip_norms"], [])
@@ -138,18 +138,13 @@ def run() -> None:
 
 
 def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
-    numbers.positive_integer(values.repetitions, "--repetitions")
     numbers.positive_integer(values.parallel_runs, "--parallel_runs")
-    mechanisms = [mechanism.strip() for mechanism in values.mechanisms]
+    mechanisms = _named_once("mechanisms", values.mechanisms)
     check_choice(bool(mechanisms), "--mechanisms must name at least one mechanism.")
     for mechanism in mechanisms:
         check_choice(
             mechanism in _mechanisms(),
             f"--mechanisms takes names out of {', '.join(_mechanisms())}, found {mechanism!r}.",
-        )
-        check_choice(
-            mechanisms.count(mechanism) == 1,
-            f"--mechanisms has {mechanism} twice: --repetitions says how often each one runs.",
         )
     given = parse_flags(values.flags)
     norms = _clip_norms(values.clip_norms, given)
@@ -167,6 +162,17 @@ def _planned(values: flags.FlagValues) -> list[RepeatedRun]:
     )
 
 
+def _named_once(flag: str, words: Sequence[str]) -> list[str]:
+    """The words of a flag, each of which may be there once."""
+    found = [word.strip() for word in words]
+    for word in found:
+        check_choice(
+            found.count(word) == 1,
+            f"--{flag} has {word} twice: --repetitions says how often each one runs.",
+        )
+    return found
+
+
 def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | None]:
     """The clip norms that are compared, as they are handed on; [None] for those of the flags."""
     if not words:
@@ -175,7 +181,7 @@ def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | No
         "clip_norm" not in given,
         "--flags cannot have --clip_norm: --clip_norms names them.",
     )
-    norms = [word.strip() for word in words]
+    norms = _named_once("clip_norms", words)
     for word in norms:
         if word != run_config.ADAPTIVE:
             try:
@@ -185,7 +191,6 @@ def _clip_norms(words: Sequence[str], given: Mapping[str, str]) -> list[str | No
                     f"--clip_norms takes numbers above zero and {run_config.ADAPTIVE}, found "
                     f"{word!r}."
                 ) from None
-        check_choice(norms.count(word) == 1, f"--clip_norms has {word} twice: leave one out.")
     return [*norms]
 
 
@@ -206,26 +211,23 @@ def _report(
     finished: Mapping[RepeatedRun, FinishedRun],
     start: float,
 ) -> None:
+    """Tabulates and draws the results, and prints what holds of all of them."""
     root = runs[0].root
-    by_mechanism: dict[str, list[RepeatedRun]] = {}
+    results: dict[str, list[FinishedRun]] = {}
     for each in runs:
-        by_mechanism.setdefault(each.variant.name, []).append(each)
-    results = {
-        mechanism: [finished[each] for each in of_mechanism]
-        for mechanism, of_mechanism in by_mechanism.items()
-    }
+        results.setdefault(each.variant.name, []).append(finished[each])
     rows = run_comparisons.summarise(results)
     why = run_comparisons.unfairness(results)
     pairs = [] if why is not None else run_comparisons.separated(rows)
     differences: tuple[PairedDifference, ...] = ()
     notes = [run_comparisons.separation_line(rows, pairs, why)]
     if why is None and len(results) > 1 and values.repetitions > 1:
-        why_not = paired_differences.why_not_paired(finished)
+        why_not = run_comparisons.why_not_paired(finished)
         if why_not is None:
-            differences = paired_differences.differences(
+            differences = run_comparisons.paired_differences(
                 {name: [run.test_accuracy for run in of_name] for name, of_name in results.items()}
             )
-        notes += paired_differences.lines(differences, why_not)
+        notes += run_comparisons.lines_on_pairs(differences, why_not)
     together = run_comparisons.composition(finished.values())
     if any(run.is_observed for run in finished.values()):
         notes.append(
@@ -234,23 +236,21 @@ def _report(
         )
     if any(run.seconds is None for run in finished.values()):
         notes.append("Runs that were cut off and resumed do not count towards the minutes.")
-    title = f"{values.command}, {max(run.rounds for run in finished.values())} rounds"
     left_out = run_comparisons.draw(
-        {name: [run.directory for run in of_name] for name, of_name in by_mechanism.items()},
+        {name: [run.directory for run in of_name] for name, of_name in results.items()},
         rows,
         root / FIGURE_FILE,
-        title,
+        f"{values.command}, {max(run.rounds for run in finished.values())} rounds",
     )
     if left_out:
         notes.append(
             "Not in the figure, without any heldout_accuracy that all runs have: "
             f"{', '.join(left_out)}."
         )
-    lines = [run_comparisons.composition_line(together), *notes]
     tables = [run_comparisons.to_markdown(rows)]
     if differences:
-        tables.append(paired_differences.to_markdown(differences))
-    text = "\n\n".join([*tables, "\n".join(lines)])
+        tables.append(run_comparisons.pairs_to_markdown(differences))
+    text = "\n\n".join([*tables, "\n".join([run_comparisons.composition_line(together), *notes])])
     atomic_files.write_text(root / MARKDOWN_FILE, text + "\n")
     fields = {
         "output_dir": str(root),

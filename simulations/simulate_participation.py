@@ -24,32 +24,26 @@ from absl import flags
 from mf_aggregators import atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
 from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
-from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation
 from mf_aggregators.kernel.numbers import counted, in_full, stated_pair
 from mf_aggregators.participation import MinSeparation, Participation
 from mf_aggregators.privacy import guarantees
 from mf_aggregators.progress_bars import ProgressBar
-from simulations import flag_texts
+from simulations import flag_fields
 from simulations.devices import device_behaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
     TooFewEligibleClientsError,
 )
+from simulations.flag_fields import flag
 from simulations.runs.round_records import ParticipationLedger
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _NUM_ROUNDS = 2000
-# Simulations for a suggestion, and the most that are sensible.
-_SEEDS = 5
-_MOST_SEEDS = 100
-# By which share a suggestion stays below the separations, and above the participations, found.
-_MARGIN = 0.1
 # A ledger names every client.
 _MOST_IN_LEDGER = 1_000_000
 # When simulated rounds begin, in a file of dates: availability counts from midnight UTC.
@@ -130,10 +124,11 @@ def summarise(
     )
 
 
-def define_flags(values: flags.FlagValues) -> None:
-    """Defines the flags of simulate-participation.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """The simulation that is asked for, beside the behaviour of devices and the noise.
 
-    Flags:
+    Attributes:
       population: The number of devices. Required.
       clients_per_round: The number of uploads that a round needs, and that its sum is divided by.
         Required.
@@ -152,18 +147,34 @@ def define_flags(values: flags.FlagValues) -> None:
       output: A .npz file for the ledger of who took part when, for at most 1,000,000 devices.
       write_round_times: A text file for when each round started and ended, which mf-report
         --round_times reads. The first round starts at 2026-01-01T00:00:00+00:00.
+
+    Raises:
+      ValueError: If a number is out of its range.
     """
-    texts = flag_texts.of(define_flags)
-    group = FlagGroup(values, "Participation")
-    sizes = ("population", "clients_per_round", "num_rounds", "separation", "max_participations")
-    for name, default in {**dict.fromkeys(sizes), "seed": 0, "seeds": _SEEDS}.items():
-        group.integer(name, texts[name], default)
-    group.number("margin", texts["margin"], _MARGIN)
+
+    population: int = flag("Participation", is_positive=True)
+    clients_per_round: int = flag("Participation", is_positive=True)
+    num_rounds: int | None = flag("Participation", None, is_positive=True)
+    separation: int | None = flag("Participation", None)
+    max_participations: int | None = flag("Participation", None)
+    seed: int = flag("Participation", 0, least=0)
+    seeds: int = flag("Participation", 5, is_positive=True, most=100)
+    margin: float = flag("Participation", 0.1, least=0.0, below=1.0)
+    checkpoint: str | None = flag("Mechanism", None, is_path=True)
+    output: str | None = flag("Output", None, is_path=True)
+    write_round_times: str | None = flag("Output", None, is_path=True)
+
+    def __post_init__(self) -> None:
+        flag_fields.check(self)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of simulate-participation."""
+    flag_fields.define(values, Simulation, ["Participation"])
     device_behaviour.define_flags(values)
-    FlagGroup(values, "Mechanism").path("checkpoint", texts["checkpoint"])
+    flag_fields.define(values, Simulation, ["Mechanism"])
     mechanism_flags.define_privacy(values)
-    for name in ("output", "write_round_times"):
-        FlagGroup(values, "Output").path(name, texts[name])
+    flag_fields.define(values, Simulation, ["Output"])
     output_paths.define_overwrite(values, "--output and --write_round_times")
     for name in ("population", "clients_per_round"):
         flag_groups.require(values, name)
@@ -207,7 +218,12 @@ def main(values: flags.FlagValues) -> int | None:
         "rounds": len(device_rounds),
         "stopped": stopped,
         "participation": None if schema is None else str(schema),
-        **_participation_fields(summary),
+        "num_clients": summary.observed.num_clients,
+        "realised_separation": summary.observed.separation,
+        "separation_percentile_1": summary.separation_percentile_1,
+        "separation_median": summary.separation_median,
+        "most_participations": summary.participations_max,
+        "participations_mean": summary.participations_mean,
         **_device_fields(device_rounds, population.seconds),
         "broken_timers": len(population.broken),
         "keeps_plan": None if schema is None else guarantees.keeps_plan(schema, summary.observed),
@@ -241,17 +257,7 @@ def main(values: flags.FlagValues) -> int | None:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
-    for name in ("population", "clients_per_round"):
-        numbers.positive_integer(getattr(values, name), f"--{name}")
-    numbers.integer_at_least(values.seed, 0, "--seed")
-    command_line.check_choice(
-        1 <= values.seeds <= _MOST_SEEDS,
-        f"--seeds must be between 1 and {_MOST_SEEDS}, found {values.seeds}.",
-    )
-    command_line.check_choice(
-        0.0 <= values.margin < 1.0,
-        f"--margin must be at least 0 and below 1, found {values.margin:g}.",
-    )
+    Simulation(**{name: values[name].value for name in flag_fields.fields_of(Simulation)})
     command_line.check_choice(
         values.output is None or values.population <= _MOST_IN_LEDGER,
         f"--output names every client, and {values.population} are too many: use at most "
@@ -285,9 +291,7 @@ def _write_round_times(device_rounds: list[DeviceRound], round_seconds: float, p
 def _num_rounds(values: flags.FlagValues, factorization: Factorization | None) -> int:
     """The rounds of the flags or of the checkpoint, if there is noise and memory for them."""
     most = _NUM_ROUNDS if factorization is None else factorization.num_rounds
-    num_rounds = numbers.positive_integer(
-        most if values.num_rounds is None else values.num_rounds, "--num_rounds"
-    )
+    num_rounds = most if values.num_rounds is None else values.num_rounds
     command_line.check_choice(
         factorization is None or num_rounds <= most,
         f"--num_rounds={num_rounds} is more than the checkpoint has noise for: use at most {most}.",
@@ -434,17 +438,6 @@ def _run(
                 return device_rounds, str(error)
             bar.update()
     return device_rounds, None
-
-
-def _participation_fields(summary: ParticipationSummary) -> dict[str, Any]:
-    return {
-        "num_clients": summary.observed.num_clients,
-        "realised_separation": summary.observed.separation,
-        "separation_percentile_1": summary.separation_percentile_1,
-        "separation_median": summary.separation_median,
-        "most_participations": summary.participations_max,
-        "participations_mean": summary.participations_mean,
-    }
 
 
 def _device_fields(device_rounds: list[DeviceRound], seconds: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from types import FrameType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -38,6 +38,7 @@ _SECONDS_TO_START = 120.0
 _SECONDS_TO_END = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -67,23 +68,28 @@ def main(values: flags.FlagValues) -> None:
     arguments = [os.fspath(binary), f"--port={port}"]
     if most_calls is not None:
         arguments.append(f"--max_concurrent_computation_calls={most_calls}")
-    worker = _Worker()
-    before = {number: signal.signal(number, worker.end) for number in _ENDING}
+    requests: list[int] = []
+    before = {each: signal.signal(each, lambda *_: requests.append(1)) for each in _ENDING}
     try:
-        worker.start(arguments)
-        if worker.wait_until_it_listens(port):
-            print(
-                f"start-tff-worker: listening on port {port} of all network interfaces, without "
-                f"encryption or authentication; use it by --workers=HOST:{port}, end it by Ctrl-C.",
-                file=sys.stderr,
-                flush=True,
-            )
-            if values.format == "json":
-                command_line.print_result(values, {"port": port}, "")
-                sys.stdout.flush()
-        worker.wait()
+        with _worker(arguments) as worker:
+            if _listens(worker, port, requests):
+                print(
+                    f"start-tff-worker: listening on port {port} of all network interfaces, "
+                    f"without encryption or authentication; use it by --workers=HOST:{port}, end "
+                    "it by Ctrl-C.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if values.format == "json":
+                    command_line.print_result(values, {"port": port}, "")
+                    sys.stdout.flush()
+            while not requests:
+                _check_running(worker)
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(_SECONDS_TO_END)
     finally:
-        worker.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -93,84 +99,54 @@ def run() -> None:
     sys.exit(command_line.run(__doc__ or "", define_flags, main))
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+@contextlib.contextmanager
+def _worker(arguments: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Starts TFF's worker, and makes sure at the end that it is gone."""
+    library = ctypes.CDLL(None)
+
+    def end_with_this_process() -> None:
+        library.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        # Ctrl-C reaches this process alone, which then ends the worker.
+        os.setpgid(0, 0)
+
+    # Messages of the worker, if there are any, are for the person who started it.
+    with subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=end_with_this_process
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-class _Worker:
-    """The process of TFF's worker."""
+def _listens(worker: "subprocess.Popen[bytes]", port: int, requests: Sequence[int]) -> bool:
+    """Waits until the worker listens; False if it was asked to end before.
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ends_at: float | None = None
-
-    def start(self, arguments: list[str]) -> None:
-        """Starts it, unless it was asked to end already."""
-        library = ctypes.CDLL(None)
-
-        def end_with_this_process() -> None:
-            library.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-            # Ctrl-C reaches this process alone, which then ends the worker.
-            os.setpgid(0, 0)
-
-        if self._ends_at is None:
-            # Its own messages, if there are any, are for the person who started it.
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-                preexec_fn=end_with_this_process,
-            )
-
-    def end(self, signal_number: int, frame: FrameType | None) -> None:
-        """A signal's handler: asks the worker to end."""
-        self._ends_at = time.monotonic() + _SECONDS_TO_END
-
-    def wait_until_it_listens(self, port: int) -> bool:
-        """Returns whether it listens: False if it was asked to end before.
-
-        Raises:
-          CommandError: If it ends by itself or takes too long.
-        """
-        deadline = time.monotonic() + _SECONDS_TO_START
-        while self._ends_at is None:
-            self._check_running()
-            with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1.0):
-                return True
-            if time.monotonic() > deadline:
-                raise CommandError(
-                    f"TFF's worker does not listen on port {port} after {_SECONDS_TO_START:g} "
-                    "seconds: start it again with TF_CPP_MIN_LOG_LEVEL=0 to see its messages."
-                )
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return False
-
-    def wait(self) -> None:
-        """Returns when the worker has ended because it was asked to.
-
-        Raises:
-          CommandError: If it ends by itself.
-        """
-        while self._ends_at is None:
-            self._check_running()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        if self._process is not None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(max(0.0, self._ends_at - time.monotonic()))
-
-    def kill(self) -> None:
-        """Makes sure that it is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def _check_running(self) -> None:
-        if self._process is not None and self._process.poll() is not None:
+    Raises:
+      CommandError: If it ends by itself or takes too long.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while not requests:
+        _check_running(worker)
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1.0):
+            return True
+        if time.monotonic() > deadline:
             raise CommandError(
-                f"TFF's worker ended by itself, with status {self._process.returncode}: start it "
-                "again; if it ran out of memory, give it fewer clients or set "
-                "--max_concurrent_computation_calls."
+                f"TFF's worker does not listen on port {port} after {_SECONDS_TO_START:g} "
+                "seconds: start it again with TF_CPP_MIN_LOG_LEVEL=0 to see its messages."
             )
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return False
+
+
+def _check_running(worker: "subprocess.Popen[bytes]") -> None:
+    """Raises CommandError if the worker ended by itself."""
+    if worker.poll() is not None:
+        raise CommandError(
+            f"TFF's worker ended by itself, with status {worker.returncode}: start it again; if "
+            "it ran out of memory, give it fewer clients or set "
+            "--max_concurrent_computation_calls."
+        )
 
 
 def _binary() -> pathlib.Path:

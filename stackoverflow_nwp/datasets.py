@@ -104,15 +104,6 @@ class FederatedText:
         )
 
 
-def default_cache_dir() -> pathlib.Path:
-    """Returns the directory of data sets: `mf_aggregators` in `$XDG_CACHE_HOME`, or in `~/.cache`.
-
-    Raises:
-        OSError: There is no home directory.
-    """
-    return caches.directory()
-
-
 def load(
     dataset: str = DOCSTRINGS,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -125,7 +116,8 @@ def load(
         dataset: "docstrings", "shakespeare", "stackoverflow" or the path of a SQLite file. The file
             must have the splits "train", "heldout" and "test"; make-text-dataset splits one that
             has not.
-        cache_dir: Where data sets are kept; `default_cache_dir()` if None.
+        cache_dir: Where data sets are kept; `mf_aggregators` in `$XDG_CACHE_HOME`, or in
+            `~/.cache`, if None.
         min_train_clients: How many training clients the caller needs.
         show_progress: Whether to draw a progress bar on standard error while making a data set.
 
@@ -138,15 +130,14 @@ def load(
         OSError: There is neither a home directory nor a `cache_dir` to keep a data set in.
     """
     directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else caches.find()
-    if dataset == DOCSTRINGS:
-        directory = directory or default_cache_dir()
-        path = _docstrings_file(directory, show_progress)
-    elif dataset == SHAKESPEARE:
-        directory = directory or default_cache_dir()
-        path = _shakespeare_file(directory)
-    elif dataset == STACKOVERFLOW:
-        directory = directory or default_cache_dir()
-        path = _stackoverflow_file(directory)
+    named: Mapping[str, Callable[[pathlib.Path], pathlib.Path]] = {
+        DOCSTRINGS: functools.partial(_docstrings_file, show_progress=show_progress),
+        SHAKESPEARE: _shakespeare_file,
+        STACKOVERFLOW: _stackoverflow_file,
+    }
+    if dataset in named:
+        directory = directory or caches.directory()
+        path = named[dataset](directory)
     elif not dataset or not (os.sep in dataset or pathlib.PurePath(dataset).suffix):
         raise ValueError(
             f"There is no data set {dataset!r}: give {DOCSTRINGS}, {SHAKESPEARE},"
@@ -254,13 +245,18 @@ def _docstrings_file(directory: pathlib.Path, show_progress: bool) -> pathlib.Pa
     """The file of this environment's docstrings, made if it is not there."""
     packages = docstrings.find_packages()
     path = directory / f"{DOCSTRINGS}-{docstrings.fingerprint(packages)}.sqlite"
+    return _made(path, lambda: build_docstrings(path, packages, show_progress))
+
+
+def _made(path: pathlib.Path, make: Callable[[], object]) -> pathlib.Path:
+    """The file of a data set, made if it is not there."""
     if not path.exists():
-        _LOGGER.info("Making the docstrings data set, once for these packages: %s", path)
+        _LOGGER.info("Making a data set, once: %s", path)
         try:
-            build_docstrings(path, packages, show_progress)
+            make()
         except OSError as error:
             raise ValueError(
-                f"The docstrings data set cannot be written to {directory} ({error.strerror}):"
+                f"The data set {path.name} cannot be written to {path.parent} ({error.strerror}):"
                 " choose another --cache_dir."
             ) from error
     return path
@@ -270,7 +266,8 @@ def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespear
     """Returns Shakespeare's plays: those of the installed package, else of TFF's download.
 
     Args:
-        cache_dir: Where the download is kept; `default_cache_dir()` if None.
+        cache_dir: Where the download is kept; `mf_aggregators` in `$XDG_CACHE_HOME`, or in
+            `~/.cache`, if None.
 
     Raises:
         ValueError: There is no package and the download fails, or what is there is damaged.
@@ -279,7 +276,7 @@ def load_speeches(cache_dir: str | os.PathLike[str] | None = None) -> shakespear
     texts = shakespeare.installed_texts()
     if texts is not None:
         return shakespeare.of_package(texts)
-    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else default_cache_dir()
+    directory = pathlib.Path(os.path.expanduser(cache_dir)) if cache_dir else caches.directory()
     path = directory / _SHAKESPEARE_FILE
     if not path.exists():
         from tensorflow_federated.python.simulation.datasets import shakespeare as download
@@ -298,16 +295,7 @@ def _shakespeare_file(directory: pathlib.Path) -> pathlib.Path:
     """The file of the plays' sentences, made if it is not there."""
     speeches = load_speeches(directory)
     path = directory / f"{SHAKESPEARE}-{speeches.fingerprint()[:12]}.sqlite"
-    if not path.exists():
-        _LOGGER.info("Making the data set of plays, once: %s", path)
-        try:
-            federated_text.write(path, speeches.examples())
-        except OSError as error:
-            raise ValueError(
-                f"The plays' sentences cannot be written to {directory} ({error.strerror}): choose"
-                " another --cache_dir."
-            ) from error
-    return path
+    return _made(path, lambda: federated_text.write(path, speeches.examples()))
 
 
 def _stackoverflow_file(directory: pathlib.Path) -> pathlib.Path:

@@ -43,9 +43,6 @@ MAX_SENTENCES_PER_CLIENT = 512
 # Part of the cache key: to be raised by whoever changes which sentences come out.
 CLEANING_VERSION = 1
 
-# StackOverflow has a date and a score for each post. Docstrings have neither.
-CREATION_DATE = "1970-01-01 00:00:00 UTC"
-
 
 @dataclasses.dataclass(frozen=True)
 class Package:
@@ -76,23 +73,13 @@ class Sentence:
 
 @dataclasses.dataclass
 class BuildCounts:
-    """What a build has read and kept so far.
+    """The counts of a build so far.
 
     Attributes:
-        modules: Modules parsed.
-        unreadable_modules: Modules whose source is not valid Python.
         sentences: Sentences found, duplicates included.
-        unique_sentences: Sentences left once duplicates are removed.
-        kept_sentences: Sentences of the clients kept, within the limit of each client.
-        kept_clients: Clients with enough sentences.
     """
 
-    modules: int = 0
-    unreadable_modules: int = 0
     sentences: int = 0
-    unique_sentences: int = 0
-    kept_sentences: int = 0
-    kept_clients: int = 0
 
 
 def normalized_name(name: str) -> str:
@@ -199,11 +186,9 @@ def examples(
     )
     for module in progress:
         path, package_name = sources[module]
-        counts.modules += 1
         try:
             sentences = sentences_of_module(path.read_bytes())
         except (SyntaxError, ValueError, RecursionError):
-            counts.unreadable_modules += 1
             continue
         counts.sentences += len(sentences)
         unique = []
@@ -211,20 +196,14 @@ def examples(
             if sentence.tokens not in seen:
                 seen.add(sentence.tokens)
                 unique.append(sentence)
-        counts.unique_sentences += len(unique)
         if len(unique) < MIN_SENTENCES_PER_CLIENT:
             continue
-        kept = unique[:max_sentences]
-        counts.kept_clients += 1
-        counts.kept_sentences += len(kept)
         split = split_of_client(module)
-        for sentence in kept:
+        for sentence in unique[:max_sentences]:
             yield Example(
                 client_id=module,
                 split=split,
                 tokens=sentence.tokens,
-                creation_date=CREATION_DATE,
-                score=0,
                 tags=package_name,
                 title=sentence.qualified_name or module,
                 post_type="answer" if sentence.is_function else "question",

@@ -289,41 +289,43 @@ def write_serialized(
     return count_splits(path)
 
 
-def tokens_of_proto(serialized: bytes) -> str:
-    """Returns the tokens of a serialized example; raises ValueError if the bytes are none."""
+def fields_of_proto(serialized: bytes, needed: str) -> dict[str, str | int]:
+    """Returns the first text or integer of each field of a serialized example, by name.
+
+    Raises:
+        ValueError: The bytes are no example, or it has no text in the field that is needed.
+    """
     import tensorflow as tf
     from google.protobuf import message  # type: ignore[import-untyped]
 
     try:
-        values = tf.train.Example.FromString(serialized).features.feature["tokens"].bytes_list.value
-        return str(values[0], "utf-8", "replace")
+        features = tf.train.Example.FromString(serialized).features.feature
     # What is no bytes is a TypeError.
-    except (message.DecodeError, IndexError, TypeError) as error:
-        raise ValueError("An example holds no `tokens`.") from error
+    except (message.DecodeError, TypeError) as error:
+        raise ValueError(f"An example holds no `{needed}`.") from error
+    found: dict[str, str | int] = {}
+    for name, feature in features.items():
+        if feature.bytes_list.value:
+            found[name] = str(feature.bytes_list.value[0], "utf-8", "replace")
+        elif feature.int64_list.value:
+            found[name] = feature.int64_list.value[0]
+    if not isinstance(found.get(needed), str):
+        raise ValueError(f"An example holds no `{needed}`.")
+    return found
+
+
+def tokens_of_proto(serialized: bytes) -> str:
+    """Returns the tokens of a serialized example; raises ValueError if the bytes are none."""
+    return str(fields_of_proto(serialized, "tokens")["tokens"])
 
 
 def parse(client_id: str, split: str, serialized: bytes) -> Example:
     """Decodes an example, of whose fields only `tokens` must be there; else raises ValueError."""
-    import tensorflow as tf
-
-    tokens = tokens_of_proto(serialized)
-    feature = tf.train.Example.FromString(serialized).features.feature
-
-    def text(name: str) -> str:
-        values = feature[name].bytes_list.value
-        return str(values[0], "utf-8", "replace") if values else ""
-
-    score = feature["score"].int64_list.value
-    return Example(
-        client_id=client_id,
-        split=split,
-        tokens=tokens,
-        creation_date=text("creation_date"),
-        score=score[0] if score else 0,
-        tags=text("tags"),
-        title=text("title"),
-        post_type=text("type"),
-    )
+    fields = fields_of_proto(serialized, "tokens")
+    names = ("tokens", "creation_date", "tags", "title")
+    texts = {name: str(fields.get(name, "")) for name in names}
+    post_type, score = str(fields.get("type", "")), int(fields.get("score", 0))
+    return Example(client_id, split, **texts, score=score, post_type=post_type)
 
 
 def read_only(path: pathlib.Path) -> sqlite3.Connection:

@@ -29,7 +29,7 @@ from mf_aggregators.commands import command_line, flag_groups, output_paths
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.privacy import client_names
 from mf_aggregators.progress_bars import ProgressBar
-from simulations import flag_texts
+from simulations import flag_fields
 from stackoverflow_nwp import datasets, federated_text, text_cleaning, text_inputs
 from stackoverflow_nwp.federated_text import Example
 from stackoverflow_nwp.text_inputs import Columns
@@ -53,7 +53,7 @@ def define_flags(values: flags.FlagValues) -> None:
       min_sentences: Clients with fewer sentences are left out.
       output: The .sqlite file to write. Required.
     """
-    texts, group = flag_texts.of(define_flags), FlagGroup(values, "Data")
+    texts, group = flag_fields.texts_of(define_flags), FlagGroup(values, "Data")
     group.repeated_paths("input", texts["input"])
     group.string("client_column", texts["client_column"], "client")
     group.string("text_column", texts["text_column"], "text")

@@ -27,7 +27,7 @@ from mf_aggregators import memory
 from mf_aggregators.commands import command_line
 from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import numbers
-from simulations import flag_texts
+from simulations import flag_fields
 from simulations.runs import federated_runs
 from simulations.training.federated_task import (
     HELDOUT,
@@ -154,7 +154,7 @@ def define_flags(values: flags.FlagValues) -> None:
       lstm_size: The units of the LSTM.
       shared_embedding: Whether the logits use the input embedding.
     """
-    texts = flag_texts.of(define_flags)
+    texts = flag_fields.texts_of(define_flags)
     data, model = (FlagGroup(values, title, _default_texts()) for title in ("Data", "Model"))
     data.path("dataset", texts["dataset"], datasets.DOCSTRINGS)
     data.boolean("characters", texts["characters"], False)

@@ -237,7 +237,8 @@ def of_file(path: pathlib.Path) -> Speeches:
                 " ORDER BY rowid"
             )
             for role, split_name, serialized in rows:
-                found[split_name].setdefault(role, []).append(_snippet(serialized))
+                fields = federated_text.fields_of_proto(serialized, "snippets")
+                found[split_name].setdefault(role, []).append(str(fields["snippets"]))
         finally:
             connection.close()
     except (sqlite3.Error, KeyError, ValueError, TypeError) as error:
@@ -248,17 +249,3 @@ def of_file(path: pathlib.Path) -> Speeches:
     if not all(found.values()):
         raise ValueError(f"{path} has no roles in one of its splits: remove it.")
     return Speeches(str(path), _with_heldout(found[TRAIN], found[TEST]))
-
-
-def _snippet(serialized: bytes) -> str:
-    import tensorflow as tf
-    from google.protobuf import message  # type: ignore[import-untyped]
-
-    try:
-        feature = tf.train.Example.FromString(serialized).features.feature
-    except message.DecodeError as error:
-        raise ValueError("an example is none") from error
-    values = feature["snippets"].bytes_list.value
-    if not values:
-        raise ValueError("an example has no snippets")
-    return str(values[0], "utf-8", "replace")

@@ -28,7 +28,7 @@ _LOGGER = logging.getLogger(__name__)
 DEFAULT_SEQUENCE_LENGTH = 20
 # Beyond so many examples tokenizing all of them takes more than a few minutes.
 MAX_EAGER_EXAMPLES = 5_000_000
-_CACHE_FORMAT = 2
+_CACHE_FORMAT = 3
 
 
 class SpecialTokens(NamedTuple):
@@ -223,9 +223,9 @@ def load_token_arrays(
         ValueError: The file cannot be read, or has changed.
     """
     tokenizer, path = SentenceTokenizer(vocabulary, sequence_length), contents.path
-    key = _cache_key(contents, split, vocabulary, sequence_length)
     # One file for each purpose, so that alternating between two vocabularies rebuilds neither.
     purpose = json.dumps([split, sequence_length, [*vocabulary]])
+    key = json.dumps([_CACHE_FORMAT, purpose, contents.sha256])
     name = hashlib.sha256(purpose.encode()).hexdigest()[:12]
     cache = path.with_name(f"{path.stem}.tokens-{name}.npz")
     arrays = _read_cache(cache, key, sequence_length)
@@ -275,13 +275,6 @@ def open_client_tokens(
     if counts[split].examples > max_eager_examples:
         return LazyClientTokens(contents, split, SentenceTokenizer(vocabulary, sequence_length))
     return load_token_arrays(contents, split, vocabulary, sequence_length, show_progress)
-
-
-def _cache_key(
-    contents: Contents, split: str, vocabulary: Sequence[str], sequence_length: int
-) -> str:
-    """Returns all that rows depend on."""
-    return json.dumps([_CACHE_FORMAT, split, sequence_length, [*vocabulary], contents.sha256])
 
 
 def _read_cache(cache: pathlib.Path, key: str, sequence_length: int) -> EagerClientTokens | None:

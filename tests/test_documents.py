@@ -60,7 +60,7 @@ from tests import console_commands
 from tests.console_commands import ROOT
 from tests.examples import of_many
 from tests.refusals import refuses
-from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
+from tests.simulations.examples import fashion_mnist_files
 from tests.simulations.worker_processes import WorkerProcess, free_port
 from tests.stackoverflow_nwp import last_word_model
 
@@ -431,16 +431,15 @@ def _given_to_builders() -> dict[str, Any]:
 
 
 def _given_to_tasks() -> dict[str, Any]:
-    from simulations.examples.digit_classification import data, run_digits, task
+    from simulations.examples import digits, image_classification
 
-    forms = data.load()
-    made = task.federated_task(forms, 10, 10, 3, 0)
+    clients = digits.clients(digits.load(), 10)
+    made = image_classification.image_task(clients, digits.keras_model, 10, 3, 0)
     return {
-        **vars(run_digits),
-        "clients": data.clients(forms, 10),
+        **vars(digits),
+        "clients": clients,
         "seed": 0,
         "model_fn": made.model_fn,
-        "keras_model": task.keras_model,
         "evaluate": made.evaluate,
     }
 

@@ -21,6 +21,8 @@ from mf_aggregators.participation import MinSeparation, PoissonSampling
 from reproduction import drawings
 from reproduction.experiment import Drawing
 from reproduction.matrices import decode_levels, encode_levels
+from simulations.comparison import run_comparisons
+from simulations.comparison.run_comparisons import MeanCurve, Row
 from simulations.runs import run_figures
 from simulations.runs.round_records import ParticipationLedger
 from tests import figure_checks
@@ -253,21 +255,22 @@ def test_figures_of_runs(num_rounds: int, scale: float, is_private: bool) -> Non
 )
 def test_figures_of_comparisons(names: list[str], num_runs: int) -> None:
     rng = np.random.default_rng(3)
-    series = {
-        name: [
-            [{"round": number, "heldout_accuracy": rng.uniform(0.1, 0.2)} for number in (1, 5, 90)]
-            for _ in range(num_runs)
-        ]
+    rounds, no_interval = np.array([1.0, 5.0, 90.0]), np.full(3, math.nan)
+    curves = {
+        name: MeanCurve(
+            rounds,
+            rng.uniform(0.1, 0.2, 3),
+            no_interval if num_runs == 1 else rng.uniform(0.01, 0.05, 3),
+            num_runs,
+        )
         for name in names
     }
-    curves = {name: run_figures.mean_curve(runs) for name, runs in series.items()}
-    accuracies = [
-        figures.Interval(name, 10.0 + place, None if num_runs == 1 else 2.0, 9.0, 12.0 + place)
+    half_width = None if num_runs == 1 else 0.02
+    rows = [
+        Row(name, num_runs, 0.1 + place / 100, half_width, 0.09, 0.12 + place / 100, 8.0, 1e-4, 1.0)
         for place, name in enumerate(names)
     ]
-    for shown in ([], accuracies):
-        figure = run_figures.compare(curves, None, title=_LONG, accuracies=shown)
-        assert figure_checks.faults(figure) == []
+    assert figure_checks.faults(run_comparisons.figure(curves, rows, _LONG)) == []
 
 
 @pytest.mark.short_cases(1)

@@ -22,7 +22,7 @@ from simulations.comparison import repeated_runs
 from simulations.runs import federated_runs
 from stackoverflow_nwp import federated_text
 from tests import console_commands
-from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
+from tests.simulations.examples import fashion_mnist_files
 from tests.stackoverflow_nwp import small_text
 
 _INTEGERS = ("0", "-1", str(10**12), str(2**63 - 1), str(2**63), str(10**30))

@@ -13,7 +13,7 @@ _NAMES = {
 }
 # Checks of a number, which compute none.
 _CHECKS = {"numbers"}
-# Files of searches, audits and comparisons, and how many such calls each has.
+# Files of searches and audits, and how many such calls each has.
 _LISTED = {
     # Public functions of sampling schemes, and searches for noise, whose result the kernel proves.
     "mf_aggregators/accounting/calibration.py": 5,
@@ -23,8 +23,6 @@ _LISTED = {
     "mf_aggregators/mechanism.py": 1,
     # A lower bound that an audit found.
     "mf_aggregators/audit/statistics.py": 1,
-    # Whether results of finished runs agree with themselves, and runs composed.
-    "simulations/comparison/run_comparisons.py": 5,
 }
 
 

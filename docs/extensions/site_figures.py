@@ -48,9 +48,9 @@ _RATES = np.logspace(-4.0, 0.0, 121)
 FLEET, FLEET_CLIENTS, TIMER_HOURS = 20_000, 100, 20.0
 _FLEET_BEHAVIOUR = device_behaviour.DeviceBehaviour(
     availability=availability.Diurnal(utc_offsets=(0.0, 1.0, 2.0)),
-    timer=device_behaviour.WallClockTimer(3600.0 * TIMER_HOURS),
-    round_seconds=600.0,
-    retry_seconds=600.0,
+    timer_hours=TIMER_HOURS,
+    round_minutes=10.0,
+    retry_minutes=10.0,
 )
 _DAY_SECONDS = 86_400.0
 

@@ -26,10 +26,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from mf_aggregators import atomic_files, inputs, memory
+from mf_aggregators import atomic_files, inputs
 from mf_aggregators.commands import command_line, output_paths
 from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.participation import SamplingScheme, sampling_from_dict
+from mf_aggregators.kernel import numbers
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from mf_aggregators.progress_bars import ProgressBar
 from mf_aggregators.tff import processes
@@ -39,11 +39,9 @@ from simulations.runs import run_config, run_directory
 MODULES: Mapping[str, str] = types.MappingProxyType(
     {
         "run-stackoverflow": "stackoverflow_nwp.run_stackoverflow",
-        "run-cifar10": "simulations.examples.cifar10_classification.run_cifar10",
-        "run-digits": "simulations.examples.digit_classification.run_digits",
-        "run-fashion-mnist": (
-            "simulations.examples.fashion_mnist_classification.run_fashion_mnist"
-        ),
+        "run-cifar10": "simulations.examples.cifar10",
+        "run-digits": "simulations.examples.digits",
+        "run-fashion-mnist": "simulations.examples.fashion_mnist",
     }
 )
 
@@ -57,31 +55,27 @@ _CHANGES_NOTHING = re.compile(rf"--({'|'.join(run_config.NOT_OF_THE_RUN)})(=|$)"
 _POLL_SECONDS = 0.1
 # An audited run draws its own canaries, and the clients with them.
 _AUDITED = re.compile(r"--audit_canaries(=|$)")
-# What runs under way have after a second request to stop.
+# The time that runs under way have after a second request to stop.
 _SECONDS_TO_END = 20.0
-# A lower estimate, of a run in the list of them all.
-_BYTES_PER_RUN = 100
+# Nobody trains more often.
+MOST_REPETITIONS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """What a comparison needs to know of a finished run.
+    """The result of a run, as comparisons use it.
 
     Attributes:
       test_accuracy: A fraction.
-      rounds: The rounds that it trained.
-      epsilon: The epsilon of the planned guarantee, or, if the run broke its plan, of the
-        guarantee that may be stated; None if it is not private.
+      rounds: The number of trained rounds.
+      epsilon: The epsilon of the planned guarantee or, if the run broke its plan, of the guarantee
+        that may be stated; None if the run is not private.
       delta: The delta of the same guarantee; None if the run is not private.
       seconds: Wall time; None if the run was cut off and resumed, so that nobody knows.
-      noise_multiplier: The noise multiplier of that guarantee, relative to the sensitivity that
-        the guarantee states; None if the run is not private, or an older result does not say it
-        or how clients were sampled.
-      sampling: How that guarantee is amplified; None if it is not.
-      checkpoint: Where the run keeps its factorization; None if that is not known.
-      initial_model: The SHA-256 of the weights that it began with; None if an older result does not
-        say it.
-      is_observed: Whether its guarantee holds only if participation did not depend on released
+      directory: The directory of the run.
+      initial_model: The SHA-256 of the weights that training began with; None if an older result
+        does not say it.
+      is_observed: Whether the guarantee holds only if participation did not depend on released
         models or on data.
     """
 
@@ -90,9 +84,7 @@ class FinishedRun:
     epsilon: float | None
     delta: float | None
     seconds: float | None
-    noise_multiplier: float | None = None
-    sampling: SamplingScheme | None = None
-    checkpoint: pathlib.Path | None = None
+    directory: pathlib.Path = pathlib.Path()
     initial_model: str | None = None
     is_observed: bool = False
 
@@ -137,11 +129,6 @@ class RepeatedRun:
     def directory(self) -> pathlib.Path:
         """The run's own directory."""
         return self.root / self.name
-
-    @property
-    def checkpoint(self) -> pathlib.Path:
-        """Where it keeps its factorization."""
-        return self.directory / run_directory.FACTORIZATION_DIRECTORY
 
     @property
     def log(self) -> pathlib.Path:
@@ -189,13 +176,10 @@ def planned(
       repetitions: How often each is run.
 
     Raises:
-      InsufficientMemoryError: If they are too many to be listed.
+      ValueError: If there are fewer than one or more than 1,000 repetitions.
     """
-    memory.check(
-        _BYTES_PER_RUN * repetitions * len(variants),
-        f"the list of {repetitions} runs of each of {len(variants)} variants",
-        "use fewer --repetitions",
-    )
+    if numbers.positive_integer(repetitions, "--repetitions") > MOST_REPETITIONS:
+        raise ValueError(f"--repetitions must be at most {MOST_REPETITIONS}, found {repetitions}.")
     return [
         RepeatedRun(root, command, variant, repetition)
         for repetition in range(1, repetitions + 1)
@@ -359,7 +343,7 @@ def _run(run: RepeatedRun, lock: int, stops: Callable[[], int]) -> FinishedRun |
         )
     try:
         result = inputs.parsed_json(printed)
-        found = _finished(result, seconds, run.checkpoint)
+        found = _finished(result, seconds, run.directory)
     except (ValueError, TypeError, KeyError) as error:
         raise CommandError(
             f"{run.name} printed no result that can be compared ({error!r}); its log is {run.log}."
@@ -392,7 +376,7 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
         contents = inputs.parsed_json(run.result.read_text(encoding="utf-8"))
         identity = {name: contents[name] for name in run.identity}
         was = shlex.join([identity["command"], *identity["flags"]])
-        finished = _finished(contents["result"], contents["seconds"], run.checkpoint)
+        finished = _finished(contents["result"], contents["seconds"], run.directory)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CommandError(
             f"{run.result} cannot be read ({error!r}): delete it, and the run gives it again."
@@ -406,18 +390,15 @@ def _read_result(run: RepeatedRun) -> FinishedRun:
 
 
 def _finished(
-    result: Mapping[str, Any], seconds: float | None, checkpoint: pathlib.Path | None = None
+    result: Mapping[str, Any], seconds: float | None, directory: pathlib.Path
 ) -> FinishedRun:
+    """The run of a result, as its command prints it."""
     accuracy = float(result["test_accuracy"])
     if not math.isfinite(accuracy):
         raise ValueError(f"its test_accuracy is {accuracy}")
     privacy = result["privacy"]
-    kind = "planned" if privacy["keeps_plan"] is True else "earned"
-    epsilon, delta = (privacy[kind][name] for name in ("epsilon", "delta"))
-    multiplier, sampling = (privacy[kind].get(name) for name in ("noise_multiplier", "sampling"))
-    if "sampling" not in privacy[kind]:
-        # What the noise multiplier is relative to is not known.
-        multiplier = None
+    stated = privacy["planned" if privacy["keeps_plan"] is True else "earned"]
+    epsilon, delta = (stated[name] for name in ("epsilon", "delta"))
     is_private = privacy["is_private"] and epsilon is not None and math.isfinite(epsilon)
     return FinishedRun(
         test_accuracy=accuracy,
@@ -425,11 +406,9 @@ def _finished(
         epsilon=float(epsilon) if is_private else None,
         delta=float(delta) if is_private else None,
         seconds=None if seconds is None else float(seconds),
-        noise_multiplier=float(multiplier) if is_private and multiplier is not None else None,
-        sampling=(sampling_from_dict(sampling) if is_private and sampling is not None else None),
-        checkpoint=checkpoint,
+        directory=directory,
         initial_model=result.get("initial_model"),
-        is_observed=is_private and not INDEPENDENCE.keys().isdisjoint(privacy[kind]),
+        is_observed=is_private and not INDEPENDENCE.keys().isdisjoint(stated),
     )
 
 

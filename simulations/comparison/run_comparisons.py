@@ -1,34 +1,44 @@
-"""What repeated runs show: accuracies with intervals, which are apart, and privacy together."""
+"""Tables, sentences and the figure of repeated runs: accuracies with intervals, and privacy.
+
+In a repetition, runs of all mechanisms have the same cohorts, data order and initial weights, and
+noise of their own. Their shares in an accuracy are the same for two mechanisms, and cancel in the
+difference. Over repetitions, differences are taken to be independent and normally distributed.
+"""
 
 import csv
 import dataclasses
-import functools
 import itertools
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.stats
-from dp_accounting import dp_event
 
-from mf_aggregators import Mechanism, accounting, checkpoints
+from mf_aggregators import accounting
+from mf_aggregators.commands import stated_runs
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import rounded_up
-from mf_aggregators.participation import SamplingScheme
-from simulations.comparison.repeated_runs import FinishedRun
+from simulations.comparison.repeated_runs import MOST_REPETITIONS, FinishedRun, RepeatedRun
 from simulations.runs import round_records, run_directory
+from simulations.runs.round_records import ParticipationLedger
+from simulations.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     # matplotlib is imported when something is drawn.
-    from simulations.runs import run_figures
+    import matplotlib.figure
 
 CONFIDENCE = 0.95
+# The difference of test accuracies whose power is stated: one point.
+ONE_POINT = 0.01
+# The power that a number of repetitions is found for.
+USUAL_POWER = 0.8
 
 _EPSILON_TOLERANCE = 1e-3
-# Epsilons of privacy loss distributions, whose grids differ, may be so far apart.
-_COMPOSITION_TOLERANCE = 1e-2
+# A smaller standard deviation of accuracies is the rounding of equal ones.
+_NO_DEVIATION = 1e-9
+_HEIGHT_OF_A_FIGURE = 2.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Row:
 
     Attributes:
       mechanism: The mechanism.
-      repetitions: How many runs there are.
+      repetitions: The number of runs.
       test_accuracy_mean: The mean of their test accuracies, fractions.
       test_accuracy_half_width: Half the width of the 95 % interval of Student's t around the
         mean, for accuracies that are normally distributed over runs; None for a single run.
@@ -61,15 +71,50 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class PairedDifference:
+    """The difference of test accuracies of two mechanisms over repetitions.
+
+    Attributes:
+      higher: The mechanism of the higher mean.
+      lower: The other one.
+      repetitions: The number of pairs of runs.
+      mean: The mean difference, a fraction, not negative.
+      half_width: Half the width of its interval of Student's t. The intervals of all pairs of a
+        comparison hold together with 95 % (Bonferroni). None for a single difference, and where all
+        are equal: nobody knows how differences vary.
+      p_value: The p-value of the two-sided paired t-test of this pair alone; None as
+        ``half_width``.
+      power: The probability that the interval excludes zero, if the true difference is one point
+        and differences vary as they did; None as ``half_width``.
+      needed: The fewest repetitions whose power is 80 %; None if that is more than 1,000, or as
+        ``half_width``.
+    """
+
+    higher: str
+    lower: str
+    repetitions: int
+    mean: float
+    half_width: float | None = None
+    p_value: float | None = None
+    power: float | None = None
+    needed: int | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.half_width is not None and self.mean > self.half_width
+
+
+@dataclasses.dataclass(frozen=True)
 class Composition:
     """All private runs of a comparison, which train on the same clients.
 
     Attributes:
       private_runs: How many they are.
-      other_runs: The other runs, which guarantee nothing.
+      other_runs: The number of the other runs, which guarantee nothing.
       epsilon: The epsilon of the private runs together, for a client that may be in all of
         them; None without private runs, and where none can be stated.
-      delta: The delta that this epsilon is for, the largest of a run; None without private runs.
+      delta: The delta of this epsilon, the largest of a run; None without private runs.
       reason: Why no epsilon of private runs can be stated; None if one is, or there are none.
     """
 
@@ -80,12 +125,46 @@ class Composition:
     reason: str | None = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeanCurve:
+    """The mean held-out accuracy of runs that differ in their seeds.
+
+    Attributes:
+      rounds: (m,) float64: the rounds at which every run has a value, increasing.
+      mean: (m,) float64, fractions.
+      half_width: (m,) float64: half the width of the 95 % interval of Student's t around the mean;
+        NaN for a single run.
+      num_runs: The number of runs.
+    """
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    half_width: np.ndarray
+    num_runs: int
+
+
+def half_widths(values: np.ndarray, level: float = 1.0 - CONFIDENCE) -> np.ndarray:
+    """Returns half the widths of the intervals of Student's t around means over runs.
+
+    Args:
+      values: (m, ...) float64: of m runs, at least one.
+      level: The probability that an interval does not have the true mean, in (0, 1).
+
+    Returns:
+      An array of the shape of ``values`` without its first axis; NaN for a single run.
+    """
+    if len(values) < 2:
+        return np.full(np.shape(values)[1:], math.nan)
+    deviations = np.std(values, axis=0, ddof=1) / math.sqrt(len(values))
+    return np.asarray(scipy.stats.t.isf(level / 2.0, len(values) - 1) * deviations)
+
+
 def summarise(runs: Mapping[str, Sequence[FinishedRun]]) -> tuple[Row, ...]:
     """Summarises repeated runs, by mechanism.
 
     Returns:
-      A row for each mechanism: those that are not private first, for what privacy is compared
-      with, and then the highest mean test accuracy first.
+      A row for each mechanism: first those that are not private, with which privacy is compared,
+      and then the highest mean test accuracy first.
 
     Raises:
       ValueError: If a mechanism has no run.
@@ -98,16 +177,12 @@ def _row(mechanism: str, runs: Sequence[FinishedRun]) -> Row:
     if not runs:
         raise ValueError(f"there must be at least one run of {mechanism}.")
     accuracies = np.array([run.test_accuracy for run in runs], dtype=np.float64)
-    half_width = None
-    if len(runs) > 1:
-        quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2.0, len(runs) - 1)
-        half_width = float(quantile * np.std(accuracies, ddof=1) / math.sqrt(len(runs)))
     seconds = [run.seconds for run in runs if run.seconds is not None]
     return Row(
         mechanism=mechanism,
         repetitions=len(runs),
         test_accuracy_mean=float(np.mean(accuracies)),
-        test_accuracy_half_width=half_width,
+        test_accuracy_half_width=float(half_widths(accuracies)) if len(runs) > 1 else None,
         test_accuracy_min=float(np.min(accuracies)),
         test_accuracy_max=float(np.max(accuracies)),
         epsilon=_largest([run.epsilon for run in runs]),
@@ -126,13 +201,15 @@ def separated(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
     Pairs are in the order of their means. Single runs have no interval, and are in none.
     """
-    known = [row for row in rows if row.test_accuracy_half_width is not None]
-    known.sort(key=lambda row: -row.test_accuracy_mean)
+    known = [
+        (row.mechanism, row.test_accuracy_mean, row.test_accuracy_half_width)
+        for row in sorted(rows, key=lambda row: -row.test_accuracy_mean)
+        if row.test_accuracy_half_width is not None
+    ]
     return [
-        (higher.mechanism, lower.mechanism)
-        for higher, lower in itertools.combinations(known, 2)
-        if higher.test_accuracy_mean - (higher.test_accuracy_half_width or 0.0)
-        > lower.test_accuracy_mean + (lower.test_accuracy_half_width or 0.0)
+        (higher, lower)
+        for (higher, above, half), (lower, below, other) in itertools.combinations(known, 2)
+        if above - half > below + other
     ]
 
 
@@ -165,8 +242,10 @@ def unfairness(runs: Mapping[str, Sequence[FinishedRun]]) -> str | None:
 def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: str | None) -> str:
     """Returns one sentence on the order that intervals support.
 
-    ``pairs`` is what :func:`separated` returned for the rows, and ``why`` what :func:`unfairness`
-    did.
+    Args:
+      rows: The mechanisms.
+      pairs: The result of :func:`separated` for them.
+      why: The result of :func:`unfairness`.
     """
     if why is not None:
         return f"This comparison is not fair, and claims no order: {why}"
@@ -180,19 +259,120 @@ def separation_line(rows: Sequence[Row], pairs: Sequence[tuple[str, str]], why: 
     return f"With non-overlapping intervals: {listed}."
 
 
-def composition(runs: Iterable[FinishedRun]) -> Composition:
-    """Returns the guarantee of all private runs together.
-
-    Unamplified runs are Gaussian mechanisms, and together one of them
-    (``accounting.composed_gaussian_epsilon``). Where some are amplified, all are composed by
-    privacy loss distributions (``accounting.composed_epsilon``): Poisson-sampled ones as what they
-    are, those of clients that draw for themselves by samples, with the matrix of the run's
-    checkpoint, and all others without amplification. A run that broke its plan enters with what may
-    be stated of it. Where the result of a run does not say its noise multiplier and its sampling,
-    or these do not give what it states, no guarantee is stated, and the reason is.
+def power(
+    deviation: float, repetitions: Any, level: float, difference: float = ONE_POINT
+) -> np.ndarray:
+    """Returns the power of the two-sided paired t-test, by the noncentral t distribution.
 
     Args:
-      runs: The runs.
+      deviation: The standard deviation of a difference, above zero.
+      repetitions: The number of pairs, at least 2; or an array of such numbers.
+      level: The probability of a false alarm, in (0, 1).
+      difference: The true difference.
+
+    Returns:
+      An array of the shape of ``repetitions``.
+    """
+    freedom = np.asarray(repetitions) - 1
+    threshold = scipy.stats.t.isf(level / 2.0, freedom)
+    shift = difference * np.sqrt(repetitions) / deviation
+    found = scipy.stats.nct.sf(threshold, freedom, shift)
+    found += scipy.stats.nct.cdf(-threshold, freedom, shift)
+    return np.minimum(found, 1.0)
+
+
+def needed_repetitions(deviation: float, level: float) -> int | None:
+    """Returns the fewest repetitions with 80 % of :func:`power`; None if more than 1,000."""
+    repetitions = np.arange(2, MOST_REPETITIONS + 1)
+    enough = repetitions[power(deviation, repetitions, level) >= USUAL_POWER]
+    return int(enough[0]) if len(enough) else None
+
+
+def paired_differences(
+    accuracies: Mapping[str, Sequence[float]],
+) -> tuple[PairedDifference, ...]:
+    """Compares all pairs of mechanisms, in the order of their means, the highest first.
+
+    Args:
+      accuracies: By mechanism, the test accuracies of its repetitions, in the same order and as
+        many for each.
+    """
+    arrays = {name: np.asarray(values, np.float64) for name, values in accuracies.items()}
+    names = sorted(arrays, key=lambda name: -float(np.mean(arrays[name])))
+    pairs = list(itertools.combinations(names, 2))
+    level = (1.0 - CONFIDENCE) / max(1, len(pairs))
+    found = []
+    for higher, lower in pairs:
+        differences = arrays[higher] - arrays[lower]
+        number = len(differences)
+        pair = PairedDifference(higher, lower, number, max(0.0, float(np.mean(differences))))
+        deviation = float(np.std(differences, ddof=1)) if number > 1 else 0.0
+        if deviation >= _NO_DEVIATION:
+            pair = dataclasses.replace(
+                pair,
+                half_width=float(half_widths(differences, level)),
+                p_value=float(scipy.stats.ttest_1samp(differences, 0.0).pvalue),
+                power=float(power(deviation, number, level)),
+                needed=needed_repetitions(deviation, level),
+            )
+        found.append(pair)
+    return tuple(found)
+
+
+def why_not_paired(finished: Mapping[RepeatedRun, FinishedRun]) -> str | None:
+    """Returns why runs of a repetition are no pairs, or None if they are.
+
+    Their flags do not decide, but the participations in their ledgers and the weights that training
+    began with.
+    """
+    first: dict[int, tuple[RepeatedRun, tuple[object, ...]]] = {}
+    for run, result in finished.items():
+        if result.initial_model is None:
+            return f"the result of {run.name} does not say what weights it began with."
+        try:
+            config = RunDirectory(run.directory).read_config() or {}
+            clients = ParticipationLedger.load(RunDirectory(run.directory).ledger).digest()
+        except ValueError as error:
+            return str(error)
+        # The order in which clients go through their data follows from the seed alone.
+        found = (config.get("cohort_seed"), clients, result.initial_model)
+        other, same = first.setdefault(run.repetition, (run, found))
+        for what, mine, others in zip(
+            ("cohort seeds", "clients in their rounds", "initial weights"), found, same, strict=True
+        ):
+            if mine != others or mine is None:
+                return f"{other.name} and {run.name} had different {what}."
+    return None
+
+
+def lines_on_pairs(pairs: Sequence[PairedDifference], why: str | None) -> list[str]:
+    """Returns sentences on the pairs of a comparison.
+
+    Args:
+      pairs: The result of :func:`paired_differences`.
+      why: The result of :func:`why_not_paired`.
+    """
+    if why is not None:
+        return [f"Runs are not compared in pairs: {why}"]
+    known = [pair.power for pair in pairs if pair.power is not None]
+    if not known:
+        return ["Differences are the same in all repetitions: nobody knows how they vary."]
+    apart = [f"{pair.higher} above {pair.lower}" for pair in pairs if pair.is_apart]
+    claim = ", ".join(apart) if apart else "no order is claimed"
+    least, most = (f"{100.0 * each:.0f} %" for each in (min(known), max(known)))
+    between = least if least == most else f"{least} to {most}, depending on the pair"
+    return [
+        "By differences of runs with the same clients and initial weights, whose intervals hold "
+        f"together with 95 %: {claim}.",
+        f"A true difference of one point would have been seen with a probability of {between}.",
+    ]
+
+
+def composition(runs: Iterable[FinishedRun]) -> Composition:
+    """Returns the guarantee of all private runs together, as the kernel proves it.
+
+    Each run is composed as what its directory shows (``stated_runs.event_of``): the planned
+    mechanism, or the worst case of its ledger if that broke the plan.
     """
     every = list(runs)
     private = [run for run in every if run.epsilon is not None]
@@ -203,15 +383,10 @@ def composition(runs: Iterable[FinishedRun]) -> Composition:
     if len(private) == 1:
         return Composition(1, others, private[0].epsilon, delta)
     try:
-        sigmas = [_checked_noise_multiplier(run) for run in private]
-        schemes = [run.sampling for run in private]
-        if all(scheme is None for scheme in schemes):
-            epsilon = accounting.composed_gaussian_epsilon(sigmas, delta)
-        else:
-            events = [_event(run, sigma) for run, sigma in zip(private, sigmas, strict=True)]
-            epsilon = accounting.composed_epsilon(events, delta)
+        events = stated_runs.events_of([run.directory for run in private], delta)
+        epsilon = accounting.composed_epsilon(events, delta)
     except ValueError as error:
-        # What was trained for hours is tabulated all the same.
+        # The accuracies of hours of training are tabulated all the same.
         return Composition(len(private), others, None, delta, str(error))
     return Composition(len(private), others, epsilon, delta)
 
@@ -238,108 +413,48 @@ def composition_line(found: Composition) -> str:
     return text
 
 
-def _checked_noise_multiplier(run: FinishedRun) -> float:
-    """The noise multiplier of a private run, if that gives at least what the run states.
-
-    Raises:
-      ValueError: If it does not, or is not known, so that the run cannot be composed.
-    """
-    assert run.epsilon is not None
-    assert run.delta is not None
-    sigma = run.noise_multiplier
-    if sigma is None:
-        # Its epsilon alone does not tell: that of a sampled run is one of other noise.
-        raise ValueError(
-            "the result of a run, perhaps of an older version, does not say its noise multiplier "
-            "and how its clients were sampled: run it again to compose it."
-        )
-    mechanism = _mechanism(run, sigma)
-    alone = (
-        _epsilon(sigma, run.sampling, run.delta)
-        if mechanism is None
-        else accounting.exact_epsilon(mechanism.event().noise_multiplier, run.delta)
-    )
-    if alone < (1.0 - _COMPOSITION_TOLERANCE) * run.epsilon:
-        raise ValueError(
-            f"the result of a run states epsilon {rounded_up(run.epsilon, '.6g')} at delta "
-            f"{rounded_up(run.delta, '.6g')}, and its noise multiplier {sigma!r} alone would give "
-            f"{rounded_up(alone, '.6g')}: it is of another kind of "
-            "guarantee, which cannot be composed."
-        )
-    return sigma
-
-
-# Repetitions state the same, and what it takes is slow for some schemes.
-@functools.lru_cache
-def _epsilon(sigma: float, scheme: SamplingScheme | None, delta: float) -> float:
-    if scheme is None:
-        return accounting.exact_epsilon(sigma, delta)
-    if scheme.has_groups:
-        return scheme.epsilon(sigma, delta)
-    if scheme.shares_rows:
-        raise ValueError(
-            "participations of balls in bins share rows here, and the checkpoint of the run, whose "
-            "matrix composing them takes, is not there any more."
-        )
-    # Without amplification: each participation of a client changes rows of its own.
-    return accounting.exact_epsilon(sigma / scheme.all_participations(None).norm, delta)
-
-
-def _mechanism(run: FinishedRun, sigma: float) -> Mechanism | None:
-    """What made a run of clients that draw for themselves; None without its checkpoint."""
-    scheme, checkpoint = run.sampling, run.checkpoint
-    if scheme is None or scheme.has_groups or checkpoint is None:
-        return None
-    return _saved_mechanism(checkpoint, scheme, sigma) if checkpoint.is_dir() else None
-
-
-# Of each run, its noise is checked before it is composed.
-@functools.lru_cache
-def _saved_mechanism(checkpoint: pathlib.Path, scheme: SamplingScheme, sigma: float) -> Mechanism:
-    return Mechanism(checkpoints.load(checkpoint), scheme, sigma)
-
-
-def _event(run: FinishedRun, sigma: float) -> dp_event.DpEvent:
-    """A run as it is composed with others: amplified where that can be told."""
-    scheme, mechanism = run.sampling, _mechanism(run, sigma)
-    if mechanism is not None:
-        return mechanism.event()
-    if scheme is None:
-        return accounting.event(sigma)
-    if scheme.has_groups:
-        return scheme.event(sigma)
-    together = scheme.all_participations(None)
-    return dp_event.SelfComposedDpEvent(
-        accounting.event(sigma / together.largest_part), together.disjoint
-    )
-
-
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Returns a Markdown table whose columns are aligned, for people to read as it is."""
-
-    def text(value: float | None, form: str, factor: float = 1.0) -> str:
-        return "-" if value is None else form.format(factor * value)
-
+    """Returns a Markdown table of mechanisms, whose columns are aligned."""
     header = "mechanism,test accuracy,95 % interval,min,max,epsilon,delta,runs,minutes"
     cells = [
         [
             row.mechanism,
-            text(row.test_accuracy_mean, "{:.2f} %", 100.0),
-            text(row.test_accuracy_half_width, "± {:.2f} %", 100.0),
-            text(row.test_accuracy_min, "{:.2f} %", 100.0),
-            text(row.test_accuracy_max, "{:.2f} %", 100.0),
+            _text(row.test_accuracy_mean, "{:.2f} %", 100.0),
+            _text(row.test_accuracy_half_width, "± {:.2f} %", 100.0),
+            _text(row.test_accuracy_min, "{:.2f} %", 100.0),
+            _text(row.test_accuracy_max, "{:.2f} %", 100.0),
             "-" if row.epsilon is None else rounded_up(row.epsilon, ".3f"),
             "-" if row.delta is None else rounded_up(row.delta, ".6g"),
             str(row.repetitions),
-            text(row.seconds_mean, "{:.1f}", 1.0 / 60.0),
+            _text(row.seconds_mean, "{:.1f}", 1.0 / 60.0),
         ]
         for row in rows
     ]
-    return aligned([header.split(","), *cells])
+    return _aligned([header.split(","), *cells])
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table of a heading and rows: names at the left, numbers at the right."""
+def pairs_to_markdown(pairs: Sequence[PairedDifference]) -> str:
+    """Returns a Markdown table of differences, in points, whose columns are aligned."""
+    header = "difference,points,interval,sees one point,runs for 80 %"
+    cells = [
+        [
+            f"{pair.higher} - {pair.lower}",
+            f"{100.0 * pair.mean:.2f}",
+            _text(pair.half_width, "± {:.2f}", 100.0),
+            _text(pair.power, "{:.0f} %", 100.0),
+            "-" if pair.power is None else str(pair.needed or f"over {MOST_REPETITIONS}"),
+        ]
+        for pair in pairs
+    ]
+    return _aligned([header.split(","), *cells])
+
+
+def _text(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "-" if value is None else form.format(factor * value)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of a heading and rows: names at the left, numbers at the right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
     lines = []
@@ -347,6 +462,40 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         right = [text.rjust(width) for text, width in zip(cells, others, strict=True)]
         lines.append(f"| {' | '.join([name.ljust(first), *right])} |")
     return "\n".join(lines)
+
+
+def mean_accuracy(directories: Sequence[pathlib.Path]) -> MeanCurve:
+    """Returns the mean held-out accuracy by round over the runs of these directories, at least one.
+
+    Rounds without a value of some run are left out: a mean over the other runs would be one of
+    other runs.
+
+    Returns:
+      The curve; without any round if there is none that all runs have.
+
+    Raises:
+      OSError: If a file cannot be read.
+      RunDirectoryError: If one holds no metrics.
+    """
+    runs = [_heldout_accuracy(directory / run_directory.METRICS_FILE) for directory in directories]
+    rounds = sorted(set(runs[0]).intersection(*runs[1:]))
+    values = np.array([[run[number] for number in rounds] for run in runs], dtype=np.float64)
+    mean = np.mean(values, axis=0)
+    return MeanCurve(np.array(rounds, np.float64), mean, half_widths(values), len(runs))
+
+
+def _heldout_accuracy(path: pathlib.Path) -> dict[float, float]:
+    """The held-out accuracy by round of a file of metrics, where a row has both."""
+    from simulations.runs import run_figures
+
+    round_records.check_metrics(path)
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = list(csv.DictReader(file))
+    columns = (run_figures.column(rows, name) for name in ("round", "heldout_accuracy"))
+    pairs = zip(*columns, strict=True)
+    return {number: value for number, value in pairs if math.isfinite(number + value)}
 
 
 def draw(
@@ -359,7 +508,7 @@ def draw(
 
     Args:
       directories: By mechanism, the directories of its runs.
-      rows: What :func:`summarise` returned for them, in the order of the figure.
+      rows: The result of :func:`summarise` for them, in the order of the figure.
       path: The PNG file; nothing is left there if there is nothing to draw.
       title: The title above the figure.
 
@@ -369,45 +518,80 @@ def draw(
     Raises:
       OSError: If a file cannot be read or written.
     """
-    from mf_aggregators import figures
     from simulations.runs import run_figures
 
     curves = {row.mechanism: mean_accuracy(directories[row.mechanism]) for row in rows}
     drawn = {name: curve for name, curve in curves.items() if len(curve.rounds)}
     path.unlink(missing_ok=True)
     if drawn:
-        accuracies = [
-            figures.Interval(
-                row.mechanism,
-                100.0 * row.test_accuracy_mean,
-                None
-                if row.test_accuracy_half_width is None
-                else 100.0 * row.test_accuracy_half_width,
-                100.0 * row.test_accuracy_min,
-                100.0 * row.test_accuracy_max,
-            )
-            for row in rows
-        ]
-        run_figures.compare(drawn, path, title=title, accuracies=accuracies)
+        run_figures.write(figure(drawn, rows, title), path)
     return [name for name in curves if name not in drawn]
 
 
-def mean_accuracy(directories: Sequence[pathlib.Path]) -> "run_figures.MeanCurve":
-    """Returns the mean held-out accuracy by round over the runs of these directories.
+def figure(
+    curves: Mapping[str, MeanCurve], rows: Sequence[Row], title: str
+) -> "matplotlib.figure.Figure":
+    """Returns the figure of a comparison.
 
-    Raises:
-      OSError: If a file cannot be read.
-      RunDirectoryError: If one holds no metrics.
+    Args:
+      curves: By mechanism, at least one, the mean over its runs, of at least one round. Each
+        mechanism has a panel of its own, where the others are grey.
+      rows: All mechanisms, in the order of the first panel, which has test accuracies.
+      title: The first line of the heading.
     """
+    from mf_aggregators import figures
     from simulations.runs import run_figures
 
-    return run_figures.mean_curve([_metrics(directory) for directory in directories])
+    bands = {name: _band(curve) for name, curve in curves.items()}
+    ends = np.concatenate([end for band in bands.values() for end in band])
+    lowest, highest = float(np.min(ends)), float(np.max(ends))
+    margin = 0.05 * (highest - lowest) or 1.0
+    styles = figures.styles([row.mechanism for row in rows])
+    height = max(_HEIGHT_OF_A_FIGURE, figures.height_of_rows([*styles]))
+    drawn, (first, *places) = run_figures.panels(1 + len(curves), height)
+    figures.intervals(
+        first,
+        [_interval(row) for row in rows],
+        title="After training",
+        x=f"test accuracy, %, with {100 * CONFIDENCE:g} % intervals; pale: all runs",
+        own_styles=styles,
+    )
+    for axes, (name, curve) in zip(places, curves.items(), strict=True):
+        for other in (each for each in curves.values() if each is not curve):
+            axes.plot(other.rounds, 100.0 * other.mean, color="0.75", linewidth=1.0, zorder=1.5)
+        style = styles[name]
+        if curve.num_runs > 1:
+            axes.fill_between(curve.rounds, *bands[name], color=style.colour, alpha=0.2, lw=0)
+        marker = style.marker if len(curve.rounds) <= figures.MOST_MARKED_POINTS else ""
+        points = {"color": style.colour, "marker": marker, "markersize": 4}
+        axes.plot(curve.rounds, 100.0 * curve.mean, label=name, **points)
+        runs = "one run" if curve.num_runs == 1 else f"{curve.num_runs} runs"
+        figures.describe(axes, title=f"{name} ({runs})", x="round", y="held-out accuracy, %")
+        axes.set_ylim(lowest - margin, highest + margin)
+    words = [title]
+    if any(curve.num_runs > 1 for curve in curves.values()):
+        grey = "; grey: the other mechanisms" if len(curves) > 1 else ""
+        words.append(f"by round: mean and its {100 * CONFIDENCE:g} % interval over seeds{grey}")
+    figures.heading(drawn, "\n".join(words))
+    return drawn
 
 
-def _metrics(directory: pathlib.Path) -> list[dict[str, str]]:
-    path = directory / run_directory.METRICS_FILE
-    round_records.check_metrics(path)
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        return list(csv.DictReader(file))
+def _interval(row: Row) -> Any:
+    """The line of a mechanism in the figure, in percent."""
+    from mf_aggregators import figures
+
+    half = row.test_accuracy_half_width
+    return figures.Interval(
+        row.mechanism,
+        100.0 * row.test_accuracy_mean,
+        None if half is None else 100.0 * half,
+        100.0 * row.test_accuracy_min,
+        100.0 * row.test_accuracy_max,
+    )
+
+
+def _band(curve: MeanCurve) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the intervals of accuracies, in percent, clipped to [0, 100]."""
+    half_width = np.nan_to_num(curve.half_width)
+    low, high = curve.mean - half_width, curve.mean + half_width
+    return 100.0 * np.maximum(low, 0.0), 100.0 * np.minimum(high, 1.0)

@@ -23,9 +23,13 @@ import numpy as np
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import Error
 from mf_aggregators.participation import Sampler
+from simulations import flag_fields
+from simulations.flag_fields import flag
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
+# The group of the flags of devices.
+_GROUP = "Devices"
 
 # The constants of SplitMix64: the step between states, and those of the finaliser.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -108,78 +112,83 @@ class Independent(Availability):
     """Each device is available with the same probability, independently each time it is asked.
 
     Attributes:
-      probability: Above 0, at most 1.
+      available_probability: The probability that a device is available, for
+        --availability=independent.
 
     Raises:
-      ValueError: If the probability is out of its range.
+      ValueError: If the probability is not above 0 and at most 1.
     """
 
-    probability: float
+    available_probability: float = flag(_GROUP, is_positive=True, most=1.0)
 
     def __post_init__(self) -> None:
-        numbers.positive_number(self.probability, "probability")
-        _check_within(self.probability, "probability", 0.0, 1.0)
+        flag_fields.check(self)
 
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
     ) -> np.ndarray:
         """Returns (m,) bool: a fresh draw for each device, round and moment."""
         draws = uniform(seed, _INDEPENDENT, devices, _bits(seconds), round_index)
-        return draws < self.probability
+        return draws < self.available_probability
 
 
 @dataclasses.dataclass(frozen=True)
 class Diurnal(Availability):
     """Devices that are available at night, on some nights, by the clock of where they are.
 
-    Each device has a time zone, and one window of the day in local time, which starts at
-    ``start_hour`` give or take ``start_spread_hours`` and lasts between ``shortest_hours`` and
-    ``longest_hours``, all drawn once for the device, uniformly. Its duty cycle is the window's
-    share of the day times ``nightly_probability``, with which the device is on charge and idle
-    in a night, independently of other nights.
-
-    The first round begins at midnight UTC.
+    Each device has a time zone, and one window of the day in local time, whose start and length are
+    drawn once for the device, uniformly. Its duty cycle is the window's share of the day times the
+    probability with which the device is on charge and idle in a night, independently of other
+    nights. The first round begins at midnight UTC.
 
     Attributes:
-      utc_offsets: Local time less UTC in each time zone, in hours.
-      weights: The share of devices in each zone, up to a factor; None for equal shares.
-      start_hour: Mean start of the windows, in hours after local midnight.
-      start_spread_hours: The most that a start differs from the mean, at most 12.
-      shortest_hours: The shortest window.
-      longest_hours: The longest window, at most 24.
-      nightly_probability: Above 0, at most 1.
+      utc_offsets: Local time less UTC in each time zone, in hours, for --availability=diurnal.
+      utc_weights: The share of devices in each time zone, up to a factor, for
+        --availability=diurnal. Default: the same.
+      window_start_hour: The mean local hour at which a device's window starts, for
+        --availability=diurnal.
+      window_spread_hours: The most hours between a device's start and the mean one, for
+        --availability=diurnal.
+      shortest_window_hours: The hours of the shortest window of a device, for
+        --availability=diurnal.
+      longest_window_hours: The hours of the longest window of a device, for --availability=diurnal.
+      nightly_probability: The probability that a device is on charge in a night, for
+        --availability=diurnal.
 
     Raises:
       ValueError: If an attribute is out of its range.
     """
 
-    utc_offsets: tuple[float, ...] = (-8.0, -5.0, -3.0, 0.0, 1.0, 3.0, 5.5, 8.0, 9.0)
-    weights: tuple[float, ...] | None = None
-    start_hour: float = 22.0
-    start_spread_hours: float = 2.0
-    shortest_hours: float = 4.0
-    longest_hours: float = 10.0
-    nightly_probability: float = 0.7
+    utc_offsets: tuple[float, ...] = flag(_GROUP, (-8.0, -5.0, -3.0, 0.0, 1.0, 3.0, 5.5, 8.0, 9.0))
+    utc_weights: tuple[float, ...] | None = flag(_GROUP, None)
+    window_start_hour: float = flag(_GROUP, 22.0, least=0.0, most=24.0)
+    window_spread_hours: float = flag(_GROUP, 2.0, least=0.0, most=12.0)
+    shortest_window_hours: float = flag(_GROUP, 4.0, is_positive=True)
+    longest_window_hours: float = flag(_GROUP, 10.0, is_positive=True, most=24.0)
+    nightly_probability: float = flag(_GROUP, 0.7, is_positive=True, most=1.0)
 
     def __post_init__(self) -> None:
-        if not self.utc_offsets:
-            raise ValueError("utc_offsets must name at least one time zone.")
-        for offset in self.utc_offsets:
-            _check_within(offset, "utc_offsets", -12.0, 14.0)
-        if self.weights is not None:
-            if len(self.weights) != len(self.utc_offsets):
-                raise ValueError(
-                    f"weights must have one number for each of the {len(self.utc_offsets)} "
-                    f"utc_offsets, found {len(self.weights)}."
-                )
-            if math.fsum(numbers.non_negative_number(w, "weights") for w in self.weights) <= 0.0:
-                raise ValueError("weights must not all be zero.")
-        _check_within(self.start_hour, "start_hour", 0.0, 24.0)
-        _check_within(self.start_spread_hours, "start_spread_hours", 0.0, 12.0)
-        shortest = numbers.positive_number(self.shortest_hours, "shortest_hours")
-        _check_within(self.longest_hours, "longest_hours", shortest, 24.0)
-        numbers.positive_number(self.nightly_probability, "nightly_probability")
-        _check_within(self.nightly_probability, "nightly_probability", 0.0, 1.0)
+        flag_fields.check(self)
+        if not self.utc_offsets or not all(-12.0 <= each <= 14.0 for each in self.utc_offsets):
+            raise ValueError(
+                "utc_offsets must name at least one time zone, each from -12 to 14 hours, found "
+                f"{self.utc_offsets}."
+            )
+        weights = self._weights()
+        if len(weights) != len(self.utc_offsets):
+            raise ValueError(
+                f"utc_weights must have one number for each of the {len(self.utc_offsets)} "
+                f"utc_offsets, found {len(weights)}."
+            )
+        if not (np.all(np.isfinite(weights)) and np.all(weights >= 0.0) and np.any(weights > 0.0)):
+            raise ValueError(
+                f"utc_weights must be finite, at least 0 and not all 0, found {self.utc_weights}."
+            )
+        if self.longest_window_hours < self.shortest_window_hours:
+            raise ValueError(
+                f"longest_window_hours must be at least shortest_window_hours, "
+                f"{self.shortest_window_hours:g}, found {self.longest_window_hours:g}."
+            )
 
     def available(
         self, devices: np.ndarray, seconds: float, round_index: int, seed: int
@@ -199,10 +208,10 @@ class Diurnal(Availability):
     def is_possible(self, seconds: float) -> bool:
         """Returns whether windows may be open in some time zone."""
         peopled = np.asarray(self.utc_offsets, dtype=np.float64)[self._weights() > 0.0]
-        earliest = self.start_hour - self.start_spread_hours - peopled
+        earliest = self.window_start_hour - self.window_spread_hours - peopled
         # A second for rounding.
         since_earliest = np.mod(seconds - earliest * _HOUR + 1.0, _DAY)
-        longest = (2.0 * self.start_spread_hours + self.longest_hours) * _HOUR
+        longest = (2.0 * self.window_spread_hours + self.longest_window_hours) * _HOUR
         return bool(np.any(since_earliest < longest + 2.0))
 
     def windows(self, devices: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -219,13 +228,13 @@ class Diurnal(Availability):
         shares = np.cumsum(self._weights()) / np.sum(self._weights())
         zones = np.searchsorted(shares[:-1], uniform(seed, _ZONE, devices), side="right")
         offsets = np.asarray(self.utc_offsets, dtype=np.float64)[zones]
-        spread = self.start_spread_hours * (2.0 * uniform(seed, _WINDOW_START, devices) - 1.0)
-        duration = self.longest_hours - self.shortest_hours
-        hours = self.shortest_hours + duration * uniform(seed, _WINDOW_LENGTH, devices)
-        return (self.start_hour + spread - offsets) * _HOUR, hours * _HOUR
+        spread = self.window_spread_hours * (2.0 * uniform(seed, _WINDOW_START, devices) - 1.0)
+        duration = self.longest_window_hours - self.shortest_window_hours
+        hours = self.shortest_window_hours + duration * uniform(seed, _WINDOW_LENGTH, devices)
+        return (self.window_start_hour + spread - offsets) * _HOUR, hours * _HOUR
 
     def _weights(self) -> np.ndarray:
-        weights = (1.0,) * len(self.utc_offsets) if self.weights is None else self.weights
+        weights = (1.0,) * len(self.utc_offsets) if self.utc_weights is None else self.utc_weights
         return np.asarray(weights, dtype=np.float64)
 
 
@@ -380,11 +389,6 @@ def _finalise(state: np.ndarray) -> None:
 def _bits(number: float) -> np.ndarray:
     # Adding zero makes a negative zero positive.
     return np.array([number + 0.0], dtype=np.float64).view(np.uint64)
-
-
-def _check_within(value: float, name: str, low: float, high: float) -> None:
-    if not low <= numbers.finite_number(value, name) <= high:
-        raise ValueError(f"{name} must be from {low:g} to {high:g}, found {value}.")
 
 
 def _archived(file: pathlib.Path) -> list[np.ndarray]:

@@ -285,7 +285,7 @@ class DevicePopulation:
         self._seconds = 0.0
         # The number of devices whose timers have not run out as a round begins.
         self._waiting_before = 0
-        if behaviour.timer is None:
+        if behaviour.timer_seconds is None:
             self._timers = DeviceTimers.by_rounds(num_devices, participation)
         elif participation.is_evenly_spaced:
             raise ValueError(
@@ -293,7 +293,7 @@ class DevicePopulation:
                 "clock: use timers by rounds, or a schema of a least separation."
             )
         else:
-            self._timers = DeviceTimers(num_devices, behaviour.timer.seconds, participation.limit)
+            self._timers = DeviceTimers(num_devices, behaviour.timer_seconds, participation.limit)
         behaviour.availability.check_population(num_devices)
         self._broken = np.empty(0, np.int64)
         if behaviour.broken_timers > 0.0:
@@ -363,7 +363,7 @@ class DevicePopulation:
             seconds = self._seconds + attempt * behaviour.retry_seconds
             self._timers.advance(self._now(seconds))
             num_eligible = self._timers.num_eligible
-            if num_eligible < self._fewest and behaviour.timer is None:
+            if num_eligible < self._fewest and behaviour.timer_seconds is None:
                 # No timer runs out within a round.
                 raise self._too_few(1, num_eligible, is_final=True)
             generator = random_streams.generator_of(
@@ -426,7 +426,7 @@ class DevicePopulation:
 
     def _now(self, seconds: float) -> float:
         """The time by which the timers count."""
-        return self._round_index if self._behaviour.timer is None else seconds
+        return self._round_index if self._behaviour.timer_seconds is None else seconds
 
     def _lose_histories(self) -> None:
         """Makes devices forget, before the round; before the first there is nothing to forget."""
@@ -440,7 +440,7 @@ class DevicePopulation:
         if behaviour.after_history_loss == REJOIN:
             self._timers.reset(devices)
             return
-        if behaviour.timer is None:
+        if behaviour.timer_seconds is None:
             schema = self._participation
             latest: float = index - 1
             most = schema.most_participations(index)
@@ -448,7 +448,7 @@ class DevicePopulation:
             latest = self._seconds
             # The first upload came at the end of the first round. More is safe, for rounding.
             since_first = self._seconds - behaviour.round_seconds
-            most = math.floor(since_first / behaviour.timer.seconds + 1e-9) + 1
+            most = math.floor(since_first / behaviour.timer_seconds + 1e-9) + 1
         self._timers.lose_history(self._working(devices), latest, most)
 
     def _working(self, devices: np.ndarray) -> np.ndarray:
@@ -525,7 +525,7 @@ class DevicePopulation:
             f"{self._num_devices} clients, and {num_available} of these were available."
         )
         used = self._num_devices - num_eligible - self._waiting_before
-        if behaviour.timer is None and used > 0:
+        if behaviour.timer_seconds is None and used > 0:
             found += (
                 f" Attempts that failed set the timers of {used} clients, which cannot run out "
                 "before a later round: a larger over-selection makes fewer attempts fail."

@@ -1,108 +1,71 @@
-"""Tasks that classify images with a Keras model."""
+"""The task of classifying images with a Keras model."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations.examples.labelled_images import Images, as_input
+from simulations.examples.images import ClientImages, Images
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 from simulations.training.task_parts import KerasEvaluation, batches, sample_order
 
 ACCURACY = "accuracy"
 
-# The share of the test images that is evaluated as a model is trained; no others are seen before
-# training has ended. The papers have no such split, and train with all training images.
-_HELDOUT_SHARE = 0.2
+
+def as_input(pixels: np.ndarray) -> np.ndarray:
+    """Returns pixels as a model takes them, float32: uint8 ones in [-1, 1], others as they are."""
+    if pixels.dtype != np.uint8:
+        return pixels
+    return (pixels.astype(np.float32) - 127.5) / np.float32(127.5)
 
 
-def task_of_clients(
-    train: Images,
-    test: Images,
-    places: Sequence[np.ndarray],
+def image_task(
+    images: ClientImages,
     keras_model: Callable[[], tf.keras.Model],
     batch_size: int,
     epochs: int,
     seed: int,
 ) -> FederatedTask:
-    """Returns the task of a classifier whose clients have some of the training images each.
-
-    Args:
-      train: The training images, uint8 pixels.
-      test: The test images, at least two.
-      places: The places of each client's images among the training images.
-      keras_model: Makes the untrained model, from pixels in [-1, 1] to logits.
-      batch_size: Images in a local step.
-      epochs: How often a client goes through its images.
-      seed: Seed for the initial weights and the order of a client's images in a round.
-    """
-    digits = len(str(len(places)))
-    names = [f"{place:0{digits}}" for place in range(len(places))]
-
-    def client_dataset(client_id: str, round_index: int) -> tf.data.Dataset:
-        own = places[int(client_id)]
-        images = train[own[sample_order(seed, round_index, client_id, len(own))]]
-        slices = (as_input(images.pixels), images.labels)
-        return batches(tf.data.Dataset.from_tensor_slices(slices), batch_size, epochs)
-
-    tf.keras.utils.set_random_seed(seed % 2**32)
-    prepared = Images(as_input(test.pixels), test.labels)
-    num_heldout = max(1, round(_HELDOUT_SHARE * len(test)))
-    return image_task(
-        names,
-        client_dataset,
-        keras_model,
-        keras_model().get_weights(),
-        train.labels,
-        prepared[:num_heldout],
-        prepared[num_heldout:],
-        facts={"num_heldout": num_heldout},
-    )
-
-
-def image_task(
-    client_ids: Sequence[str],
-    client_dataset: Callable[[str, int], tf.data.Dataset],
-    keras_model: Callable[[], tf.keras.Model],
-    initial_weights: Sequence[np.ndarray],
-    train_labels: np.ndarray,
-    heldout: Images,
-    test: Images,
-    facts: Mapping[str, Any],
-) -> FederatedTask:
     """Returns the task of a classifier.
 
     Args:
-      client_ids: The population.
-      client_dataset: From a client's id and a round to its batches of (pixels, labels): float32
-        pixels of the shape that the model takes, and int32 labels.
-      keras_model: Makes the untrained model, from pixels to logits; its weights are all
-        trainable.
-      initial_weights: The weights that training begins with.
-      train_labels: All labels that clients have, from 0.
-      heldout: What is evaluated as the model is trained; pixels as clients have them.
-      test: What the final model is evaluated on.
-      facts: What the result says besides; the number of examples and the class that most
-        examples have, with its test accuracy, are added.
+      images: The images, and whose they are.
+      keras_model: Makes the untrained model, from pixels as :func:`as_input` returns them to
+        logits; its weights are all trainable.
+      batch_size: The number of images in a local step.
+      epochs: How often a client goes through its images.
+      seed: Seed for the initial weights and the order of a client's images in a round.
     """
-    evaluation = KerasEvaluation(functools.partial(_compiled, keras_model))
-    most_frequent = int(np.argmax(np.bincount(train_labels)))
+
+    def client_dataset(client_id: str, round_index: int) -> tf.data.Dataset:
+        own = images.of(client_id)
+        chosen = own[sample_order(seed, round_index, client_id, len(own))]
+        slices = (as_input(chosen.pixels), chosen.labels)
+        return batches(tf.data.Dataset.from_tensor_slices(slices), batch_size, epochs)
+
+    tf.keras.utils.set_random_seed(seed % 2**32)
+    splits = {
+        split: Images(as_input(own.pixels), own.labels)
+        for split, own in ((HELDOUT, images.heldout), (TEST, images.test))
+    }
+    most_frequent = int(np.argmax(np.bincount(images.train.labels)))
     return FederatedTask(
-        client_ids=tuple(client_ids),
+        client_ids=tuple(images.places),
         client_dataset=client_dataset,
         model_fn=functools.partial(_model, keras_model),
-        initial_weights=tuple(initial_weights),
-        evaluate=functools.partial(_evaluate, evaluation, {HELDOUT: heldout, TEST: test}),
+        initial_weights=tuple(keras_model().get_weights()),
+        evaluate=functools.partial(
+            _evaluate, KerasEvaluation(functools.partial(_compiled, keras_model)), splits
+        ),
         accuracy=ACCURACY,
         keras_model=keras_model,
         facts={
-            "num_examples": len(train_labels),
+            "num_examples": len(images.train),
             "most_frequent_class": most_frequent,
-            "most_frequent_class_accuracy": float(np.mean(test.labels == most_frequent)),
-            **facts,
+            "most_frequent_class_accuracy": float(np.mean(images.test.labels == most_frequent)),
+            "num_heldout": len(images.heldout),
         },
     )
 

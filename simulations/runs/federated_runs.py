@@ -387,7 +387,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
         )
     elif sampling != TIMERS:
         only_absent = DeviceBehaviour(
-            availability=behaviour.availability, round_seconds=behaviour.round_seconds
+            availability=behaviour.availability, round_minutes=behaviour.round_minutes
         )
         command_line.check_choice(
             behaviour == only_absent,
@@ -397,7 +397,7 @@ def _check_behaviour(config: RunConfig, behaviour: DeviceBehaviour) -> None:
         )
     behaviour.fewest_uploads(config.cohort)
     command_line.check_choice(
-        behaviour.timer is None or config.separation is not None,
+        behaviour.timer_hours is None or config.separation is not None,
         "--timer=wall_clock needs --separation, the rounds that the noise is planned for: "
         "simulate-participation finds what the timers give.",
     )

@@ -362,7 +362,7 @@ def server_schedule(config: RunConfig) -> Schedule:
     """Returns the schedule of the server's learning rate."""
     name = "decay" if config.cooldown == learning_rate_schedules.DROP else "cooldown"
     return dataclasses.replace(
-        learning_rate_schedules.by_name(name),
+        learning_rate_schedules.SCHEDULES[name],
         warmup_share=config.server_warmup,
         cooldown_share=config.server_cooldown,
     )
@@ -463,23 +463,13 @@ def _extended(
         except ExtensionError as error:
             raise CommandError(f"--num_rounds={num_rounds}: {error}") from error
     planned = guarantees.of_noise(mechanism.noise_multiplier / config.simulated_share, config.delta)
-    if config.target_rho is not None:
-        rho = planned.rho
+    for name, found in (("rho", planned.rho), ("epsilon", planned.epsilon)):
+        target = config[f"target_{name}"]
         check_choice(
-            rho <= config.target_rho,
-            f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds rho "
-            f"{numbers.rounded_up(rho, '.6g')}, above "
-            f"--target_rho={config.target_rho:g}: give that rho as the target, or more, to extend "
-            "the run, or fewer --num_rounds.",
-        )
-    if config.target_epsilon is not None:
-        epsilon = planned.epsilon
-        check_choice(
-            epsilon <= config.target_epsilon,
+            target is None or found <= target,
             f"the noise of the run, which stays what it was, gives {config.num_rounds} rounds "
-            f"epsilon {numbers.rounded_up(epsilon, '.6g')}, above "
-            f"--target_epsilon={config.target_epsilon:g}: give that epsilon as the target, or "
-            "more, to extend the run, or fewer --num_rounds.",
+            f"{name} {numbers.rounded_up(found, '.6g')}, above --target_{name}={target}: give that "
+            f"{name} as the target, or more, to extend the run, or fewer --num_rounds.",
         )
     return mechanism
 

@@ -1,7 +1,7 @@
 """The configuration of a federated run: what was asked for, as flags and as JSON."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import flags
@@ -11,13 +11,13 @@ from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.audit import one_run
 from mf_aggregators.commands import facts_of_runs, mechanism_flags, stated_runs
 from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource, NoiseStorage
 from mf_aggregators.participation import sampling_help, sampling_schemes
 from mf_aggregators.workloads import Workload
-from simulations import flag_texts
+from simulations import flag_fields
 from simulations.devices import device_behaviour
+from simulations.flag_fields import flag
 from simulations.training.federated_task import TaskCommand
 
 # The clip norm that is no number.
@@ -35,24 +35,6 @@ OF_ADAPTIVE = facts_of_runs.OF_ADAPTIVE
 
 # The flags that say how much noise there is.
 _NOISE = ("noise_multiplier", "target_epsilon", "target_rho")
-
-_FLAG = "flag"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Flag:
-    """An option as a flag; ``choices`` may be a function, as they depend on installed packages."""
-
-    subject: str
-    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None
-    is_positive: bool = False
-    is_share: bool = False
-    is_of_the_run: bool = True
-    is_path: bool = False
-
-
-def _flag(subject: str, default: Any = dataclasses.MISSING, **details: Any) -> Any:
-    return dataclasses.field(default=default, metadata={_FLAG: _Flag(subject, **details)})
 
 
 def _mechanisms() -> list[str]:
@@ -177,7 +159,8 @@ class RunConfig(Mapping[str, Any]):
       model: The model and its version.
       custody: Who holds the noise seed, the state of the run and the ledger, and when they are
         destroyed, as a sentence.
-      other_runs: Directories of other runs.
+      other_runs: Other runs on the same clients, as directories with commas between them: those of
+        training runs, or of saved Mechanisms. The statement has the guarantee of all together.
       output_dir: The run's directory. Default: runs/<time>.
       write_learning_rates: A text file to write, with the server's learning rate of each round, one
         a line: what mf-factorize --workload=momentum_sgd takes as --learning_rates. Nothing is
@@ -187,66 +170,69 @@ class RunConfig(Mapping[str, Any]):
       saved: The Mechanism in --checkpoint, if that is more than a matrix.
     """
 
-    cache_dir: str | None = _flag("Data", None, is_path=True, is_of_the_run=False)
-    num_rounds: int = _flag("Training", is_positive=True)
-    clients_per_round: int = _flag("Training", is_positive=True)
-    server_learning_rate: float = _flag("Training", is_positive=True)
-    client_learning_rate: float = _flag("Training", is_positive=True)
-    client_epochs: int = _flag("Training", is_positive=True)
-    batch_size: int = _flag("Training", is_positive=True)
-    client_optimizer: str = _flag("Training", choices=("sgd", "adam"))
-    server_momentum: float = _flag("Training")
-    server_warmup: float = _flag("Training", is_share=True)
-    server_cooldown: float = _flag("Training", is_share=True)
-    cooldown: str = _flag("Training", "linear", choices=("linear", "drop"))
-    initial_weights: str | None = _flag("Training", None, is_path=True)
-    public_data: str | None = _flag("Privacy", None)
-    trainable_layers: str | None = _flag("Training", None)
-    evaluate_every: int = _flag("Training", is_positive=True)
-    workers: str | None = _flag("Training", None, is_of_the_run=False)
-    seed: int | None = _flag("Training", None)
-    cohort_seed: int | None = _flag("Training", None)
-    mechanism: str = _flag("Mechanism", "banded", choices=_mechanisms)
-    checkpoint: str | None = _flag("Mechanism", None, is_path=True)
-    workload: str = _flag("Mechanism", PREFIX_SUM, choices=(PREFIX_SUM, TRAINING))
-    target_epsilon: float | None = _flag("Privacy", None)
-    target_rho: float | None = _flag("Privacy", None)
-    delta: float = _flag("Privacy")
-    clip_norm: float | str = _flag("Privacy")
-    clip_initial_norm: float | None = _flag("Privacy", None, is_positive=True)
-    clip_quantile: float | None = _flag("Privacy", None)
-    clip_learning_rate: float | None = _flag("Privacy", None)
-    clip_smallest_norm: float | None = _flag("Privacy", None, is_positive=True)
-    clip_largest_norm: float | None = _flag("Privacy", None, is_positive=True)
-    clip_count_stddev: float | None = _flag("Privacy", None, is_positive=True)
-    clip_update_period: int | None = _flag("Privacy", None, is_positive=True)
-    noise_multiplier: float | None = _flag("Privacy", None)
-    zeroing_norm: float | None = _flag("Privacy", None, is_positive=True)
-    simulated_clients: int | None = _flag("Privacy", None, is_positive=True)
-    sampling: str = _flag("Participation", TIMERS, choices=lambda: [TIMERS, *sampling_schemes()])
-    separation: int | None = _flag("Participation", None, is_positive=True)
-    largest_batch: int | None = _flag("Participation", None, is_positive=True)
-    max_participations: int | None = _flag("Participation", None, is_positive=True)
-    noise_storage: str = _flag("Noise", "auto", choices=[storage.value for storage in NoiseStorage])
-    noise_directory: str | None = _flag("Noise", None, is_path=True, is_of_the_run=False)
-    noise_source: str = _flag(
+    cache_dir: str | None = flag("Data", None, is_path=True, is_of_the_run=False)
+    num_rounds: int = flag("Training", is_positive=True)
+    clients_per_round: int = flag("Training", is_positive=True)
+    server_learning_rate: float = flag("Training", is_positive=True)
+    client_learning_rate: float = flag("Training", is_positive=True)
+    client_epochs: int = flag("Training", is_positive=True)
+    batch_size: int = flag("Training", is_positive=True)
+    client_optimizer: str = flag("Training", choices=("sgd", "adam"))
+    server_momentum: float = flag("Training", least=0.0, below=1.0)
+    server_warmup: float = flag("Training", least=0.0, most=1.0)
+    server_cooldown: float = flag("Training", least=0.0, most=1.0)
+    cooldown: str = flag("Training", "linear", choices=("linear", "drop"))
+    initial_weights: str | None = flag("Training", None, is_path=True)
+    public_data: str | None = flag("Privacy", None)
+    trainable_layers: str | None = flag("Training", None)
+    evaluate_every: int = flag("Training", is_positive=True)
+    workers: str | None = flag("Training", None, is_of_the_run=False)
+    seed: int | None = flag("Training", None, least=0)
+    cohort_seed: int | None = flag("Training", None, least=0)
+    mechanism: str = flag("Mechanism", "banded", choices=_mechanisms)
+    checkpoint: str | None = flag("Mechanism", None, is_path=True)
+    workload: str = flag("Mechanism", PREFIX_SUM, choices=(PREFIX_SUM, TRAINING))
+    target_epsilon: float | None = flag("Privacy", None)
+    target_rho: float | None = flag("Privacy", None)
+    delta: float = flag("Privacy")
+    clip_norm: float | str = flag("Privacy")
+    clip_initial_norm: float | None = flag("Privacy", None, is_positive=True)
+    clip_quantile: float | None = flag("Privacy", None)
+    clip_learning_rate: float | None = flag("Privacy", None)
+    clip_smallest_norm: float | None = flag("Privacy", None, is_positive=True)
+    clip_largest_norm: float | None = flag("Privacy", None, is_positive=True)
+    clip_count_stddev: float | None = flag("Privacy", None, is_positive=True)
+    clip_update_period: int | None = flag("Privacy", None, is_positive=True)
+    noise_multiplier: float | None = flag("Privacy", None)
+    zeroing_norm: float | None = flag("Privacy", None, is_positive=True)
+    simulated_clients: int | None = flag("Privacy", None, is_positive=True)
+    sampling: str = flag("Participation", TIMERS, choices=lambda: [TIMERS, *sampling_schemes()])
+    separation: int | None = flag("Participation", None, is_positive=True)
+    largest_batch: int | None = flag("Participation", None, is_positive=True)
+    max_participations: int | None = flag("Participation", None, is_positive=True)
+    noise_storage: str = flag("Noise", "auto", choices=[storage.value for storage in NoiseStorage])
+    noise_directory: str | None = flag("Noise", None, is_path=True, is_of_the_run=False)
+    noise_source: str = flag(
         "Noise", DEFAULT_SOURCE.value, choices=[source.value for source in NoiseSource]
     )
-    stop_at_epsilon: float | None = _flag("Privacy", None, is_positive=True)
-    secure_aggregation: bool = _flag("Privacy", False)
-    private_metrics: bool = _flag("Privacy", False)
-    largest_loss: float | None = _flag("Privacy", None, is_positive=True)
-    largest_examples: int | None = _flag("Privacy", None, is_positive=True)
-    audit_canaries: int | None = _flag("Privacy", None, is_positive=True)
-    responsible: str | None = _flag("Statement", None, is_of_the_run=False)
-    model: str | None = _flag("Statement", None, is_of_the_run=False)
-    custody: str | None = _flag("Statement", None, is_of_the_run=False)
-    other_runs: str | None = _flag("Statement", None, is_of_the_run=False)
-    output_dir: str | None = _flag("Output", None, is_path=True, is_of_the_run=False)
-    write_learning_rates: str | None = _flag("Output", None, is_path=True, is_of_the_run=False)
-    name_clients: bool = _flag("Output", False, is_of_the_run=False)
+    stop_at_epsilon: float | None = flag("Privacy", None, is_positive=True)
+    secure_aggregation: bool = flag("Privacy", False)
+    private_metrics: bool = flag("Privacy", False)
+    largest_loss: float | None = flag("Privacy", None, is_positive=True)
+    largest_examples: int | None = flag("Privacy", None, is_positive=True)
+    audit_canaries: int | None = flag("Privacy", None, is_positive=True)
+    responsible: str | None = flag("Statement", None, is_of_the_run=False)
+    model: str | None = flag("Statement", None, is_of_the_run=False)
+    custody: str | None = flag("Statement", None, is_of_the_run=False)
+    other_runs: str | None = flag("Statement", None, is_of_the_run=False)
+    output_dir: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
+    write_learning_rates: str | None = flag("Output", None, is_path=True, is_of_the_run=False)
+    name_clients: bool = flag("Output", False, is_of_the_run=False)
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     saved: Mechanism | None = None
+
+    def __post_init__(self) -> None:
+        flag_fields.check(self, "--")
 
     def __getitem__(self, name: str) -> Any:
         """Returns the value of an option."""
@@ -296,21 +282,21 @@ class RunConfig(Mapping[str, Any]):
         return {name: value for name, value in self.items() if name not in NOT_OF_THE_RUN}
 
 
-_FIELDS = {each.name: each for each in dataclasses.fields(RunConfig) if _FLAG in each.metadata}
-NAMES = tuple(_FIELDS)
+NAMES = tuple(flag_fields.fields_of(RunConfig))
 # Flags that change nothing about a run, and may differ when it is resumed.
 NOT_OF_THE_RUN = (
     "format",
-    *(name for name, field in _FIELDS.items() if not field.metadata[_FLAG].is_of_the_run),
+    *(name for name, (own, _) in flag_fields.fields_of(RunConfig).items() if not own.is_of_the_run),
 )
 # Flags that may change when a run resumes; its configuration records each change. Released sums,
 # their noise and the timers do not depend on them. Evaluations are of the released model, on
 # held-out data.
 MAY_CHANGE = (*device_behaviour.MAY_CHANGE, "evaluate_every")
-_INTEGERS = (int, int | None)
 # Only a task knows the defaults of these.
 NEED_DEFAULTS = frozenset(
-    name for name, field in _FIELDS.items() if field.default is dataclasses.MISSING
+    name
+    for name, (_, field) in flag_fields.fields_of(RunConfig).items()
+    if field.default is dataclasses.MISSING
 )
 # Pairs of flags that exclude each other, and the reason.
 _EXCLUSIONS = (
@@ -332,33 +318,6 @@ _BELONG_TO = {
         ("audit_canaries", "simulated_clients", "max_participations"), f"--sampling={TIMERS}"
     ),
 }
-
-
-def _define(values: flags.FlagValues, subjects: Sequence[str], texts: Mapping[str, str]) -> None:
-    """Defines the flags of some subjects; ``texts`` is the help on defaults of a task, by flag."""
-    meanings = {**flag_texts.of(RunConfig), "other_runs": stated_runs.MEANING_OF_OTHER_RUNS}
-    meanings["sampling"] += f" {sampling_help()}"
-    for name, field in _FIELDS.items():
-        flag: _Flag = field.metadata[_FLAG]
-        if flag.subject not in subjects:
-            continue
-        group, text = FlagGroup(values, flag.subject, texts), meanings[name]
-        default = None if field.default is dataclasses.MISSING else field.default
-        if flag.choices is not None:
-            choices = flag.choices() if callable(flag.choices) else flag.choices
-            group.choice(name, choices, text, default)
-        elif field.type is bool:
-            group.boolean(name, text, default)
-        elif field.type in _INTEGERS:
-            group.integer(name, text, default)
-        elif field.type in (float, float | None):
-            group.number(name, text, default)
-        elif flag.is_path:
-            group.path(name, text, default)
-        elif field.type == float | str:
-            group.number_or_word(name, text, default)
-        else:
-            group.string(name, text, default)
 
 
 def mechanisms_of_training() -> list[str]:
@@ -395,12 +354,13 @@ def define_flags(values: flags.FlagValues, command: TaskCommand) -> None:
     texts = {
         **{flag: f"Default: {number:g}." for flag, number in defaults.items()},
         "workload": f"{TRAINING} needs --mechanism={' or '.join(mechanisms_of_training())}.",
+        "sampling": sampling_help(),
         **command.default_texts,
     }
     subjects = ["Data", "Training", "Mechanism", "Privacy", "Participation"]
-    _define(values, subjects, texts)
+    flag_fields.define(values, RunConfig, subjects, texts)
     device_behaviour.define_flags(values)
-    _define(values, ["Noise", "Statement", "Output"], texts)
+    flag_fields.define(values, RunConfig, ["Noise", "Statement", "Output"], texts)
     mechanism_flags.define_options(values, for_runs=True)
 
 
@@ -457,35 +417,24 @@ def _flags_of(saved: Mechanism, values: flags.FlagValues) -> dict[str, Any]:
             f"{name} is a Mechanism for {saved.participation}, which this command cannot see to."
         )
     sampling = of_clients.get("sampling", TIMERS)
-    for flag, own in (("mechanism", saved.factorization.mechanism), ("sampling", sampling)):
+    for each, own in (("mechanism", saved.factorization.mechanism), ("sampling", sampling)):
         check_choice(
-            not values[flag].present or values[flag].value == own,
-            f"--{flag}={values[flag].value} and {name}, a Mechanism of --{flag}={own}, exclude "
+            not values[each].present or values[each].value == own,
+            f"--{each}={values[each].value} and {name}, a Mechanism of --{each}={own}, exclude "
             "each other.",
         )
     found: dict[str, Any] = {"num_rounds": saved.num_rounds, **of_clients}
     if not any(values[each].present for each in _NOISE):
         found["noise_multiplier"] = saved.noise_multiplier
-    return {flag: value for flag, value in found.items() if not values[flag].present}
+    return {each: value for each, value in found.items() if not values[each].present}
 
 
 def _check_numbers(options: RunConfig) -> None:
-    for name, field in _FIELDS.items():
-        flag, value = field.metadata[_FLAG], options[name]
-        if flag.is_positive and value is not None:
-            is_integer = field.type in _INTEGERS
-            check = numbers.positive_integer if is_integer else numbers.positive_number
-            check(value, f"--{name}")
-        check_choice(not flag.is_share or 0.0 <= value <= 1.0, f"--{name} must be in [0, 1].")
-    check_choice(0.0 <= options.server_momentum < 1.0, "--server_momentum must be in [0, 1).")
     check_choice(
         options.server_warmup + options.server_cooldown <= 1.0,
         "--server_warmup and --server_cooldown are shares of the rounds and must not overlap: "
         "their sum is above 1.",
     )
-    for name in ("seed", "cohort_seed"):
-        if options[name] is not None:
-            numbers.integer_at_least(options[name], 0, f"--{name}")
 
 
 def _check_together(options: RunConfig) -> None:

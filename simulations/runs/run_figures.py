@@ -1,9 +1,8 @@
-"""Figures of finished runs: one run from its ``metrics.csv``, and mechanisms beside each other.
+"""The figure of a run, from the rows of its ``metrics.csv``.
 
 matplotlib's figure objects are used and not pyplot: no state stays, and no window is opened.
 """
 
-import dataclasses
 import math
 import os
 import pathlib
@@ -12,7 +11,6 @@ from typing import Any, TypeAlias
 
 import matplotlib.figure
 import numpy as np
-import scipy.stats
 
 from mf_aggregators import atomic_files, figures
 from mf_aggregators.kernel import numbers
@@ -20,12 +18,8 @@ from mf_aggregators.kernel import numbers
 # A row of metrics.csv: text, as csv.DictReader gives it, or numbers.
 Row: TypeAlias = Mapping[str, Any]
 
-CONFIDENCE = 0.95
-
-_METRIC = "heldout_accuracy"
 _PANELS_OF_A_ROW = 2
 _INCHES_OF_A_PANEL = (5.2, 2.6)
-_HEIGHT_OF_A_COMPARISON = 2.9
 _SMOOTHED = ("train_accuracy", "train_loss", "clipped_fraction")
 
 
@@ -94,7 +88,7 @@ def draw(
         window = numbers.positive_integer(released_window, "released_window")
         release = " (a private release" + (f", mean of {window})" if window > 1 else ")")
     epsilon = "epsilon" + ("" if delta is None else f" at delta {figures.scientific(delta)}")
-    panels = {
+    lines_of_panels = {
         "accuracy, %": {"train_accuracy": f"training{release}", "heldout_accuracy": "held out"},
         "loss": {"train_loss": f"training{release}", "heldout_loss": "held out"},
         "L2 norm of updates": {
@@ -123,9 +117,9 @@ def draw(
     }
     rows = [row for row in rows if math.isfinite(_number(row.get("round")))]
     rows.sort(key=lambda row: _number(row["round"]))
-    drawn = {label: _curves(rows, label, lines, window) for label, lines in panels.items()}
+    drawn = {label: _curves(rows, label, lines, window) for label, lines in lines_of_panels.items()}
     drawn = {label: curves for label, curves in drawn.items() if curves}
-    figure, places = _panels(max(1, len(drawn)), _INCHES_OF_A_PANEL[1])
+    figure, places = panels(max(1, len(drawn)), _INCHES_OF_A_PANEL[1])
     for axes, (label, curves) in zip(places, drawn.items(), strict=False):
         name, level = levels.get(label, ("", None))
         figures.lines(
@@ -141,7 +135,7 @@ def draw(
         places[0].text(0.5, 0.5, "no metrics", ha="center", va="center")
     figures.heading(figure, title)
     figure.align_ylabels()
-    _write(figure, path)
+    write(figure, path)
     return figure
 
 
@@ -168,130 +162,13 @@ def _smoothed(values: np.ndarray, window: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MeanCurve:
-    """The mean held-out accuracy of runs that differ in their seeds.
-
-    Attributes:
-      rounds: (m,) float64: the rounds at which every run has a value, increasing.
-      mean: (m,) float64, fractions.
-      half_width: (m,) float64: of the 95 % interval of Student's t around the mean; NaN of a
-        single run.
-      num_runs: How many runs there are.
-    """
-
-    rounds: np.ndarray
-    mean: np.ndarray
-    half_width: np.ndarray
-    num_runs: int
-
-
-def mean_curve(runs: Sequence[Sequence[Row]]) -> MeanCurve:
-    """Returns the mean held-out accuracy of several runs, with an interval of Student's t.
-
-    Rounds that some run has no value for are left out: a mean over the other runs would be one of
-    other runs.
+def panels(number: int, height: float) -> tuple[matplotlib.figure.Figure, list[Any]]:
+    """Returns a figure and so many panels; others that fill its last row are left empty.
 
     Args:
-      runs: The rows of ``metrics.csv`` of each run, at least one.
-
-    Returns:
-      The curve; without any round if there is none that all runs have.
+      number: The number of panels, at least 1.
+      height: The height of a row of panels, in inches.
     """
-    known = [
-        {
-            number: value
-            for number, value in zip(column(rows, "round"), column(rows, _METRIC), strict=True)
-            if math.isfinite(number) and math.isfinite(value)
-        }
-        for rows in runs
-    ]
-    rounds = sorted(set(known[0]).intersection(*known[1:]))
-    values = np.array([[run[number] for number in rounds] for run in known], dtype=np.float64)
-    half_width = np.full(len(rounds), math.nan)
-    if len(runs) > 1:
-        quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2.0, len(runs) - 1)
-        half_width = quantile * np.std(values, axis=0, ddof=1) / math.sqrt(len(runs))
-    return MeanCurve(
-        np.array(rounds, dtype=np.float64), np.mean(values, axis=0), half_width, len(runs)
-    )
-
-
-def compare(
-    curves: Mapping[str, MeanCurve],
-    path: str | os.PathLike[str] | None,
-    *,
-    title: str = "",
-    accuracies: Sequence[figures.Interval] = (),
-) -> matplotlib.figure.Figure:
-    """Draws held-out accuracies of mechanisms by round, each a mean with an interval over seeds.
-
-    Args:
-      curves: By mechanism, at least one, the mean over its runs, of at least one round. Each
-        mechanism has a panel of its own, where the others are grey.
-      path: The file; its suffix, ``.png``, ``.pdf`` or ``.svg``, is its format. None for none.
-      title: The heading.
-      accuracies: Test accuracies in percent, drawn in the first panel; none for no such panel.
-
-    Returns:
-      The figure.
-
-    Raises:
-      OSError: If the file cannot be written.
-      ValueError: If the suffix is another.
-    """
-    styles = figures.styles([*(each.name for each in accuracies), *curves])
-    height = _HEIGHT_OF_A_COMPARISON
-    if accuracies:
-        height = max(height, figures.height_of_rows([each.name for each in accuracies]))
-    figure, places = _panels(len(curves) + bool(accuracies), height)
-    if accuracies:
-        figures.intervals(
-            places.pop(0),
-            accuracies,
-            title="After training",
-            x=f"test accuracy, %, with {100 * CONFIDENCE:g} % intervals; pale: all runs",
-            own_styles=styles,
-        )
-    bands = {name: _band(curve) for name, curve in curves.items()}
-    everywhere = np.concatenate([ends for band in bands.values() for ends in band])
-    low, high = float(np.min(everywhere)), float(np.max(everywhere))
-    margin = 0.05 * (high - low) or 1.0
-    for axes, (name, curve) in zip(places, curves.items(), strict=True):
-        for other in (each for each in curves.values() if each is not curve):
-            axes.plot(other.rounds, 100.0 * other.mean, color="0.75", linewidth=1.0, zorder=1.5)
-        style, runs = styles[name], f"{curve.num_runs} runs"
-        if curve.num_runs > 1:
-            axes.fill_between(curve.rounds, *bands[name], color=style.colour, alpha=0.2, lw=0)
-        marker = style.marker if len(curve.rounds) <= figures.MOST_MARKED_POINTS else ""
-        axes.plot(
-            *(curve.rounds, 100.0 * curve.mean),
-            color=style.colour,
-            marker=marker,
-            markersize=4,
-            label=name,
-        )
-        heading = f"{name} ({'one run' if curve.num_runs == 1 else runs})"
-        figures.describe(axes, title=heading, x="round", y="held-out accuracy, %")
-        axes.set_ylim(low - margin, high + margin)
-    words = [title] if title else []
-    if any(curve.num_runs > 1 for curve in curves.values()):
-        grey = "; grey: the other mechanisms" if len(curves) > 1 else ""
-        words.append(f"by round: mean and its {100 * CONFIDENCE:g} % interval over seeds{grey}")
-    figures.heading(figure, "\n".join(words))
-    _write(figure, path)
-    return figure
-
-
-def _band(curve: MeanCurve) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the intervals of accuracies, in percent, within what accuracies can be."""
-    half_width = np.nan_to_num(curve.half_width)
-    low, high = curve.mean - half_width, curve.mean + half_width
-    return 100.0 * np.maximum(low, 0.0), 100.0 * np.minimum(high, 1.0)
-
-
-def _panels(number: int, height: float) -> tuple[matplotlib.figure.Figure, list[Any]]:
-    """A figure and as many panels; others that fill its last row are left empty."""
     num_columns = min(number, _PANELS_OF_A_ROW)
     size = (_INCHES_OF_A_PANEL[0], height)
     figure, grid = figures.panels(-(-number // num_columns), num_columns, size)
@@ -301,7 +178,13 @@ def _panels(number: int, height: float) -> tuple[matplotlib.figure.Figure, list[
     return figure, places[:number]
 
 
-def _write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str] | None) -> None:
+def write(figure: matplotlib.figure.Figure, path: str | os.PathLike[str] | None) -> None:
+    """Writes a figure atomically, in the format of the file's suffix; None for no file.
+
+    Raises:
+      OSError: If the file cannot be written.
+      ValueError: If the suffix is not ``.png``, ``.pdf`` or ``.svg``.
+    """
     if path is None:
         return
     suffix = pathlib.Path(path).suffix.lower()

@@ -60,7 +60,7 @@ class RunStatements:
         self._run = run
         self._planned = planned(run)
         behaviour = run.behaviour
-        self._can_break = behaviour.timer is not None or behaviour.forgets
+        self._can_break = behaviour.timer_hours is not None or behaviour.forgets
         self._broken: PrivacyStatement | None = None
         self._has_begun = False
 
@@ -278,7 +278,7 @@ def _enforcement(run: Run) -> str:
     behaviour = run.behaviour
     return facts_of_runs.enforcement(
         run.mechanism.sampling,
-        None if behaviour.timer is None else behaviour.timer.seconds / 3600.0,
+        behaviour.timer_hours,
         forgets=behaviour.forgets,
     )
 

@@ -16,7 +16,8 @@ has 513: each of the last 513 rounds is below the full rate and the last is at 0
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from mf_aggregators.workloads import Workload
 
 LINEAR = "linear"
 DROP = "drop"
-CLIPPED = "clipped"
 
 # Shares such as 0.07 are not binary fractions: 0.07 * 100 is a little more than 7.
 _ROUNDING_OF_SHARES = 1e-9
@@ -48,8 +48,7 @@ class Schedule:
         0 for none.
       cooldown: How it falls. ``linear``: by equal steps, to ``cooldown_factor`` in the last
         round (Denisov et al. Sec. 5, BandMF App. I). ``drop``: at once, to
-        ``cooldown_factor`` (Denisov et al. Sec. 5). ``clipped``: by equal steps that would
-        end at 0 after the last round, but to no less than ``cooldown_factor``.
+        ``cooldown_factor`` (Denisov et al. Sec. 5).
       warmup_factor: The rate of the first round, relative to the peak.
       cooldown_factor: The rate of the last round, relative to the peak.
 
@@ -74,10 +73,8 @@ class Schedule:
                 f"warmup_share {self.warmup_share} and cooldown_share {self.cooldown_share} are "
                 "more than all rounds together: make one of them smaller."
             )
-        if self.cooldown not in (LINEAR, DROP, CLIPPED):
-            raise ValueError(
-                f"cooldown must be one of {LINEAR}, {DROP}, {CLIPPED}, found {self.cooldown!r}."
-            )
+        if self.cooldown not in (LINEAR, DROP):
+            raise ValueError(f"cooldown must be {LINEAR} or {DROP}, found {self.cooldown!r}.")
         for name in ("warmup_factor", "cooldown_factor"):
             # A rate of zero would make the workload singular.
             if numbers.positive_number(getattr(self, name), name) > 1.0:
@@ -115,46 +112,21 @@ class Schedule:
         later = np.arange(num_rounds)[::-1]
         if self.cooldown == DROP:
             return np.where(later < steps, self.cooldown_factor, 1.0)
-        if self.cooldown == CLIPPED:
-            length = max(1.0, self.cooldown_share * num_rounds)
-            return np.clip((later + 1) / length, self.cooldown_factor, 1.0)
         share = np.minimum(later / steps, 1.0)
         return self.cooldown_factor + (1.0 - self.cooldown_factor) * share
 
 
-_SCHEDULES = {
-    "constant": Schedule(),
-    "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
-    "cooldown": Schedule(cooldown_share=0.25),
-    "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
-    "clipped_cooldown": Schedule(cooldown_share=0.25, cooldown=CLIPPED),
-}
-
-
-def names() -> tuple[str, ...]:
-    """Returns the names that :func:`by_name` knows."""
-    return tuple(_SCHEDULES)
-
-
-def by_name(name: str) -> Schedule:
-    """Returns a schedule of the papers by its name.
-
-    Args:
-      name: ``constant``; ``decay``, 0.15 of the rate in the last 25 % of the rounds, and
-        ``cooldown``, linear from 1 to 0.05 over the last 25 % (both Denisov et al. Sec. 5);
-        ``warmup_cooldown``, which in addition rises from 0.05 to 1 over the first 15 %
-        (BandMF App. I); or ``clipped_cooldown``, a cool-down of a slightly steeper slope
-        that stays at 0.05 once it is there.
-
-    Returns:
-      The schedule; ``dataclasses.replace`` changes its shares.
-
-    Raises:
-      ValueError: If the name is unknown.
-    """
-    if name not in _SCHEDULES:
-        raise ValueError(f"a schedule must be one of {', '.join(_SCHEDULES)}, found {name!r}.")
-    return _SCHEDULES[name]
+# The schedules of the papers. ``decay`` is at 0.15 of the rate in the last 25 % of the rounds, and
+# ``cooldown`` falls linearly from 1 to 0.05 over them (both Denisov et al. Sec. 5);
+# ``warmup_cooldown`` rises from 0.05 to 1 over the first 15 % as well (BandMF App. I).
+SCHEDULES: Mapping[str, Schedule] = types.MappingProxyType(
+    {
+        "constant": Schedule(),
+        "decay": Schedule(cooldown_share=0.25, cooldown=DROP, cooldown_factor=0.15),
+        "cooldown": Schedule(cooldown_share=0.25),
+        "warmup_cooldown": Schedule(warmup_share=0.15, cooldown_share=0.25),
+    }
+)
 
 
 def write(rates: Sequence[float] | np.ndarray, file: str | os.PathLike[str]) -> None:

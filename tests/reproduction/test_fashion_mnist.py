@@ -7,7 +7,7 @@ import pytest
 
 from reproduction import fashion_mnist
 from tests.refusals import refuses
-from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files
+from tests.simulations.examples import fashion_mnist_files
 
 
 def test_features_are_histograms_of_gradients() -> None:

@@ -20,9 +20,7 @@ from mf_aggregators.planning.band_choice import BandChoice
 from reproduction import configurations, reproduce_paper, training_tables
 from reproduction.experiment import TrainingPlace, Workspace
 from simulations.comparison.repeated_runs import Variant
-from simulations.examples.cifar10_classification import run_cifar10
-from simulations.examples.digit_classification import data as digits
-from simulations.examples.digit_classification import run_digits
+from simulations.examples import cifar10, digits
 from simulations.runs import planned_runs
 from simulations.runs.planned_runs import Run
 from simulations.runs.run_directory import RunDirectory
@@ -311,7 +309,7 @@ def test_the_centralised_setting_is_that_of_the_digits(
     workplace: pathlib.Path, workspace: Workspace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     setting = configurations.CENTRALISED["docstrings"]
-    assert setting.population == len(digits.clients(digits.load(), 1))
+    assert setting.population == len(digits.clients(digits.load(), 1).places)
     variants = [
         configurations.variant_of(configuration, setting, TrainingPlace(workplace), workspace)
         for configuration in training_tables.figure_1a("docstrings")
@@ -340,7 +338,7 @@ def test_sampled_images_at_the_papers_size_have_momentum_but_for_dp_sgd(
             configuration, setting, TrainingPlace(tmp_path, "cifar10"), Workspace()
         )
         mechanism = f"--mechanism={variant.mechanism}"
-        options = config_of(run_cifar10.COMMAND, mechanism, *variant.flags)
+        options = config_of(cifar10.COMMAND, mechanism, *variant.flags)
         is_sgd = configuration.kind == configurations.AMPLIFIED_IDENTITY
         assert options["server_momentum"] == (0.0 if is_sgd else 0.95)
         if configuration.kind != configurations.MULTI_EPOCH_FIXED_ORDER:
@@ -370,7 +368,7 @@ _DEFINITIONS = (
 
 def _plan(variant: Variant, setting: configurations.Setting) -> Run | None:
     """What a run itself makes of its flags; None if it would have to search for its noise."""
-    command = run_digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
+    command = digits.COMMAND if setting.dataset == "digits" else run_stackoverflow.command()
     options = config_of(command, f"--mechanism={variant.mechanism}", *variant.flags)
     if options["sampling"] != "timers":
         return None

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from mf_aggregators import accounting
+from mf_aggregators import Mechanism, accounting, factorizations
 from mf_aggregators.commands import command_line
+from mf_aggregators.participation import MinSeparation
 from simulations import compare_mechanisms
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -31,8 +32,6 @@ _ACCURACIES = {
 # What most comparisons are of, as flags and by name.
 THREE = ("--mechanisms=identity,none,banded", "--repetitions=2")
 THREE_MECHANISMS = ("identity", "none", "banded")
-
-_NOISE_OF_EIGHT = accounting.noise_multiplier(8.0, 1e-4)
 
 _RUN = f"""
 import json, os, pathlib, shutil, signal, sys, time
@@ -85,6 +84,8 @@ accuracy = {_ACCURACIES!r}.get(directory.name, 100) / 1000
     "round,heldout_accuracy\\n1,\\n2,0.25\\n3,\\n4," + str(accuracy) + "\\n"
 )
 is_private = mechanism != "none"
+if is_private:
+    shutil.copytree(control / "mechanism", directory, dirs_exist_ok=True)
 epsilon = float(flags.get("epsilon_of_" + mechanism, 8.0)) if is_private else None
 if (control / f"garbage-{{directory.name}}").exists():
     print("done")
@@ -103,8 +104,6 @@ print(json.dumps({{
         "planned": {{
             "epsilon": 0.7 if mechanism == "tree" else epsilon,
             "delta": 1e-4,
-            "noise_multiplier": {_NOISE_OF_EIGHT!r} if epsilon == 8.0 else None,
-            "sampling": None,
         }},
     }},
 }}))
@@ -119,6 +118,10 @@ class Workplace:
         self.control = path / "control"
         self.output = path / "comparison"
         self.control.mkdir()
+        noise = accounting.noise_multiplier(8.0, 1e-4)
+        Mechanism(factorizations.identity(4), MinSeparation(2), noise).save(
+            self.control / "mechanism"
+        )
         package = path / "stackoverflow_nwp"
         package.mkdir()
         (package / "__init__.py").touch()

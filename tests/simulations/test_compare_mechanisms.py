@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mf_aggregators import accounting
 from simulations import compare_mechanisms
-from simulations.examples.digit_classification import run_digits
+from simulations.examples import digits
 from simulations.runs import run_directory
 from simulations.runs.round_records import ParticipationLedger
 from tests.refusals import refuses
@@ -405,11 +405,11 @@ def test_runs_without_noise_are_not_handed_what_they_refuse(words: str) -> None:
     parsed = compare_mechanisms.parse_flags(f"{words} --target_epsilon=8")
     for mechanism, is_private in (("none", False), ("identity", True)):
         handed = compare_mechanisms._flags_of(parsed, mechanism, None)
-        found = config_of(run_digits.COMMAND, f"--mechanism={mechanism}", *handed)
+        found = config_of(digits.COMMAND, f"--mechanism={mechanism}", *handed)
         assert found.private_metrics == (is_private and "private_metrics" in words)
         assert found.audit_canaries == (150 if is_private and "canaries" in words else None)
     with refuses("noise"):
-        config_of(run_digits.COMMAND, "--mechanism=none", *words.split())
+        config_of(digits.COMMAND, "--mechanism=none", *words.split())
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from tests.simulations.command_processes import CommandServer
 # Of the two storages of whole runs, the one in the state.
 pytestmark = pytest.mark.long_cases(1)
 
-_MODULE = "simulations.examples.digit_classification.run_digits"
+_MODULE = "simulations.examples.digits"
 _BEFORE, _WHOLE = 6, 9
 _ARGUMENTS = ("--mechanism=banded", "--num_bands=2", "--separation=2", "--clients_per_round=20")
 _NOISE = ("--noise_multiplier=1.5", "--server_cooldown=0.5")

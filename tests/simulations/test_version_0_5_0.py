@@ -16,7 +16,7 @@ from mf_aggregators import checkpoints
 from mf_aggregators.commands import command_line
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.privacy import ledgers
-from simulations.examples.digit_classification import run_digits
+from simulations.examples import digits
 from simulations.runs import federated_runs, run_config, run_directory
 from tests.refusals import refuses
 
@@ -54,8 +54,8 @@ def test_the_run_does_not_go_on_with_other_noise_or_packages(
     arguments = ["--num_rounds=60", "--evaluate_every=20", "--clients_per_round=5", "--seed=7"]
     status = command_line.run(
         "",
-        lambda values: run_config.define_flags(values, run_digits.COMMAND),
-        lambda values: federated_runs.main(values, run_digits.COMMAND),
+        lambda values: run_config.define_flags(values, digits.COMMAND),
+        lambda values: federated_runs.main(values, digits.COMMAND),
         ["run-digits", f"--output_dir={run}", "--format=json", *arguments],
     )
     printed, errors = capfd.readouterr()

@@ -66,14 +66,6 @@ def test_a_cache_that_cannot_be_written_is_refused(
         datasets.load("docstrings", tmp_path / "file", show_progress=False)
 
 
-def test_default_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
-    assert datasets.default_cache_dir() == pathlib.Path("/some/cache/mf_aggregators")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert datasets.default_cache_dir() == pathlib.Path("/home/someone/.cache/mf_aggregators")
-
-
 def test_stackoverflow(
     tmp_path: pathlib.Path, small_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

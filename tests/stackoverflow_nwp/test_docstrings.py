@@ -122,15 +122,8 @@ def test_examples(site_packages: pathlib.Path) -> None:
         "root.thing": 14,
         "with_extra": 12,
     }
-    assert counts == docstrings.BuildCounts(
-        modules=8,
-        unreadable_modules=1,
-        # root.copy repeats all of root's, and a method one of them.
-        sentences=5 * 12 + 12 + 3 + 9,
-        unique_sentences=5 * 12 + 2 + 9,
-        kept_sentences=62,
-        kept_clients=5,
-    )
+    # root.copy repeats all of root's, and a method one of them.
+    assert counts == docstrings.BuildCounts(sentences=5 * 12 + 12 + 3 + 9)
     texts = [example.tokens for example in examples]
     assert len(set(texts)) == len(texts)
     method, function = by_client["root.thing"][12:]

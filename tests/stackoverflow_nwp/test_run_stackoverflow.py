@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import itertools
 import json
-import math
 import os
 import pathlib
 import subprocess
@@ -20,21 +19,16 @@ import pytest
 import mf_aggregators as mfa
 from mf_aggregators.commands import command_line
 from mf_aggregators.factorizations import Factorization
-from mf_aggregators.noise import NOISE_FORMAT
 from mf_aggregators.participation import (
-    FixedEpochOrder,
     PoissonSampling,
     Shuffling,
-    SingleParticipation,
     sampling_scheme,
 )
-from mf_aggregators.privacy import guarantees
 from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation
 from simulations.runs import (
     federated_runs,
     planned_runs,
-    run_directory,
     run_statements,
 )
 from simulations.runs.planned_runs import Run
@@ -378,53 +372,6 @@ def test_runs_of_one_cohort_seed_differ_in_noise_alone(
     assert 7 not in (first, second)
 
 
-@pytest.mark.short_cases(2)
-@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffling"])
-@pytest.mark.parametrize("bands", [["--mechanism=identity"], ["--num_bands=2"]])
-def test_only_what_the_sampler_drew_is_amplified(
-    dataset: pathlib.Path,
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
-    sampling: str,
-    bands: list[str],
-) -> None:
-    more = [f"--sampling={sampling}", *bands, "--clients_per_round=1", "--noise_multiplier=0.7"]
-    plan = _plan(_options(_arguments(dataset, tmp_path, *more)))
-    scheme = plan.mechanism.sampling
-    assert scheme is not None
-    assert plan.mechanism.noise_multiplier == 0.7
-    assert plan.mechanism.schema == SingleParticipation()
-    sampler = scheme.sampler(5)
-    plan = dataclasses.replace(plan, sampler=sampler)
-    statement = run_statements.planned(plan)
-    assert guarantees.scheme_of(statement.plan) == scheme
-    clients = tuple(map(str, range(_NUM_CLIENTS)))
-    ledger = ParticipationLedger(clients, tuple(map(sampler.draw, range(6))), scheme)
-    kept = run_statements.observed(plan, statement, ledger)
-    assert kept.keeps_plan is True
-    assert guarantees.scheme_of(kept.stated) == scheme
-    assert kept.stated.epsilon == pytest.approx(statement.plan.epsilon)
-    assert not caplog.text
-
-    # The same client in every round that it might have been in, as some run might draw it.
-    always = [np.array([0 if index % scheme.num_bands == 0 else 1]) for index in range(6)]
-    tampered = dataclasses.replace(ledger, cohorts=tuple(always))
-    broken = run_statements.observed(plan, statement, tampered)
-    assert broken.keeps_plan is False
-    assert not broken.stated.is_amplified
-    # In all rounds of its group, which are as far apart as there are groups.
-    most = math.ceil(6 / scheme.num_bands)
-    assert guarantees.participation_of(broken.stated) == FixedEpochOrder(most, scheme.num_bands)
-    multiplier = 0.7 / math.sqrt(most)
-    assert broken.stated.epsilon == pytest.approx(mfa.accounting.epsilon(multiplier, 0.01))
-    assert broken.stated.epsilon > kept.stated.epsilon or sampling != "poisson"
-    assert "the run has no amplified guarantee" in caplog.text
-
-    # What timers allowed was not sampled, whoever took part.
-    timers = dataclasses.replace(ledger, sampling=None)
-    assert run_statements.observed(plan, statement, timers).keeps_plan is False
-
-
 def test_the_noise_of_a_sampled_run_is_calibrated_once(
     dataset: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -637,44 +584,3 @@ def test_bad_flags_are_one_clear_line_before_anything_starts(
     assert (status, out) == (2, "")
     assert message in err.splitlines()[-1]
     assert not output.exists()
-
-
-def test_a_directory_of_another_run_is_not_touched(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "run"
-    output.mkdir()
-    config = {
-        "flags": {"num_rounds": 99},
-        "cohort_seed": 1,
-        "noise_format": NOISE_FORMAT,
-        "versions": run_directory.versions(),
-    }
-    (output / "config.json").write_text(json.dumps(config))
-    status, _, err = _finished(capsys, _arguments(dataset, output))
-    assert status == 2
-    assert "other flags" in err
-    assert [path.name for path in output.iterdir()] == ["config.json"]
-
-
-def test_a_run_does_not_go_on_with_other_data(
-    dataset: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "run"
-    arguments = _arguments(dataset, output)
-    options = _options(arguments)
-    kept = options.of_the_run()
-    output.mkdir()
-    config = {
-        "flags": kept,
-        "cohort_seed": 1,
-        "noise_format": NOISE_FORMAT,
-        "versions": run_directory.versions(),
-    }
-    (output / "config.json").write_text(json.dumps(config))
-    mfa.checkpoints.save(mfa.factorizations.identity(6), output / "factorization")
-    (output / "checkpoints").mkdir(mode=0o700)
-    (output / "checkpoints" / "dataset.json").write_text('{"fingerprint": "of other data"}')
-    status, _, err = _finished(capsys, arguments)
-    assert status == 2
-    assert "the data have changed since the run" in err

@@ -45,7 +45,7 @@ _ONCE = SingleParticipation()
 
 def _schedule(num_rounds: int) -> tuple[float, ...]:
     """Warm-up and cool-down of BandMF App. I."""
-    return tuple(learning_rate_schedules.by_name("warmup_cooldown").rates(num_rounds, 1.0))
+    return tuple(learning_rate_schedules.SCHEDULES["warmup_cooldown"].rates(num_rounds, 1.0))
 
 
 def _training(num_rounds: int, momentum: float = 0.9, **parameters: Any) -> Workload:

@@ -14,7 +14,7 @@ from mf_aggregators.privacy.ledgers import Ledger, LedgerError
 from mf_aggregators.privacy.round_times import RoundTimes
 from mf_aggregators.privacy.statement import RunFacts
 from simulations.devices.availability import Always, Availability, Diurnal, Independent
-from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DevicePopulation, TooFewEligibleClientsError
 from simulations.devices.reference_timer import Device, Policy, Request
 from tests.refusals import refuses
@@ -130,12 +130,12 @@ def _observed_by_simulation(seed: int) -> tuple[RoundTimes, list[list[int]]]:
     most = None if generator.random() < 0.5 else int(generator.integers(1, 6))
     behaviour = DeviceBehaviour(
         availability=models[int(generator.integers(len(models)))],
-        timer=WallClockTimer(hours * _HOUR),
+        timer_hours=hours,
         over_selection=float(generator.uniform(1.0, 1.5)),
         dropout_probability=float(generator.uniform(0.0, 0.2)),
         upload_loss_probability=float(generator.uniform(0.0, 0.1)),
         history_loss_probability=float(generator.choice([0.0, 0.01])),
-        round_seconds=float(generator.uniform(300.0, 3600.0)),
+        round_minutes=float(generator.uniform(5.0, 60.0)),
         max_attempts=100,
     )
     population = DevicePopulation(400, MinSeparation(1, most), 6, behaviour, seed)

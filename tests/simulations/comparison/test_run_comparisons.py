@@ -1,30 +1,28 @@
-"""Repeated runs, against textbooks, brute force, closed forms and dp-accounting's composition."""
+"""Repeated runs, against textbooks, brute force, scipy's tests and the kernel."""
 
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
 import statistics
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import (
-    Mechanism,
-    accounting,
-    checkpoints,
-    factorizations,
-)
+from mf_aggregators import Mechanism, accounting, factorizations
 from mf_aggregators.kernel import gaussian, numbers
-from mf_aggregators.participation import sampling_scheme
+from mf_aggregators.participation import MinSeparation, sampling_scheme
 from mf_aggregators.privacy.guarantees import INDEPENDENCE
 from simulations.comparison import repeated_runs, run_comparisons
-from simulations.comparison.repeated_runs import FinishedRun
-from simulations.comparison.run_comparisons import Row
-from tests.examples import examples
+from simulations.comparison.repeated_runs import FinishedRun, RepeatedRun, Variant
+from simulations.comparison.run_comparisons import PairedDifference, Row
+from simulations.runs.round_records import ParticipationLedger
 from tests.refusals import refuses
 
 
@@ -130,192 +128,309 @@ def test_what_is_unfair(runs: tuple[FinishedRun, ...], reason: str | None) -> No
         assert reason is None or (found is not None and reason in found)
 
 
-_SIZES: dict[str, Any] = {
-    "num_rounds": 12,
-    "num_bands": 2,
-    "population": 200,
-    "clients_per_round": 10,
-}
-
-
-def _run(
-    multiplier: float | None, epsilon: float | None, sampling: str | None = None
-) -> FinishedRun:
-    scheme = None if sampling is None else sampling_scheme(sampling, **_SIZES)
-    delta = None if epsilon is None else 1e-4
-    return FinishedRun(0.5, 12, epsilon, delta, 1.0, multiplier, scheme)
+def _saved(path: pathlib.Path, mechanism: Mechanism) -> FinishedRun:
+    """A finished run of a mechanism, with what composes it in its directory."""
+    mechanism.save(path)
+    epsilon = mechanism.guarantee(1e-4).epsilon
+    return _finished(0.5, epsilon, directory=path)
 
 
 @pytest.mark.parametrize(("target", "together"), [(8.0, 43.3), (4.0, 19.3)])
-def test_the_twelve_runs_of_the_readme(target: float, together: float) -> None:
+def test_the_twelve_runs_of_the_readme(
+    target: float, together: float, tmp_path: pathlib.Path
+) -> None:
     multiplier = accounting.noise_multiplier(target, 1e-4)
-    runs = [_run(multiplier, target)] * 12 + [_run(None, None)] * 3
-    found = run_comparisons.composition(runs)
-    assert found.private_runs == 12
-    assert found.other_runs == 3
-    assert found.delta == 1e-4
+    mechanism = Mechanism(factorizations.identity(4), MinSeparation(2), multiplier)
+    runs = [_saved(tmp_path / str(number), mechanism) for number in range(12)]
+    found = run_comparisons.composition([*runs, *[_finished(0.5, None)] * 3])
+    assert (found.private_runs, found.other_runs, found.delta) == (12, 3, 1e-4)
     assert found.epsilon == pytest.approx(together, abs=0.05)
-    one = accounting.noise_multiplier(target, 1e-4) / math.sqrt(12)
-    assert found.epsilon == pytest.approx(gaussian.exact_epsilon(one, 1e-4), rel=1e-6)
+    exact = gaussian.exact_epsilon(multiplier / math.sqrt(12), 1e-4)
+    assert found.epsilon == pytest.approx(exact, rel=1e-6)
     text = run_comparisons.composition_line(found)
     shown = numbers.rounded_up(found.epsilon or 0.0)
     assert f"All 12 private runs together, on the same clients: ({shown}, 0.0001)-DP" in text
     assert "is promised nothing" in text
 
 
-@given(st.lists(st.floats(0.6, 9.0), min_size=2, max_size=7))
-@settings(deadline=None, max_examples=examples(30))
-def test_gaussian_mechanisms_compose_to_one(multipliers: list[float]) -> None:
-    runs = [_run(each, accounting.epsilon(each, 1e-4)) for each in multipliers]
+def test_sampled_runs_compose_amplified_with_others(tmp_path: pathlib.Path) -> None:
+    sizes = {"num_rounds": 12, "num_bands": 2, "population": 200, "clients_per_round": 10}
+    banded = factorizations.banded(12, num_bands=2)
+    drawn = Mechanism(banded, sampling_scheme("poisson", **sizes), 0.9)
+    timed = Mechanism(banded, MinSeparation(2, 1), 2.0)
+    runs = [_saved(tmp_path / str(place), each) for place, each in enumerate((drawn, drawn, timed))]
     found = run_comparisons.composition(runs)
-    one = 1.0 / math.sqrt(sum(each**-2 for each in multipliers))
-    exact = gaussian.exact_epsilon(one, 1e-4)
-    assert found.epsilon is not None
-    assert exact - 1e-9 <= found.epsilon <= exact * (1.0 + 1e-5) + 1e-9
-    assert found.epsilon >= max(run.epsilon for run in runs if run.epsilon is not None) - 1e-9
+    events = [drawn.event(), drawn.event(), accounting.event(2.0)]
+    assert found.epsilon == accounting.composed_epsilon(events, 1e-4)
+    unamplified = 1.0 / math.sqrt(2 * 6 / 0.9**2 + 1 / 2.0**2)
+    assert found.epsilon < 0.9 * gaussian.exact_epsilon(unamplified, 1e-4)
+    assert found.epsilon >= max(run.epsilon or 0.0 for run in runs)
 
 
-def test_runs_that_cannot_be_composed_are_said_to_be() -> None:
-    # What drawing the noise costs is no small part of that.
-    run = dataclasses.replace(_run(0.9, 5.0), delta=1e-15)
-    found = run_comparisons.composition([run] * 4 + [_run(None, None)])
-    assert found.epsilon is None
-    assert found.reason is not None
-    assert run_comparisons.composition_line(found) == (
-        f"No guarantee of all 4 private runs together can be stated: {found.reason}"
-    )
+def test_runs_that_cannot_be_composed_are_said_to_be(tmp_path: pathlib.Path) -> None:
+    mechanism = Mechanism(factorizations.identity(4), MinSeparation(2), 2.0)
+    one = _saved(tmp_path / "one", mechanism)
+    gone = dataclasses.replace(one, directory=tmp_path / "gone")
+    found = run_comparisons.composition([one, gone])
+    assert (found.private_runs, found.epsilon) == (2, None)
+    line = run_comparisons.composition_line(found)
+    assert line.startswith("No guarantee of all 2 private runs together can be stated: ")
+    assert "gone" in line
 
 
-@pytest.mark.parametrize("sampling", [None, *["poisson", "fixed_size", "shuffling"]])
-def test_runs_that_do_not_say_their_noise_are_not_composed(sampling: str | None) -> None:
-    """What a noise multiplier would be from epsilon alone was amplified once more."""
-    found = run_comparisons.composition([_run(None, 0.358, sampling)] * 2)
-    assert found.private_runs == 2
-    assert found.epsilon is None
-    assert "does not say its noise multiplier" in run_comparisons.composition_line(found)
-    # One that says it does not make up for another.
-    mixed = run_comparisons.composition(
-        [_run(None, 0.358, sampling), _run(2.0, accounting.epsilon(2.0, 1e-4))]
-    )
-    assert mixed.epsilon is None
-    assert run_comparisons.composition([_run(None, 0.358, sampling)]).epsilon == 0.358
-
-
-@pytest.mark.parametrize("sampling", [None, "poisson"])
-def test_runs_whose_noise_does_not_give_what_they_state_are_not_composed(
-    sampling: str | None,
-) -> None:
-    found = run_comparisons.composition([_run(3.0, 9.0, sampling)] * 3)
-    assert found.epsilon is None
-    assert "states epsilon 9 at delta 0.0001, and its noise multiplier 3" in (found.reason or "")
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize(
-    "drawn", [((2.0, None), (2.5, "poisson")), ((1.5, "poisson"), (3.0, "shuffling"))]
-)
-def test_together_runs_are_never_better_than_one_of_them(
-    drawn: tuple[tuple[float, str | None], ...],
-) -> None:
-    runs = []
-    for multiplier, sampling in drawn:
-        stated = (
-            accounting.epsilon(multiplier, 1e-4)
-            if sampling is None
-            else sampling_scheme(sampling, **_SIZES).epsilon(multiplier, 1e-4)
-        )
-        runs.append(_run(multiplier, stated, sampling))
-    found = run_comparisons.composition(runs)
-    assert found.epsilon is not None
-    assert found.epsilon >= max(run.epsilon or 0.0 for run in runs) * (1.0 - 1e-2)
-
-
-def test_a_result_without_its_sampling_does_not_say_its_noise() -> None:
-    planned = {"epsilon": 1.0, "delta": 1e-4, "noise_multiplier": 2.0, "sampling": None}
-    result = {
-        "test_accuracy": 0.5,
-        "rounds": 12,
-        "privacy": {"is_private": True, "keeps_plan": True, "planned": planned},
-    }
-    assert repeated_runs._finished(result, 1.0).noise_multiplier == 2.0
-    del planned["sampling"]
-    assert repeated_runs._finished(result, 1.0).noise_multiplier is None
+def test_a_single_run_and_none() -> None:
+    one = run_comparisons.composition([_finished(0.5, 1.0)])
+    assert one.epsilon == 1.0
+    assert run_comparisons.composition_line(one).startswith("The one private run: (")
+    none = run_comparisons.composition([_finished(0.5, None)])
+    assert none.epsilon is None
+    assert run_comparisons.composition_line(none) == "No run is private."
 
 
 @pytest.mark.parametrize(("keeps_plan", "epsilon"), [(True, 1.0), (False, 9.0), (None, 9.0)])
 def test_a_plan_counts_if_it_is_known_to_be_kept(keeps_plan: bool | None, epsilon: float) -> None:
-    planned = {"epsilon": 1.0, "delta": 1e-4, "noise_multiplier": 2.0, "sampling": None}
+    planned = {"epsilon": 1.0, "delta": 1e-4}
     privacy: dict[str, Any] = {"is_private": True, "keeps_plan": keeps_plan, "planned": planned}
     privacy["earned"] = {**planned, "epsilon": 9.0, **INDEPENDENCE}
     result = {"test_accuracy": 0.5, "rounds": 12, "privacy": privacy}
-    finished = repeated_runs._finished(result, 1.0)
+    finished = repeated_runs._finished(result, 1.0, pathlib.Path())
     assert finished.epsilon == epsilon
     assert finished.is_observed == (keeps_plan is not True)
 
 
-@pytest.mark.long
-def test_sampled_runs_compose_with_others() -> None:
-    runs = [_run(0.9, 2.0, "poisson")] * 2 + [_run(2.0, 1.5)]
-    found = run_comparisons.composition(runs)
-    sampled = sampling_scheme("poisson", **_SIZES).event(0.9)
-    events = [sampled] * 2 + [accounting.event(2.0)]
-    assert found.epsilon == pytest.approx(accounting.composed_epsilon(events, 1e-4), rel=1e-3)
-    unamplified = 1.0 / math.sqrt(2 * 6 / 0.9**2 + 1 / 2.0**2)
-    assert found.epsilon is not None
-    assert found.epsilon < 0.9 * gaussian.exact_epsilon(unamplified, 1e-4)
-
-
-@pytest.mark.long
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("sampling", ["fixed_size", "truncated_poisson", "random_allocation"])
-def test_all_drawn_runs_enter_amplified(sampling: str) -> None:
-    scheme = sampling_scheme(sampling, **_SIZES)
-    found = run_comparisons.composition([_run(1.9, 0.2, sampling)] * 2).epsilon
-    assert found is not None
-    # As the rounds of both are rounds of one run; two cycles that end early reveal a little more
-    # than a whole one and a part.
-    exact = dataclasses.replace(scheme, num_rounds=2 * scheme.num_rounds).epsilon(1.9, 1e-4)
-    more = 1.06 if sampling == "random_allocation" else 1.005
-    assert exact * (1.0 - 1e-5) <= found <= more * exact
-    # A client is in at most so many rounds, whose rows no other of its rounds changes.
-    one = 1.9 / math.sqrt(2 * scheme.most_participations())
-    assert found < 0.9 * gaussian.exact_epsilon(one, 1e-4)
-
-
-@pytest.mark.short_cases(1)
-@pytest.mark.parametrize("num_bands", [4, 12])
-def test_clients_that_draw_for_themselves_enter_amplified_with_their_checkpoint(
-    num_bands: int, tmp_path: pathlib.Path
-) -> None:
-    """Also where participations share rows, of which nothing is stated without the matrix."""
-    scheme = sampling_scheme(
-        "balls_in_bins",
-        num_rounds=12,
-        num_bands=num_bands,
-        population=100,
-        clients_per_round=10,
-        separation=10,
+@given(
+    st.integers(2, 6).flatmap(
+        lambda size: st.lists(
+            st.lists(st.integers(0, 1000), min_size=size, max_size=size), min_size=2, max_size=4
+        )
     )
-    factorization = factorizations.banded(12, num_bands=num_bands)
-    checkpoints.save(factorization, tmp_path / "factorization")
-    run = dataclasses.replace(_run(3.0, 0.2), sampling=scheme)
-    kept = dataclasses.replace(run, checkpoint=tmp_path / "factorization")
-    found = run_comparisons.composition([kept] * 2 + [_run(8.0, 0.1)]).epsilon
-    mechanism = Mechanism(factorization, scheme, 3.0)
-    events = [mechanism.event()] * 2 + [accounting.event(8.0)]
-    assert found == accounting.composed_epsilon(events, 1e-4)
-    without = [accounting.event(mechanism.event().noise_multiplier)] * 2 + events[2:]
-    assert found < 0.8 * accounting.composed_epsilon(without, 1e-4)
-    gone = dataclasses.replace(run, checkpoint=tmp_path / "nothing")
-    alone = run_comparisons.composition([gone] * 2 + [_run(8.0, 0.1)])
-    assert (alone.epsilon is None) == (num_bands > 10)
-    assert alone.epsilon is None or alone.epsilon > 1.2 * found
+)
+@settings(deadline=None, max_examples=30)
+def test_intervals_are_those_of_the_paired_test_and_hold_together(
+    thousandths: list[list[int]],
+) -> None:
+    accuracies = {
+        f"m{place}": [each / 1000 for each in values] for place, values in enumerate(thousandths)
+    }
+    pairs = run_comparisons.paired_differences(accuracies)
+    number = len(accuracies) * (len(accuracies) - 1) // 2
+    assert len({frozenset((pair.higher, pair.lower)) for pair in pairs}) == number == len(pairs)
+    for pair in pairs:
+        higher, lower = accuracies[pair.higher], accuracies[pair.lower]
+        assert pair.mean == pytest.approx(max(0.0, np.mean(higher) - np.mean(lower)), abs=1e-12)
+        assert pair.repetitions == len(higher)
+        if len({round(1000 * (a - b)) for a, b in zip(higher, lower, strict=True)}) == 1:
+            assert (pair.half_width, pair.power, pair.needed) == (None, None, None)
+            assert not pair.is_apart
+            continue
+        test = scipy.stats.ttest_rel(higher, lower)
+        # The end of the interval is the mean that the test just does not reject.
+        assert pair.half_width is not None
+        end = scipy.stats.ttest_1samp(np.subtract(higher, lower), pair.mean - pair.half_width)
+        assert end.pvalue == pytest.approx(0.05 / number, rel=1e-6)
+        assert pair.p_value == pytest.approx(test.pvalue, rel=1e-7)
+        # What is claimed is what the test finds at its share of 5 %.
+        assert pair.is_apart == (test.pvalue < 0.05 / number)
 
 
-def test_what_is_said_of_one_run_and_of_none() -> None:
-    one = run_comparisons.composition([_run(1.0, accounting.epsilon(1.0, 1e-4))])
-    assert one.epsilon == accounting.epsilon(1.0, 1e-4)
-    assert run_comparisons.composition_line(one).startswith("The one private run: (")
-    none = run_comparisons.composition([_run(None, None)])
-    assert none.epsilon is None
-    assert run_comparisons.composition_line(none) == "No run is private."
+@pytest.mark.parametrize(
+    ("deviation", "repetitions", "level"),
+    [(0.005, 3, 0.05), (0.005, 5, 0.05), (0.004, 4, 0.005), (0.02, 10, 0.05)],
+)
+def test_power_is_how_often_the_test_finds_one_point(
+    deviation: float, repetitions: int, level: float
+) -> None:
+    """Each of eight checks fails by chance with less than 1e-6: five standard deviations."""
+    generator = np.random.default_rng(3)
+    trials = 40_000
+    for truth in (0.01, 0.0):
+        drawn = generator.normal(truth, deviation, (trials, repetitions))
+        found = np.mean(scipy.stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < level)
+        stated = run_comparisons.power(deviation, repetitions, level, truth)
+        error = math.sqrt(stated * (1.0 - stated) / trials)
+        assert abs(found - stated) < 5.0 * error
+        if truth == 0.0:
+            assert stated == pytest.approx(level, rel=1e-6)
+
+
+def test_power_of_a_large_or_a_tiny_deviation() -> None:
+    assert run_comparisons.power(1e-6, 3, 0.05) == 1.0
+    assert run_comparisons.power(10.0, 3, 0.05) == pytest.approx(0.05, rel=1e-4)
+
+
+@pytest.mark.parametrize(("deviation", "level"), [(0.004, 0.05), (0.01, 0.05), (0.01, 0.005)])
+def test_the_repetitions_that_are_needed_are_the_fewest(deviation: float, level: float) -> None:
+    expected = next(
+        number
+        for number in range(2, 1001)
+        if run_comparisons.power(deviation, number, level) >= 0.8
+    )
+    assert run_comparisons.needed_repetitions(deviation, level) == expected
+    # Of many, the test is that of a known deviation (a textbook's formula).
+    many = run_comparisons.needed_repetitions(0.1, 0.05)
+    # Those that the quick start prints.
+    assert run_comparisons.power(0.005, 3, 0.05) == pytest.approx(0.47, abs=0.005)
+    assert run_comparisons.power(0.005, 5, 0.05) == pytest.approx(0.91, abs=0.005)
+    assert run_comparisons.needed_repetitions(0.005, 0.05 / 10) == 8
+    normal = scipy.stats.norm.isf(0.025) + scipy.stats.norm.isf(0.2)
+    assert many == pytest.approx((10.0 * normal) ** 2, rel=0.01)
+    assert run_comparisons.needed_repetitions(0.2, 0.05) is None
+
+
+def _pair(
+    power: float | None, half_width: float | None = 0.02, needed: int | None = 7
+) -> PairedDifference:
+    return PairedDifference("blt", "tree", 3, 0.015, half_width, 0.04, power, needed)
+
+
+def test_what_is_said_of_pairs() -> None:
+    claim, seen = run_comparisons.lines_on_pairs([_pair(0.12), _pair(0.8, 0.01)], None)
+    assert claim.endswith("hold together with 95 %: blt above tree.")
+    assert seen == (
+        "A true difference of one point would have been seen with a probability of 12 % to 80 %, "
+        "depending on the pair."
+    )
+    claim, seen = run_comparisons.lines_on_pairs([_pair(0.12)], None)
+    assert claim.endswith("no order is claimed.")
+    assert seen.endswith("with a probability of 12 %.")
+    (line,) = run_comparisons.lines_on_pairs([_pair(None, None, None)], None)
+    assert "nobody knows how they vary" in line
+    assert run_comparisons.lines_on_pairs([], "because.") == [
+        "Runs are not compared in pairs: because."
+    ]
+    table = run_comparisons.pairs_to_markdown(
+        [_pair(0.12), _pair(0.01, 0.5, None), _pair(None, None, None)]
+    )
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert cells[2:] == [
+        ["blt - tree", "1.50", "± 2.00", "12 %", "7"],
+        ["blt - tree", "1.50", "± 50.00", "1 %", "over 1000"],
+        ["blt - tree", "1.50", "-", "-", "-"],
+    ]
+
+
+_Change = Callable[[pathlib.Path], None]
+
+
+def _ledger(path: pathlib.Path, last: int = 3) -> None:
+    cohorts = (np.array([0, 1]), np.array([2, last]))
+    ParticipationLedger(("a", "b", "c", "d", "e"), cohorts).save(path / "participation.npz")
+
+
+def _config(path: pathlib.Path, seed: int | None) -> None:
+    (path / "config.json").write_text(json.dumps({"cohort_seed": seed}))
+
+
+def _nothing(path: pathlib.Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "model", "reason"),
+    [
+        (_nothing, "one", None),
+        (lambda path: _ledger(path, last=4), "one", "blt_2 and tree_2 had different clients"),
+        (lambda path: _config(path, 3), "one", "blt_2 and tree_2 had different cohort seeds"),
+        (lambda path: _config(path, None), "one", "blt_2 and tree_2 had different cohort seeds"),
+        (_nothing, "two", "blt_2 and tree_2 had different initial weights"),
+        (_nothing, None, "the result of tree_2 does not say what weights it began with"),
+        (lambda path: (path / "participation.npz").unlink(), "one", "participation.npz"),
+        (lambda path: (path / "config.json").write_text("{"), "one", "config.json cannot be read"),
+    ],
+)
+def test_runs_are_pairs_by_what_they_did(
+    tmp_path: pathlib.Path, change: _Change, model: str | None, reason: str | None
+) -> None:
+    finished = {}
+    for repetition in (1, 2):
+        for name in ("blt", "tree"):
+            run = RepeatedRun(tmp_path, "run-digits", Variant(name, name), repetition)
+            run.directory.mkdir()
+            # Repetitions differ from one another.
+            _ledger(run.directory, last=5 - repetition)
+            _config(run.directory, repetition)
+            first = "one" if repetition == 2 else "other"
+            finished[run] = FinishedRun(0.5, 2, 8.0, 1e-4, 1.0, initial_model=first)
+    run = next(each for each in finished if each.name == "tree_2")
+    finished[run] = FinishedRun(0.5, 2, 8.0, 1e-4, 1.0, initial_model=model)
+    change(run.directory)
+    found = run_comparisons.why_not_paired(finished)
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def _metrics(path: pathlib.Path, values: dict[int, object]) -> pathlib.Path:
+    """A directory of a run with held-out accuracies by round."""
+    path.mkdir()
+    lines = [f"{number},{value}" for number, value in values.items()]
+    (path / "metrics.csv").write_text("\n".join(["round,heldout_accuracy", *lines, ""]))
+    return path
+
+
+def test_the_mean_over_seeds_has_students_interval(tmp_path: pathlib.Path) -> None:
+    values = np.random.default_rng(2).normal(size=(5, 4))
+    runs = [dict(zip((2, 4, 6, 8), row, strict=True)) for row in values.tolist()]
+    # One run has a round that the others lack, and one a cell that is no number.
+    runs[0][10] = 0.5
+    directories = [
+        _metrics(tmp_path / str(place), {**run, 9: ""}) for place, run in enumerate(runs)
+    ]
+    curve = run_comparisons.mean_accuracy(directories)
+    np.testing.assert_array_equal(curve.rounds, [2, 4, 6, 8])
+    np.testing.assert_allclose(curve.mean, np.mean(values, axis=0))
+    assert curve.num_runs == 5
+    for place, (mean, half_width) in enumerate(zip(curve.mean, curve.half_width, strict=True)):
+        # The test just rejects a mean at an end of the interval.
+        for end in (mean - half_width, mean + half_width):
+            found = scipy.stats.ttest_1samp(values[:, place], end)
+            assert found.pvalue == pytest.approx(0.05)
+    alone = run_comparisons.mean_accuracy(directories[:1])
+    assert np.all(np.isnan(alone.half_width))
+
+
+def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
+    series: dict[str, list[dict[int, object]]] = {
+        "banded": [{5: 0.1, 10: 0.2}, {5: 0.3, 10: 0.4}, {5: 0.2, 10: 0.6}],
+        "identity": [{5: 0.05, 10: 0.1}],
+        "none": [{5: ""}],
+    }
+    directories = {
+        name: [_metrics(tmp_path / f"{name}{place}", each) for place, each in enumerate(runs)]
+        for name, runs in series.items()
+    }
+    rows = run_comparisons.summarise({name: [_finished(0.2)] * 2 for name in series})
+    curves = {
+        name: run_comparisons.mean_accuracy(each)
+        for name, each in directories.items()
+        if name != "none"
+    }
+    figure = run_comparisons.figure(curves, rows, "epsilon 8")
+    titles = [axes.get_title() for axes in figure.axes if axes.axison]
+    assert titles == ["After training", "banded (3 runs)", "identity (one run)"]
+    first, second = figure.axes[1:3]
+    of_banded: Any
+    of_identity: Any
+    of_banded, of_identity = ([5, 10], pytest.approx([20, 40])), ([5, 10], pytest.approx([5, 10]))
+    drawn: list[dict[object, Any]] = [
+        {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+        for axes in (first, second)
+    ]
+    assert drawn[0]["banded"] == of_banded
+    assert drawn[1]["identity"] == of_identity
+    # The other one is in each panel, without a name.
+    assert of_identity in drawn[0].values()
+    assert of_banded in drawn[1].values()
+    assert first.get_ylim() == second.get_ylim()
+    assert figure.get_suptitle().startswith("epsilon 8\nby round: mean and its 95 % interval")
+    assert (len(first.collections), len(second.collections)) == (1, 0)
+    curve = curves["banded"]
+    band = np.asarray(first.collections[0].get_paths()[0].vertices)
+    assert np.max(band[:, 1]) == pytest.approx(100 * np.max(curve.mean + curve.half_width))
+    # No accuracy is below zero.
+    assert np.min(band[:, 1]) == 0.0
+    path = tmp_path / "all.png"
+    assert run_comparisons.draw(directories, rows, path, "") == ["none"]
+    assert path.read_bytes().startswith(b"\x89PNG")
+    alone = {"none": directories["none"]}
+    (row,) = (each for each in rows if each.mechanism == "none")
+    assert run_comparisons.draw(alone, [row], path, "") == ["none"]
+    assert not path.exists()

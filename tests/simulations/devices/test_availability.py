@@ -135,11 +135,11 @@ def _diurnals() -> st.SearchStrategy[Diurnal]:
         shortest = draw(st.floats(0.1, 24.0))
         return Diurnal(
             utc_offsets=offsets,
-            weights=draw(st.none() | weights),
-            start_hour=draw(st.floats(0.0, 23.9)),
-            start_spread_hours=draw(st.floats(0.0, 12.0)),
-            shortest_hours=shortest,
-            longest_hours=draw(st.floats(shortest, 24.0)),
+            utc_weights=draw(st.none() | weights),
+            window_start_hour=draw(st.floats(0.0, 23.9)),
+            window_spread_hours=draw(st.floats(0.0, 12.0)),
+            shortest_window_hours=shortest,
+            longest_window_hours=draw(st.floats(shortest, 24.0)),
             nightly_probability=draw(st.floats(0.1, 1.0)),
         )
 
@@ -148,14 +148,16 @@ def _diurnals() -> st.SearchStrategy[Diurnal]:
 
 def _scalar_diurnal(model: Diurnal, device: int, seconds: float, seed: int) -> bool | None:
     """One night after the other, until one holds the moment; None at the edge of a window."""
-    weights = model.weights or (1.0,) * len(model.utc_offsets)
+    weights = model.utc_weights or (1.0,) * len(model.utc_offsets)
     number, zone = _scalar_uniform(seed, 1, device), 0
     while zone < len(weights) - 1 and number >= sum(weights[: zone + 1]) / sum(weights):
         zone += 1
-    start = model.start_hour - model.utc_offsets[zone]
-    start += model.start_spread_hours * (2.0 * _scalar_uniform(seed, 2, device) - 1.0)
-    length = model.shortest_hours
-    length += (model.longest_hours - model.shortest_hours) * _scalar_uniform(seed, 3, device)
+    start = model.window_start_hour - model.utc_offsets[zone]
+    start += model.window_spread_hours * (2.0 * _scalar_uniform(seed, 2, device) - 1.0)
+    length = model.shortest_window_hours
+    length += (model.longest_window_hours - model.shortest_window_hours) * _scalar_uniform(
+        seed, 3, device
+    )
     for night in range(-3, int(seconds // 86400) + 3):
         since = seconds - 3600.0 * start - 86400.0 * night
         if min(abs(since), abs(since - 3600.0 * length)) < 1e-3:
@@ -187,7 +189,7 @@ def test_nobody_is_available_when_that_is_said_to_be_impossible(
 
 def test_one_time_zone_sleeps_at_once() -> None:
     """Windows from 20 to 24 that last up to 10 hours: none is open from 10 to 20."""
-    model = Diurnal(utc_offsets=(0.0, 12.0), weights=(1.0, 0.0))
+    model = Diurnal(utc_offsets=(0.0, 12.0), utc_weights=(1.0, 0.0))
     hours = np.arange(0.05, 72.0, 0.1)
     possible = np.array([model.is_possible(3600.0 * hour) for hour in hours])
     np.testing.assert_array_equal(possible, (hours % 24 < 10) | (hours % 24 > 20))
@@ -283,17 +285,17 @@ def test_unreadable_traces_are_refused(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("build", "arguments"),
     [
-        (Independent, {"probability": 0.0}),
-        (Independent, {"probability": 1.1}),
+        (Independent, {"available_probability": 0.0}),
+        (Independent, {"available_probability": 1.1}),
         (Diurnal, {"utc_offsets": ()}),
         (Diurnal, {"utc_offsets": (15.0,)}),
-        (Diurnal, {"weights": (1.0,)}),
-        (Diurnal, {"utc_offsets": (1.0,), "weights": (0.0,)}),
-        (Diurnal, {"start_hour": 24.1}),
-        (Diurnal, {"start_spread_hours": 13.0}),
-        (Diurnal, {"shortest_hours": 0.0}),
-        (Diurnal, {"longest_hours": 3.0}),
-        (Diurnal, {"longest_hours": 25.0}),
+        (Diurnal, {"utc_weights": (1.0,)}),
+        (Diurnal, {"utc_offsets": (1.0,), "utc_weights": (0.0,)}),
+        (Diurnal, {"window_start_hour": 24.1}),
+        (Diurnal, {"window_spread_hours": 13.0}),
+        (Diurnal, {"shortest_window_hours": 0.0}),
+        (Diurnal, {"longest_window_hours": 3.0}),
+        (Diurnal, {"longest_window_hours": 25.0}),
         (Diurnal, {"nightly_probability": 0.0}),
     ],
 )

@@ -28,7 +28,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from simulations.devices import device_behaviour
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace
-from simulations.devices.device_behaviour import REJOIN, WAIT, DeviceBehaviour, WallClockTimer
+from simulations.devices.device_behaviour import REJOIN, WAIT, DeviceBehaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
@@ -74,7 +74,7 @@ _MODELS = st.one_of(
 def _behaviours(**fixed: Any) -> st.SearchStrategy[DeviceBehaviour]:
     fields: dict[str, st.SearchStrategy[Any]] = {
         "availability": _MODELS,
-        "timer": st.none(),
+        "timer_hours": st.none(),
         "over_selection": st.floats(1.0, 2.5),
         "dropout_probability": _PROBABILITIES,
         "upload_loss_probability": _PROBABILITIES,
@@ -83,8 +83,8 @@ def _behaviours(**fixed: Any) -> st.SearchStrategy[DeviceBehaviour]:
         "abandonment_probability": _PROBABILITIES,
         "history_loss_probability": _PROBABILITIES,
         "broken_timers": st.sampled_from([0.0, 0.0, 0.1]),
-        "round_seconds": st.sampled_from([600.0, _HOUR, 5 * _HOUR]),
-        "retry_seconds": st.sampled_from([600.0, _HOUR]),
+        "round_minutes": st.sampled_from([10.0, 60.0, 300.0]),
+        "retry_minutes": st.sampled_from([10.0, 60.0]),
         "max_attempts": st.integers(1, 30),
     }
     return st.builds(DeviceBehaviour, **{**fields, **fixed})
@@ -142,7 +142,7 @@ def test_no_device_takes_part_too_soon_or_too_often(
     _check_rounds(device_rounds, behaviour, num_devices, clients_per_round, seed)
 
 
-@given(_behaviours(timer=st.builds(WallClockTimer, st.floats(600.0, 2e5))), _SIZES, _SEEDS)
+@given(_behaviours(timer_hours=st.floats(0.2, 50.0)), _SIZES, _SEEDS)
 @settings(deadline=None, max_examples=examples(200))
 def test_no_device_takes_part_before_its_wall_clock_timer_allows_it(
     behaviour: DeviceBehaviour, sizes: tuple[int, int], seed: int
@@ -151,12 +151,12 @@ def test_no_device_takes_part_before_its_wall_clock_timer_allows_it(
     schema = MinSeparation(10, 3)
     population = DevicePopulation(num_devices, schema, clients_per_round, behaviour, seed)
     device_rounds = _rounds(population, 14)
-    assert behaviour.timer is not None
+    assert behaviour.timer_seconds is not None
     for rounds in _working(_rounds_of(device_rounds, num_devices), population):
         assert len(rounds) <= 3
         for earlier, later in itertools.pairwise(rounds):
             upload = device_rounds[earlier].start_seconds + behaviour.round_seconds
-            assert device_rounds[later].start_seconds >= upload + behaviour.timer.seconds
+            assert device_rounds[later].start_seconds >= upload + behaviour.timer_seconds
     _check_rounds(device_rounds, behaviour, num_devices, clients_per_round, seed)
 
 
@@ -197,8 +197,7 @@ def _check_rounds(
 
 @given(
     _SCHEMAS,
-    _behaviours(timer=st.none() | st.builds(WallClockTimer, st.floats(600.0, 2e5)))
-    | st.just(DeviceBehaviour()),
+    _behaviours(timer_hours=st.none() | st.floats(0.2, 50.0)) | st.just(DeviceBehaviour()),
     _SIZES,
     _SEEDS,
     st.integers(0, 8),
@@ -211,7 +210,7 @@ def test_a_population_that_follows_another_goes_on_as_it_does(
     seed: int,
     stopped_after: int,
 ) -> None:
-    if behaviour.timer is not None and isinstance(schema, FixedEpochOrder):
+    if behaviour.timer_hours is not None and isinstance(schema, FixedEpochOrder):
         schema = MinSeparation(schema.separation, schema.epochs)
     arguments = (sizes[0], schema, sizes[1], behaviour, seed)
     whole = _rounds(DevicePopulation(*arguments), 12)
@@ -271,7 +270,7 @@ def test_eligible_and_available_devices_are_counted(
     model: Any, schema: Participation, seed: int, num_devices: int
 ) -> None:
     """Without losses the cohorts are all that timers know: each count against each device."""
-    behaviour = DeviceBehaviour(model, round_seconds=_HOUR, retry_seconds=_HOUR, max_attempts=40)
+    behaviour = DeviceBehaviour(model, round_minutes=60.0, retry_minutes=60.0, max_attempts=40)
     population = DevicePopulation(num_devices, schema, 3, behaviour, seed)
     everyone, histories = np.arange(num_devices), [()] * num_devices
     allowed = set(brute_force.patterns(schema, 8))
@@ -400,10 +399,10 @@ def test_no_round_is_closed_with_more_than_it_needs() -> None:
     assert [len(population.next_round().cohort) for _ in range(4)] == [10, 2, 10, 2]
 
 
-@pytest.mark.parametrize("timer", [None, WallClockTimer(5 * 300.0)])
-def test_losses_have_their_probabilities(timer: WallClockTimer | None) -> None:
+@pytest.mark.parametrize("hours", [None, 5 / 12])
+def test_losses_have_their_probabilities(hours: float | None) -> None:
     behaviour = DeviceBehaviour(
-        timer=timer,
+        timer_hours=hours,
         over_selection=2.0,
         dropout_probability=0.2,
         upload_loss_probability=0.1,
@@ -424,7 +423,7 @@ def test_losses_have_their_probabilities(timer: WallClockTimer | None) -> None:
         assert scipy.stats.binomtest(number, of, probability).pvalue > _FALSE_ALARM / 6
     # Whoever uploaded in the last so many rounds is away, and so is whoever lost its history
     # in as many. By the wall clock it is one round more: an upload comes at a round's end.
-    rounds_away = 4 if timer is None else 5
+    rounds_away = 4 if hours is None else 5
     uploads = (selected - dropped_out) / 200
     expected = 20_000 - (20_000 - rounds_away * uploads) * 0.99**rounds_away
     waiting = np.mean([20_000 - found.num_eligible for found in device_rounds[50:]])
@@ -473,7 +472,7 @@ def test_by_the_wall_clock_a_lost_history_counts_as_many_participations_as_fit(
     the second attempt.
     """
     behaviour = DeviceBehaviour(
-        timer=WallClockTimer(200.0), history_loss_probability=1.0, max_attempts=5
+        timer_hours=200.0 / 3600.0, history_loss_probability=1.0, max_attempts=5
     )
     population = DevicePopulation(50, MinSeparation(1, most), 5, behaviour, 1)
     device_rounds = _rounds(population, 4)
@@ -481,12 +480,12 @@ def test_by_the_wall_clock_a_lost_history_counts_as_many_participations_as_fit(
     assert [found.start_seconds for found in device_rounds] == [0.0, 900.0, 1800.0][:num_rounds]
 
 
-@pytest.mark.parametrize("timer", [None, WallClockTimer(10 * 300.0)])
+@pytest.mark.parametrize("hours", [None, 10 / 12])
 def test_devices_that_rejoin_break_the_schema_and_the_report_notices(
-    timer: WallClockTimer | None,
+    hours: float | None,
 ) -> None:
     schema = MinSeparation(10, 3)
-    waits = DeviceBehaviour(timer=timer, history_loss_probability=0.05)
+    waits = DeviceBehaviour(timer_hours=hours, history_loss_probability=0.05)
     rejoins = dataclasses.replace(waits, after_history_loss=REJOIN)
     for behaviour, keeps in ((waits, True), (rejoins, False)):
         population = DevicePopulation(400, schema, 10, behaviour, 1)
@@ -540,14 +539,14 @@ def test_without_broken_timers_devices_are_drawn_as_ever() -> None:
     assert digest == "77e83043d5037423f27efdd0981f892426f36a5ddd59af5ec397f6b0cfd6dd57"
 
 
-@pytest.mark.parametrize("timer", [None, WallClockTimer(1000 * 300.0)])
+@pytest.mark.parametrize("hours", [None, 1000 / 12])
 @pytest.mark.parametrize("after", [WAIT, REJOIN])
 def test_devices_with_broken_timers_join_as_if_they_never_took_part(
-    timer: WallClockTimer | None, after: str
+    hours: float | None, after: str
 ) -> None:
     """Every device could join every round; with working timers there would be 5 rounds."""
     behaviour = DeviceBehaviour(
-        timer=timer, broken_timers=1.0, history_loss_probability=0.1, after_history_loss=after
+        timer_hours=hours, broken_timers=1.0, history_loss_probability=0.1, after_history_loss=after
     )
     population = DevicePopulation(50, MinSeparation(1000, 1), 10, behaviour, 1)
     device_rounds = _rounds(population, 40)
@@ -580,7 +579,7 @@ def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
     assert len(_rounds(population, 5)) == 2
     with refuses("round 3", "25", error=TooFewEligibleClientsError):
         population.next_round()
-    by_clock = DeviceBehaviour(timer=WallClockTimer(1e6), max_attempts=3)
+    by_clock = DeviceBehaviour(timer_hours=278.0, max_attempts=3)
     population = DevicePopulation(25, MinSeparation(9), 10, by_clock, 1)
     assert len(_rounds(population, 2)) == 2
     with refuses("3 attempts", "25 clients", error=TooFewEligibleClientsError):
@@ -592,7 +591,7 @@ def test_too_few_devices_by_their_timers_end_the_rounds() -> None:
     [
         (25, MinSeparation(9), DeviceBehaviour()),
         (25, MinSeparation(9), DeviceBehaviour(dropout_probability=0.3, over_selection=1.1)),
-        (25, MinSeparation(9), DeviceBehaviour(timer=WallClockTimer(1e4), max_attempts=3)),
+        (25, MinSeparation(9), DeviceBehaviour(timer_hours=2.8, max_attempts=3)),
         (30, MinSeparation(1), DeviceBehaviour(Independent(0.05), max_attempts=4)),
         (2000, MinSeparation(2), DeviceBehaviour(dropout_probability=0.9, max_attempts=5)),
         (2000, MinSeparation(2), DeviceBehaviour(abandonment_probability=0.9, max_attempts=2)),
@@ -634,8 +633,8 @@ def test_what_a_run_is_told_lets_it_go_on(
 
 def test_a_server_waits_for_the_night() -> None:
     """Windows open at 22 at the earliest, at midnight UTC the first round starts at 14 there."""
-    nights = Diurnal((-10.0,), start_spread_hours=0.0, nightly_probability=1.0)
-    behaviour = DeviceBehaviour(nights, retry_seconds=600.0)
+    nights = Diurnal((-10.0,), window_spread_hours=0.0, nightly_probability=1.0)
+    behaviour = DeviceBehaviour(nights, retry_minutes=10.0)
     found = DevicePopulation(300, MinSeparation(2), 10, behaviour, 1).next_round()
     assert (found.start_seconds, found.attempts) == (8 * _HOUR, 49)
     assert found.num_available == 300
@@ -644,7 +643,7 @@ def test_a_server_waits_for_the_night() -> None:
 def test_bad_populations_are_refused() -> None:
     with refuses("clients_per_round"):
         DevicePopulation(10, MinSeparation(1), 0)
-    by_clock = DeviceBehaviour(timer=WallClockTimer(1.0))
+    by_clock = DeviceBehaviour(timer_hours=1.0)
     with refuses("timers"):
         DevicePopulation(10, FixedEpochOrder(2, 3), 2, by_clock)
     trace = Trace(np.array([10]), np.array([0.0]), np.array([1.0]))

@@ -11,7 +11,7 @@ from mf_aggregators.participation import (
     Participation,
     SingleParticipation,
 )
-from simulations.devices.device_behaviour import WallClockTimer
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import DeviceTimers
 from tests.examples import examples
 from tests.mf_aggregators import brute_force
@@ -126,7 +126,7 @@ def test_wall_clock_timers_count_seconds(
         timers.record(np.array(joining, np.int64), now + 0.25)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_wall_clock_timer_needs_a_time(seconds: float) -> None:
-    with refuses("seconds"):
-        WallClockTimer(seconds)
+@pytest.mark.parametrize("hours", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_wall_clock_timer_needs_a_time(hours: float) -> None:
+    with refuses("timer_hours"):
+        DeviceBehaviour(timer_hours=hours)

@@ -17,7 +17,7 @@ from mf_aggregators.participation import (
     SingleParticipation,
 )
 from mf_aggregators.tff.processes import StopRequest
-from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.examples.digits import COMMAND
 from simulations.runs import (
     canary_clients,
     federated_runs,

@@ -20,8 +20,8 @@ from mf_aggregators.participation import MinSeparation
 from mf_aggregators.private_metrics import COUNT
 from mf_aggregators.workloads import Workload
 from simulations.devices import device_behaviour
-from simulations.examples.digit_classification import run_digits
-from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.examples import digits
+from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger
@@ -475,7 +475,7 @@ def test_rates_that_cannot_be_written_are_refused_before_data_are_opened(
     file: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rates.txt").write_text("mine")
-    monkeypatch.setattr(run_digits.data, "load", None)
+    monkeypatch.setattr(digits, "load", None)
     ended = console_commands.call("run-digits", f"--write_learning_rates={tmp_path / file}")
     assert ended.status == 2
     assert f"--write_learning_rates={tmp_path / file}" in ended.errors

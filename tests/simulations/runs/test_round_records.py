@@ -55,12 +55,6 @@ def test_rounds_of_clients_are_the_cohorts_transposed(cohorts: list[list[int]]) 
         assert list(rounds[client]) == expected
 
 
-def test_first_rounds() -> None:
-    ledger = _ledger([[0, 1], [2], [3]])
-    assert ledger.first_rounds(2).num_rounds == 2
-    assert ledger.num_rounds == 3
-
-
 def test_the_file_has_the_documented_arrays(tmp_path: pathlib.Path) -> None:
     _ledger([[0, 2], [], [2, 4]]).save(tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz") as archive:
@@ -96,21 +90,6 @@ def test_a_ledger_that_cannot_be_written_leaves_the_old_one_and_no_traceback(
     assert ParticipationLedger.load(path).num_rounds == 3
 
 
-def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "p.npz"
-    with refuses("p.npz", error=LedgerError):
-        ParticipationLedger.load(path)
-    _ledger([[0, 1], [2]]).save(path)
-    whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"nonsense"):
-        path.write_bytes(damaged)
-        with refuses("p.npz", error=LedgerError):
-            ParticipationLedger.load(path)
-    np.savez(path, client_ids=["a"], offsets=[0, 2], rounds=[0, 9], num_rounds=3)
-    with refuses("p.npz", error=LedgerError):
-        ParticipationLedger.load(path)
-
-
 @pytest.mark.parametrize("name", sampling_schemes())
 def test_how_cohorts_came_about_is_saved_and_loaded(tmp_path: pathlib.Path, name: str) -> None:
     sampling = sampling_scheme(name, num_rounds=3, num_bands=2, population=5, clients_per_round=1)
@@ -136,28 +115,6 @@ def test_ledgers_under_timers_say_nothing_of_sampling(tmp_path: pathlib.Path) ->
     assert ParticipationLedger.load(path).sampling is None
 
 
-@pytest.mark.parametrize(
-    "description",
-    [
-        "nonsense",
-        "[]",
-        '{"name": "by_hand", "num_rounds": 1, "num_bands": 1, "population": 1, '
-        '"clients_per_round": 1}',
-        '{"name": "poisson", "num_rounds": 1}',
-        '{"name": "poisson", "num_rounds": 1, "num_bands": 2, "population": 1, '
-        '"clients_per_round": 1}',
-    ],
-)
-def test_ledgers_of_unknown_sampling_are_refused(tmp_path: pathlib.Path, description: str) -> None:
-    """Never taken for one under timers, or for a scheme of other sizes."""
-    path = tmp_path / "p.npz"
-    np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1)
-    assert ParticipationLedger.load(path).num_rounds == 1
-    np.savez(path, client_ids=["a"], offsets=[0, 1], rounds=[0], num_rounds=1, sampling=description)
-    with refuses("p.npz", error=LedgerError):
-        ParticipationLedger.load(path)
-
-
 @given(_COHORTS, _COHORTS)
 @settings(deadline=None)
 def test_digests_are_of_the_cohorts_and_nothing_else(
@@ -180,41 +137,6 @@ def test_digests_are_of_the_cohorts_and_nothing_else(
 def test_names_that_would_be_read_as_others_are_refused(names: Any) -> None:
     with pytest.raises(LedgerError):
         ParticipationLedger(tuple(names))
-
-
-def test_two_clients_of_one_name_are_refused() -> None:
-    with refuses("clients", "name", error=LedgerError):
-        ParticipationLedger(("ann", "bob", "ann"))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"offsets": [0, 2, 1, 2, 2, 2]},
-        {"offsets": [1, 1, 2, 2, 2, 2]},
-        {"offsets": [0, 1, 2]},
-        {"offsets": [0, 1, 1, 1, 1, 1]},
-        {"rounds": [0, 2]},
-        {"rounds": [0, -1]},
-        # Twice in one round, and in a round before the one before.
-        {"offsets": [0, 2, 2, 2, 2, 2], "rounds": [1, 1]},
-        {"offsets": [0, 2, 2, 2, 2, 2], "rounds": [1, 0]},
-        {"num_rounds": -1},
-        {"client_ids": ["ann", "bob", "ann", "dan", "eve"]},
-    ],
-)
-def test_arrays_that_do_not_fit_together_are_refused(
-    tmp_path: pathlib.Path, changes: dict[str, object]
-) -> None:
-    path = tmp_path / "participation.npz"
-    _ledger([[0], [1]]).save(path)
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    np.savez(path, **arrays)
-    assert ParticipationLedger.load(path).num_rounds == 2
-    np.savez(path, **{**arrays, **{name: np.array(value) for name, value in changes.items()}})
-    with pytest.raises(LedgerError):
-        ParticipationLedger.load(path)
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, str]]:

@@ -11,11 +11,9 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mf_aggregators import figures
 from simulations.runs import run_figures
 from tests.examples import examples
 from tests.refusals import refuses
@@ -244,82 +242,6 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one(
         run_figures.draw(_rows(), path, "")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def _runs(values: list[list[float]], rounds: list[int]) -> list[list[dict[str, Any]]]:
-    return [
-        [
-            {"round": number, "heldout_accuracy": value}
-            for number, value in zip(rounds, run, strict=True)
-        ]
-        for run in values
-    ]
-
-
-def test_the_mean_over_seeds_has_students_interval() -> None:
-    values = np.random.default_rng(2).normal(size=(5, 4))
-    curve = run_figures.mean_curve(_runs(values.tolist(), [2, 4, 6, 8]))
-    np.testing.assert_array_equal(curve.rounds, [2, 4, 6, 8])
-    np.testing.assert_allclose(curve.mean, np.mean(values, axis=0))
-    assert curve.num_runs == 5
-    for i in range(4):
-        for end in (-1.0, 1.0):
-            # A mean at the end of the interval is one that the test rejects at this level.
-            centre = curve.mean[i] + end * curve.half_width[i]
-            assert scipy.stats.ttest_1samp(values[:, i], centre).pvalue == pytest.approx(0.05)
-
-
-def test_rounds_that_one_run_lacks_are_left_out() -> None:
-    runs = _runs([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], [1, 2, 3])
-    runs[1][2]["heldout_accuracy"] = ""
-    curve = run_figures.mean_curve(runs)
-    np.testing.assert_array_equal(curve.rounds, [1, 2])
-    np.testing.assert_array_equal(curve.mean, [2.0, 3.0])
-
-
-def test_one_run_has_no_interval() -> None:
-    curve = run_figures.mean_curve(_runs([[0.1, 0.2]], [1, 2]))
-    assert np.all(np.isnan(curve.half_width))
-    figure = run_figures.compare({"banded": curve}, None)
-    (axes,) = figure.axes
-    assert not axes.collections
-    assert axes.get_title() == "banded (one run)"
-    assert figure.get_suptitle() == ""
-    assert _lines(axes) == {"banded": ([1, 2], pytest.approx([10, 20]))}
-
-
-def test_a_comparison_draws_means_and_intervals(tmp_path: pathlib.Path) -> None:
-    series = {
-        "banded": _runs([[0.1, 0.2], [0.3, 0.4], [0.2, 0.6]], [5, 10]),
-        "identity": _runs([[0.1, 0.1], [0.0, 0.1]], [5, 10]),
-    }
-    curves = {name: run_figures.mean_curve(runs) for name, runs in series.items()}
-    figure = run_figures.compare(curves, None, title="epsilon 8")
-    first, second = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["banded (3 runs)", "identity (2 runs)"]
-    of_banded, of_identity = ([5, 10], pytest.approx([20, 40])), ([5, 10], pytest.approx([5, 10]))
-    assert _lines(first)["banded"] == of_banded
-    assert _lines(second)["identity"] == of_identity
-    # The other one is in each panel, without a name.
-    assert of_identity in _lines(first).values()
-    assert of_banded in _lines(second).values()
-    assert first.get_ylim() == second.get_ylim()
-    assert figure.get_suptitle().startswith("epsilon 8\nby round: mean and its 95 % interval")
-    assert len(first.collections) == 1
-    curve = curves["banded"]
-    drawn = np.asarray(first.collections[0].get_paths()[0].vertices)
-    assert np.max(drawn[:, 1]) == pytest.approx(100 * np.max(curve.mean + curve.half_width))
-    # No accuracy is below zero.
-    assert np.min(drawn[:, 1]) == 0.0
-    accuracies = [figures.Interval("banded", 20.0, 3.0, 18.0, 22.0)]
-    with_accuracies = run_figures.compare(curves, None, accuracies=accuracies)
-    assert [axes.get_title() for axes in with_accuracies.axes if axes.axison] == [
-        "After training",
-        "banded (3 runs)",
-        "identity (2 runs)",
-    ]
-    run_figures.compare(curves, tmp_path / "all.png")
-    assert (tmp_path / "all.png").read_bytes().startswith(_PNG)
 
 
 def test_bad_arguments_are_refused(tmp_path: pathlib.Path) -> None:

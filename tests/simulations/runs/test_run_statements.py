@@ -16,8 +16,8 @@ from mf_aggregators.commands import facts_of_runs
 from mf_aggregators.commands.command_line import CommandError
 from mf_aggregators.privacy import guarantees
 from simulations.devices import device_behaviour
-from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
-from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.devices.device_behaviour import DeviceBehaviour
+from simulations.examples.digits import COMMAND
 from simulations.runs import planned_runs, run_config, run_statements
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_metrics import RoundMetrics
@@ -249,7 +249,7 @@ def test_the_statement_says_what_timers_by_the_wall_clock_leave_open() -> None:
 @pytest.mark.parametrize(
     "behaviour",
     [
-        DeviceBehaviour(timer=WallClockTimer(3600.0)),
+        DeviceBehaviour(timer_hours=1.0),
         DeviceBehaviour(history_loss_probability=0.5, after_history_loss="rejoin"),
         DeviceBehaviour(broken_timers=0.1),
     ],

@@ -13,7 +13,6 @@ from mf_aggregators.participation import Sampler, sampling_scheme, sampling_sche
 from simulations.runs.round_records import ParticipationLedger
 
 _NAMES = tuple(sampling_schemes())
-_WITH_PARTS = ["poisson", "fixed_size", "shuffling"]
 
 
 def _sampler(name: str, seed: int = 3) -> Sampler:
@@ -76,19 +75,6 @@ def test_a_ledger_of_other_sizes_deviates(name: str) -> None:
         assert message in str(sampler.scheme.deviation(len(changed.client_ids), changed.cohorts))
 
 
-@pytest.mark.parametrize("name", _WITH_PARTS)
-@pytest.mark.parametrize("index", range(13))
-def test_a_client_in_a_round_of_another_part_is_found(name: str, index: int) -> None:
-    sampler = _sampler(name)
-    ledger = _ledger(sampler, 13)
-    # Each client that was also drawn in a round of another part is put in; the size stays.
-    seen = np.concatenate([ledger.cohorts[i] for i in range(13) if i % 3 != index % 3])
-    for intruder in np.unique(seen):
-        changed = _with_cohort(ledger, index, np.sort([*ledger.cohorts[index][1:], intruder]))
-        found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
-        assert "another group" in str(found)
-
-
 @pytest.mark.parametrize("name", _NAMES)
 @pytest.mark.parametrize("clients", [[1, 1, 2, 3], [3, 1, 2, 0], [-1, 0, 1, 2], [0, 1, 2, 26]])
 def test_cohorts_that_are_no_sets_of_clients_are_found(name: str, clients: list[int]) -> None:
@@ -96,46 +82,6 @@ def test_cohorts_that_are_no_sets_of_clients_are_found(name: str, clients: list[
     changed = _with_cohort(_ledger(sampler, 13), 0, clients)
     found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
     assert "round 1 (counted from 1) are not different ones" in str(found)
-
-
-@pytest.mark.parametrize("name", ["fixed_size", "shuffling"])
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_batch_of_another_size_is_found(name: str, change: int) -> None:
-    sampler = _sampler(name)
-    ledger = _ledger(sampler, 13)
-    batch = ledger.cohorts[4]
-    if change > 0:
-        rest = np.setdiff1d(sampler.group_of_round(4), batch)
-        changed = _with_cohort(ledger, 4, np.sort([*batch, rest[0]]))
-    else:
-        changed = _with_cohort(ledger, 4, batch[1:])
-    found = sampler.scheme.deviation(len(changed.client_ids), changed.cohorts)
-    assert f"round 5 (counted from 1) had {4 + change} clients, not 4" in str(found)
-
-
-def test_a_client_twice_in_a_pass_is_found() -> None:
-    sampler = _sampler("shuffling")
-    ledger = _ledger(sampler, 13)
-    # Two batches a pass: rounds 1 and 4 are the first pass over a part, 7 and 10 the second.
-    again = _with_cohort(ledger, 9, ledger.cohorts[6])
-    assert "round 10 (counted from 1) took part twice" in str(
-        sampler.scheme.deviation(len(again.client_ids), again.cohorts)
-    )
-    # In another pass anybody may come first.
-    passes = _with_cohort(_with_cohort(ledger, 6, ledger.cohorts[0]), 9, ledger.cohorts[3])
-    assert sampler.scheme.deviation(len(passes.client_ids), passes.cohorts) is None
-
-
-@pytest.mark.parametrize("name", _WITH_PARTS)
-def test_more_clients_than_a_part_has_are_found(name: str) -> None:
-    """Batches of clients that no other part has, and no partition that they are drawn from."""
-    scheme = sampling_scheme(name, num_rounds=6, num_bands=2, population=10, clients_per_round=2)
-    ledger = ParticipationLedger(tuple("abcdefghij"), sampling=scheme)
-    for batch in ([0, 1], [6, 7], [2, 3], [8, 9], [4, 5]):
-        assert scheme.deviation(len(ledger.client_ids), ledger.cohorts) is None
-        ledger = ledger.with_round(np.array(batch))
-    found = scheme.deviation(len(ledger.client_ids), ledger.cohorts)
-    assert found == "more clients took part in the rounds of group 1 than it can have"
 
 
 @pytest.mark.parametrize("name", _NAMES)

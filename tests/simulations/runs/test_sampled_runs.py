@@ -18,7 +18,7 @@ from mf_aggregators.participation import (
 from mf_aggregators.privacy import guarantees
 from simulations.devices import availability, device_behaviour
 from simulations.devices.availability import Independent
-from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.examples.digits import COMMAND
 from simulations.runs import (
     federated_runs,
     planned_runs,
@@ -169,16 +169,3 @@ def test_statements_amplify_what_the_seed_drew_and_nothing_else(
         assert contents["keeps_plan"] is False
         assert contents["earned"]["sampling"] is None
         assert contents["earned"]["epsilon"] > planned["epsilon"]
-
-
-def test_the_seed_of_a_run_is_kept_and_needed(tmp_path: pathlib.Path) -> None:
-    scheme = MinSeparationSampling(_ROUNDS, 3, _CLIENTS, 5, 5)
-    directory = RunDirectory(tmp_path / "run")
-    sampler = planned_runs.sampler_of(scheme, directory, None)
-    again = planned_runs.sampler_of(scheme, directory, None)
-    for index in range(_ROUNDS):
-        np.testing.assert_array_equal(again.draw(index), sampler.draw(index))
-    ParticipationLedger(("a",)).save(directory.ledger)
-    directory.sampling_seed.unlink()
-    with refuses("sampling_seed.json", error=CommandError):
-        planned_runs.sampler_of(scheme, directory, None)

@@ -21,7 +21,7 @@ from mf_aggregators.participation import (
     SamplingScheme,
     SingleParticipation,
 )
-from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.examples.digits import COMMAND
 from simulations.runs import run_config
 from tests import console_commands
 from tests.refusals import refuses

@@ -27,7 +27,7 @@ from mf_aggregators.tff import compatibility
 from mf_aggregators.tff.client_sums import UnnoisedSumError
 from mf_aggregators.tff.processes import StopRequest
 from simulations.devices.availability import Independent
-from simulations.devices.device_behaviour import DeviceBehaviour, WallClockTimer
+from simulations.devices.device_behaviour import DeviceBehaviour
 from simulations.devices.device_populations import (
     DevicePopulation,
     DeviceRound,
@@ -341,31 +341,6 @@ def test_lost_states_are_never_replaced_by_fresh_noise(
 
 
 @pytest.mark.long
-def test_a_damaged_newest_state_falls_back_to_the_one_before(
-    process: Any,
-    whole_run: _WholeRun,
-    tmp_path: pathlib.Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    models, _ = whole_run
-    linear_run.finish(_run(process), tmp_path / "cut", at_most=3)
-    newest = tmp_path / "cut" / "states" / "round_3"
-    for path in newest.rglob("variables.data*"):
-        path.write_bytes(path.read_bytes()[:10])
-    rest, _ = linear_run.finish(_run(process), tmp_path / "cut")
-    assert "round_3 is damaged; going on from round 2" in caplog.text
-    np.testing.assert_array_equal(np.array(rest), np.array(models[2:]))
-
-
-def test_without_a_readable_state_the_run_stops(process: Any, tmp_path: pathlib.Path) -> None:
-    linear_run.finish(_run(process), tmp_path, at_most=2)
-    for path in (tmp_path / "states").rglob("variables.data*"):
-        path.write_bytes(b"")
-    with refuses("state", error=LedgerError):
-        linear_run.finish(_run(process), tmp_path)
-
-
-@pytest.mark.long
 def test_too_few_clients_end_the_run_and_leave_its_rounds(
     process: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -388,7 +363,7 @@ _DISTURBED = DeviceBehaviour(
 )
 _BY_CLOCK = DeviceBehaviour(
     Independent(0.8),
-    WallClockTimer(1000.0),
+    timer_hours=1000.0 / 3600.0,
     over_selection=1.4,
     dropout_probability=0.1,
     upload_loss_probability=0.1,
@@ -512,22 +487,6 @@ def test_other_devices_do_not_go_on_with_a_run(
     with refuses("round 1", error=LedgerError):
         linear_run.finish(_disturbed_run(process, **changes), tmp_path)
     assert ParticipationLedger.load(tmp_path / "ledger.npz").num_rounds == 2
-
-
-@pytest.mark.long
-def test_a_round_says_what_its_devices_did(process: Any, tmp_path: pathlib.Path) -> None:
-    run = _run(process)
-    store = linear_run.store_of(tmp_path)
-    for finished in training_loop.rounds(
-        run, store, training_loop.start(run, store), StopRequest()
-    ):
-        assert finished.devices is not None
-        assert finished.devices.round_index == finished.index
-        np.testing.assert_array_equal(
-            finished.devices.cohort, finished.ledger.cohorts[finished.index]
-        )
-        assert finished.num_eligible == finished.devices.num_eligible
-        assert finished.num_eligible == 9 - 3 * min(finished.index, 2)
 
 
 def test_a_data_centre_has_no_devices(process: Any) -> None:

@@ -11,7 +11,7 @@ from mf_aggregators.audit.one_run import RunAudit
 from mf_aggregators.commands import command_line, report
 from mf_aggregators.privacy.statement import PrivacyStatement
 from simulations.devices import device_behaviour
-from simulations.examples.digit_classification.run_digits import COMMAND
+from simulations.examples.digits import COMMAND
 from simulations.runs import federated_runs, run_config
 from simulations.runs.planned_runs import Run
 from simulations.runs.round_records import ParticipationLedger

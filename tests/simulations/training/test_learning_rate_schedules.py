@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import mf_aggregators as mfa
-from simulations.examples.digit_classification import run_digits
+from simulations.examples import digits
 from simulations.runs import planned_runs
 from simulations.training import learning_rate_schedules
 from simulations.training.learning_rate_schedules import Schedule
@@ -27,7 +27,7 @@ _DENISOV_ROUNDS = 2048
 
 
 def _rates(name: str, num_rounds: int) -> np.ndarray:
-    return learning_rate_schedules.by_name(name).rates(num_rounds, 1.0)
+    return learning_rate_schedules.SCHEDULES[name].rates(num_rounds, 1.0)
 
 
 def test_warm_up_reaches_the_full_rate_in_round_309_of_bandmf() -> None:
@@ -64,19 +64,6 @@ def test_decay_drops_to_15_percent_for_the_last_512_of_2048_rounds() -> None:
     np.testing.assert_array_equal(rates[-512:], np.full(512, 0.15))
 
 
-def test_a_clipped_cool_down_is_steeper_and_stays_at_its_end() -> None:
-    rates = _rates("clipped_cooldown", 200)
-    expected = [min(1.0, max(0.05, (200 - i) / 50)) for i in range(200)]
-    np.testing.assert_allclose(rates, expected, rtol=1e-12)
-    # The two last rounds are at the end already; a linear cool-down gets there in the last.
-    assert np.count_nonzero(rates == 0.05) == 2
-    linear = _rates("cooldown", 200)
-    assert np.max(np.abs(rates - linear)) == pytest.approx(0.028, rel=1e-9)
-    # Over fewer than 20 rounds it never comes down to 0.05.
-    assert _rates("clipped_cooldown", 40)[-1] == pytest.approx(0.1)
-    assert _rates("cooldown", 40)[-1] == pytest.approx(0.05)
-
-
 def test_a_share_that_is_no_binary_fraction_is_not_rounded_up() -> None:
     # In floating point, 0.07 * 100 is above 7.
     rates = Schedule(cooldown_share=0.07, cooldown="drop").rates(100, 1.0)
@@ -87,7 +74,7 @@ def test_a_share_that_is_no_binary_fraction_is_not_rounded_up() -> None:
     st.integers(1, 300),
     st.floats(0.0, 0.6),
     st.floats(0.0, 0.4),
-    st.sampled_from(["linear", "drop", "clipped"]),
+    st.sampled_from(["linear", "drop"]),
     st.floats(1e-3, 10.0),
 )
 @settings(deadline=None)
@@ -131,8 +118,6 @@ def test_bad_arguments_are_refused() -> None:
         Schedule().rates(0, 1.0)
     with refuses("peak"):
         Schedule().rates(3, 0.0)
-    with refuses("constant", "decay", "cooldown", "warmup_cooldown"):
-        learning_rate_schedules.by_name("cosine")
     with refuses("learning rate"):
         learning_rate_schedules.rate_of_round([])
     with refuses("finite"):
@@ -144,7 +129,7 @@ def test_bad_arguments_are_refused() -> None:
 def test_the_module_imports_no_tensorflow() -> None:
     program = (
         "import sys; from simulations.training import learning_rate_schedules as schedules; "
-        "schedules.by_name('cooldown').rates(8, 1.0); assert 'tensorflow' not in sys.modules"
+        "schedules.SCHEDULES['cooldown'].rates(8, 1.0); assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -196,11 +181,11 @@ def _models_with_the_rate_in_the_velocity(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
-@pytest.mark.parametrize("name", learning_rate_schedules.names())
+@pytest.mark.parametrize("name", learning_rate_schedules.SCHEDULES)
 def test_tffs_momentum_sgd_is_algorithm_2_under_every_schedule(name: str, momentum: float) -> None:
     num_rounds = 40
     gradients = np.random.default_rng(3).normal(size=(num_rounds, 3))
-    rates = learning_rate_schedules.by_name(name).rates(num_rounds, 0.7)
+    rates = learning_rate_schedules.SCHEDULES[name].rates(num_rounds, 0.7)
     found = _models_of_tff(gradients, momentum, rates)
     expected = _models_of_algorithm_2(gradients, momentum, rates)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
@@ -215,7 +200,7 @@ def test_noisy_training_is_the_momentum_workload(num_bands: int) -> None:
     # any C: a C that is optimised for M needs no other run.
     num_rounds, momentum = 24, 0.9
     generator = np.random.default_rng(num_bands)
-    rates = learning_rate_schedules.by_name("warmup_cooldown").rates(num_rounds, 0.7)
+    rates = learning_rate_schedules.SCHEDULES["warmup_cooldown"].rates(num_rounds, 0.7)
     workload = mfa.workloads.momentum_sgd(num_rounds, momentum, rates)
     factorization = mfa.factorizations.banded(workload, num_bands)
     gradients = generator.normal(size=(num_rounds, 3))
@@ -229,7 +214,7 @@ def test_noisy_training_is_the_momentum_workload(num_bands: int) -> None:
 def test_the_flags_of_a_run_are_the_schedules_of_the_papers(cooldown: str, last: float) -> None:
     """Denisov et al. Sec. 5: linearly to 0.05, or at once to 0.15, over 512 of 2048 rounds."""
     falls = ("--server_warmup=0", "--server_cooldown=0.25", f"--cooldown={cooldown}")
-    options = config_of(run_digits.COMMAND, *falls)
+    options = config_of(digits.COMMAND, *falls)
     rates = planned_runs.server_schedule(options).rates(2048, 2.0)
     assert np.all(rates[:1536] == 2.0)
     assert np.all(rates[1536:] < 2.0)

@@ -7,27 +7,28 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from simulations.examples.digit_classification import data, task
-from simulations.examples.labelled_images import concatenated
+from simulations.examples import digits as digit_images
+from simulations.examples.image_classification import as_input, image_task
+from simulations.examples.images import concatenated
 from simulations.training.federated_task import HELDOUT, TEST, FederatedTask
 
-_FORMS = data.load()
+_FORMS = digit_images.load()
+_CLIENTS = digit_images.clients(_FORMS, 10)
 
 
 @pytest.fixture(scope="module")
 def digits() -> FederatedTask:
-    return task.federated_task(_FORMS, 10, batch_size=4, epochs=2, seed=3)
+    return image_task(_CLIENTS, digit_images.keras_model, batch_size=4, epochs=2, seed=3)
 
 
 def test_clients_train_on_their_own_images(digits: FederatedTask) -> None:
-    clients = data.clients(_FORMS, 10)
-    assert set(digits.client_ids) == set(clients)
+    assert set(digits.client_ids) == set(_CLIENTS.places)
     for client in ("form01_001", "form11_013"):
         batches = list(digits.client_dataset(client, 7).as_numpy_iterator())
         labels = np.concatenate([labels for _, labels in batches])
         pixels = np.concatenate([pixels for pixels, _ in batches])
         seen = sorted((int(y), x.tobytes()) for x, y in zip(pixels, labels, strict=True))
-        own = clients[client]
+        own = _CLIENTS.of(client)
         twice = [(int(y), x.tobytes()) for x, y in zip(own.pixels, own.labels, strict=True)] * 2
         assert seen == sorted(twice)
         assert max(len(labels) for _, labels in batches) == 4
@@ -63,3 +64,9 @@ def test_facts(digits: FederatedTask) -> None:
     assert counts[digit] == max(counts)
     assert digits.facts["most_frequent_class_accuracy"] == np.mean(test == digit)
     assert digits.facts["num_examples"] == len(train)
+
+
+def test_inputs_are_within_one() -> None:
+    found = as_input(np.array([0, 51, 255], np.uint8))
+    np.testing.assert_allclose(found, [-1.0, -0.6, 1.0], rtol=1e-6)
+    assert found.dtype == np.float32

@@ -1,15 +1,13 @@
 """Whose images are: a split into groups of one kind, and the flags that ask for it."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from simulations.examples import image_clients
-from simulations.examples.image_clients import ImageClients, dirichlet_split
-from simulations.examples.labelled_images import Images, as_input
+from simulations.examples import images
+from simulations.examples.images import ImageData, Images, dirichlet_split
 from tests.refusals import refuses
 
 _LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(10), 60))
@@ -84,8 +82,8 @@ _OPTIONS: dict[str, Any] = {
 
 
 def test_flags_that_do_nothing_are_refused() -> None:
-    image_clients.check_flags(_OPTIONS, "run")
-    image_clients.check_flags(
+    images.check_flags(_OPTIONS, "run")
+    images.check_flags(
         {**_OPTIONS, "num_clients": 5, "split_seed": 2, "batch_size": 3, "concentration": 0.1},
         "run",
     )
@@ -100,19 +98,26 @@ def test_flags_that_do_nothing_are_refused() -> None:
     )
     for changed, named in cases:
         with refuses(named):
-            image_clients.check_flags({**_OPTIONS, **changed}, "run")
+            images.check_flags({**_OPTIONS, **changed}, "run")
 
 
-def _data(**changed: Any) -> ImageClients:
+def _data(num_test: int = 10, **changed: Any) -> ImageData:
     generator = np.random.default_rng(0)
-    images = Images(generator.integers(0, 256, (600, 2, 2, 1)).astype(np.uint8), _LABELS)
-    return ImageClients(
-        "images",
-        None,
-        lambda: (images, images[:10]),
-        lambda: None,
-        {**_OPTIONS, **changed},
+    every = Images(generator.integers(0, 256, (600, 2, 2, 1)).astype(np.uint8), _LABELS)
+    command = images.task_command(
+        name="run",
+        description=None,
+        data_set="images",
+        directory_flag=("data_dir", "Where they are."),
+        size=600,
+        read=lambda directory: (every, every[:num_test]),
+        keras_model=lambda: None,
+        single_images={},
+        groups={},
     )
+    data = command.open_data({**_OPTIONS, "data_dir": "images", **changed})
+    assert isinstance(data, ImageData)
+    return data
 
 
 def test_the_fingerprint_tells_images_and_splits_apart() -> None:
@@ -122,7 +127,7 @@ def test_the_fingerprint_tells_images_and_splits_apart() -> None:
         each.fingerprint()
         for each in (
             _data(),
-            _data(num_clients=600),
+            _data(num_clients=599),
             _data(num_clients=30),
             _data(num_clients=30, split_seed=1),
             _data(num_clients=30, concentration=0.5),
@@ -132,12 +137,7 @@ def test_the_fingerprint_tells_images_and_splits_apart() -> None:
     assert _data(num_clients=30).fingerprint() == found[2]
     with refuses("--num_clients=601", "600"):
         assert _data(num_clients=601).num_clients
-    alone = dataclasses.replace(_data(), read=lambda: (images := _data().read()[0], images[:1]))
+    with refuses("--num_clients=601", "600"):
+        _data(num_clients=601, data_dir=None)
     with refuses("one test image"):
-        assert alone.num_clients
-
-
-def test_inputs_are_within_one() -> None:
-    found = as_input(np.array([0, 51, 255], np.uint8))
-    np.testing.assert_allclose(found, [-1.0, -0.6, 1.0], rtol=1e-6)
-    assert found.dtype == np.float32
+        assert _data(num_test=1).num_clients

@@ -1,4 +1,4 @@
-"""The command: its defaults, its flags, and whole runs in both settings."""
+"""run-digits: its images, its defaults, its flags, and whole runs in both settings."""
 
 import csv
 import dataclasses
@@ -6,17 +6,23 @@ import functools
 import json
 import pathlib
 import shutil
+import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from absl import flags
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import datasets
 
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.commands import command_line, report
 from mf_aggregators.commands.command_line import CommandError
-from simulations.examples.digit_classification import data, run_digits
-from simulations.examples.labelled_images import concatenated
+from simulations.examples import digits
+from simulations.examples.images import ImageData, Images, concatenated
 from simulations.runs import federated_runs, planned_runs, run_config, run_directory, run_statements
 from simulations.runs.run_config import RunConfig
 from simulations.training import weights_files
@@ -28,12 +34,13 @@ from tests.simulations.worker_processes import WorkerProcess, ending, free_port
 
 pytestmark = pytest.mark.begun_first
 
-_MODULE = "simulations.examples.digit_classification.run_digits"
+_MODULE = "simulations.examples.digits"
 _ROUNDS = 8
+_FORMS = digits.load()
 
 
 def _options(*arguments: str) -> RunConfig:
-    return config_of(run_digits.COMMAND, *arguments)
+    return config_of(digits.COMMAND, *arguments)
 
 
 def test_defaults_depend_on_the_setting() -> None:
@@ -45,11 +52,11 @@ def test_defaults_depend_on_the_setting() -> None:
 
 
 def test_help_says_the_defaults_of_both_settings() -> None:
-    texts = run_digits.COMMAND.default_texts
+    texts = digits.COMMAND.default_texts
     assert texts["clients_per_round"] == "Default: 10; 50 with --examples_per_client=1."
     assert texts["delta"] == "Default: 0.0001."
     values = flags.FlagValues()
-    run_config.define_flags(values, run_digits.COMMAND)
+    run_config.define_flags(values, digits.COMMAND)
     assert set(texts) <= set(values)
 
 
@@ -60,9 +67,8 @@ def test_clients_without_images_are_refused() -> None:
 
 def test_data_counts_its_clients() -> None:
     for arguments, clients in (((), 143), (("--examples_per_client=1",), 1415)):
-        opened = run_digits.COMMAND.open_data(_options(*arguments))
+        opened = digits.COMMAND.open_data(_options(*arguments))
         assert opened.num_clients == clients
-        assert opened.fingerprint() == concatenated(data.load()).fingerprint()
 
 
 @pytest.mark.long_cases(0)
@@ -236,7 +242,7 @@ def test_a_run_ends_by_itself_before_a_limit(
     assert "stop_at_epsilon" in errors
 
 
-_call = functools.partial(parsed_flags.call, run_digits.COMMAND)
+_call = functools.partial(parsed_flags.call, digits.COMMAND)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +301,7 @@ def test_data_that_cannot_be_read_leave_no_run_behind(
     def fails(self: Any) -> str:
         raise ValueError("the images could not be downloaded.")
 
-    monkeypatch.setattr(run_digits.DigitsData, "fingerprint", fails)
+    monkeypatch.setattr(ImageData, "fingerprint", fails)
     status, _, err = _call(
         capsys, f"--output_dir={tmp_path / 'run'}", "--num_rounds=2", "--mechanism=identity"
     )
@@ -373,11 +379,11 @@ def test_a_trace_of_other_devices_is_refused_before_anything_is_written(
 
 def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
     def defaults(values: flags.FlagValues) -> dict[str, Any]:
-        every = dict(run_digits.COMMAND.defaults(values))
+        every = dict(digits.COMMAND.defaults(values))
         del every["server_momentum"]
         return every
 
-    command = dataclasses.replace(run_digits.COMMAND, defaults=defaults)
+    command = dataclasses.replace(digits.COMMAND, defaults=defaults)
     with refuses("server_momentum", error=CommandError):
         config_of(command)
 
@@ -389,8 +395,84 @@ def test_a_command_without_a_default_that_is_needed_is_refused() -> None:
 )
 def test_a_sampled_run_says_who_draws(sampling: str, enforcement: str) -> None:
     options = _options("--examples_per_client=1", f"--sampling={sampling}", "--num_bands=2")
-    data_of_run = run_digits.COMMAND.open_data(options)
+    data_of_run = digits.COMMAND.open_data(options)
     directory = run_directory.RunDirectory("not written")
     statement = run_statements.planned(planned_runs.plan(options, data_of_run, directory, 64))
     assert enforcement in statement.to_dict()["enforcement"]
     assert "A timer on each client" not in statement.to_markdown()
+
+
+def _is_part_in_order(part: Iterable[int], sequence: Iterable[int]) -> bool:
+    rest = iter(sequence)
+    return all(any(item == other for other in rest) for item in part)
+
+
+def test_forms_are_the_file_in_order() -> None:
+    assert len(_FORMS) == 14
+    pixels = np.concatenate([form.pixels for form in _FORMS])
+    labels = np.concatenate([form.labels for form in _FORMS])
+    expected = datasets.load_digits()
+    np.testing.assert_array_equal(16 * pixels, expected.data)
+    np.testing.assert_array_equal(labels, expected.target)
+    assert pixels.dtype == np.float32
+    assert labels.dtype == np.int32
+    assert pixels.max() == 1.0
+
+
+def test_each_form_shows_the_same_sequence_with_some_digits_missing() -> None:
+    """A form that began or ended elsewhere would have digits that do not fit the sequence."""
+    whole = _FORMS[0].labels
+    assert len(whole) == 130
+    for number, form in enumerate(_FORMS, start=1):
+        # The last image of the third form is a 3, where the sequence has an 8.
+        labels = form.labels[:-1] if number == 3 else form.labels
+        assert _is_part_in_order(labels, whole), number
+        assert len(form) >= 122
+
+
+@settings(max_examples=20, deadline=None)
+@given(examples_per_client=st.integers(1, 200))
+def test_clients_are_pieces_of_one_form_of_nearly_equal_size(examples_per_client: int) -> None:
+    images = digits.clients(_FORMS, examples_per_client)
+    assert list(images.places) == sorted(images.places)
+    by_form: dict[str, list[Images]] = {}
+    for name in images.places:
+        piece = images.of(name)
+        assert 1 <= len(piece) <= examples_per_client
+        by_form.setdefault(name.split("_")[0], []).append(piece)
+    assert len(by_form) == 11
+    for form, pieces in zip(_FORMS[:11], by_form.values(), strict=True):
+        sizes = [len(piece) for piece in pieces]
+        assert max(sizes) - min(sizes) <= 1
+        assert len(sizes) == -(-len(form) // examples_per_client)
+        assert concatenated(pieces).fingerprint() == form.fingerprint()
+    # Splits share no form, and leave none out.
+    parts = [images.train, images.heldout, images.test]
+    assert [len(part) for part in parts] == [1415, 130, 252]
+    assert concatenated(parts).fingerprint() == concatenated(_FORMS).fingerprint()
+
+
+def test_fingerprints_tell_pixels_and_labels_apart() -> None:
+    form = _FORMS[0]
+    assert form.fingerprint() == digits.load()[0].fingerprint()
+    pixels, labels = form.pixels.copy(), form.labels.copy()
+    pixels[3, 4] += 0.5
+    labels[5] += 1
+    others = [Images(pixels, form.labels), Images(form.pixels, labels), _FORMS[1]]
+    assert len({images.fingerprint() for images in [form, *others]}) == 4
+
+
+def test_no_clients_without_images() -> None:
+    with refuses("examples_per_client"):
+        digits.clients(_FORMS, 0)
+
+
+def test_missing_and_other_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        datasets, "load_digits", lambda **_: (np.zeros((5, 64)), np.zeros(5, np.int64))
+    )
+    with refuses("(5, 64)"):
+        digits.load()
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with refuses("scikit-learn", "docs/installing.md"):
+        digits.load()

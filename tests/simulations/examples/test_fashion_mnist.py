@@ -1,22 +1,26 @@
-"""The command: its clients by flags, what it refuses, and whole small runs."""
+"""Fashion-MNIST: files of every origin, clients by flags, refusals, and whole small runs."""
 
 import functools
+import gzip
 import json
 import os
 import pathlib
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from simulations.examples.fashion_mnist_classification import data, run_fashion_mnist
-from simulations.examples.labelled_images import as_input
+from simulations.examples import fashion_mnist
+from simulations.examples.image_classification import as_input
 from simulations.training.federated_task import HELDOUT, TEST
+from tests.refusals import refuses
 from tests.simulations import parsed_flags
-from tests.simulations.examples.fashion_mnist_classification import fashion_mnist_files as files
+from tests.simulations.examples import fashion_mnist_files as files
 
-_call = functools.partial(parsed_flags.call, run_fashion_mnist.COMMAND)
+_call = functools.partial(parsed_flags.call, fashion_mnist.COMMAND)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +67,11 @@ def test_clients_of_the_task_have_the_images_of_their_split(tmp_path: pathlib.Pa
         "batch_size": 2,
         "client_epochs": 2,
     }
-    opened = run_fashion_mnist.COMMAND.open_data(options)
+    opened = fashion_mnist.COMMAND.open_data(options)
     task = opened.load(seed=3)
     assert opened.num_clients == len(task.client_ids) == 9
     assert sum(weights.size for weights in task.initial_weights) == 26_010
-    train, test = data.load(directory)
+    train, test = fashion_mnist.load(directory)
     # With zero weights and one bias the model says one class; two test images are held out.
     weights = [np.zeros_like(array) for array in task.initial_weights]
     weights[-1] = np.eye(10, dtype=np.float32)[test.labels[0]]
@@ -116,3 +120,86 @@ def test_a_whole_run_on_files_of_the_same_format(
     assert (result["rounds"], result["num_examples"]) == (4, 60)
     assert result["num_parameters"] == 26_010
     assert result["privacy"]["status"] == "finished"
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_images_and_labels_are_those_that_were_written(
+    compressed: bool, tmp_path: pathlib.Path
+) -> None:
+    directory = files.write(tmp_path / "files", 7, 3, compressed)
+    for images, size, seed in zip(fashion_mnist.load(directory), (7, 3), (0, 1), strict=True):
+        pixels, labels = files.arrays(size, seed)
+        assert images.pixels.shape == (size, *fashion_mnist.SHAPE)
+        assert images.pixels.dtype == np.uint8
+        assert images.labels.dtype == np.int32
+        np.testing.assert_array_equal(images.pixels[..., 0], pixels)
+        np.testing.assert_array_equal(images.labels, labels)
+
+
+def test_debians_directory_is_found(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_DIRECTORY", files.write(tmp_path / "package", 7, 3))
+    assert len(fashion_mnist.load(None)[0]) == 7
+
+
+def _truncated(contents: bytes) -> bytes:
+    return contents[:-5]
+
+
+def _unpacked(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    return lambda contents: gzip.compress(change(gzip.decompress(contents)))
+
+
+_IMAGES, _LABELS = f"train-{files.IMAGES}.gz", f"train-{files.LABELS}.gz"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "named"),
+    [
+        (_IMAGES, _truncated, "cannot be read"),
+        (_IMAGES, lambda contents: contents[:40] + b"\xff" * 9 + contents[49:], "cannot be read"),
+        (_IMAGES, lambda contents: b"", "m x 28 x 28"),
+        (_IMAGES, lambda contents: b"PK" + contents, "cannot be read"),
+        (_IMAGES, _unpacked(lambda contents: contents[:-1]), "damaged"),
+        (_IMAGES, _unpacked(lambda contents: contents + b"\0"), "damaged"),
+        (_IMAGES, _unpacked(lambda contents: contents[:10]), "damaged"),
+        # Numbers of four bytes; the array of labels; images of 20 x 20; none; far too many.
+        (_IMAGES, _unpacked(lambda contents: b"\0\0\x0c\3" + contents[4:]), "damaged"),
+        (_IMAGES, _unpacked(lambda contents: files.idx(np.zeros(7, np.uint8))), "damaged"),
+        (_IMAGES, lambda _: gzip.compress(files.idx(np.zeros((7, 20, 20), "u1"))), "damaged"),
+        (_IMAGES, lambda _: gzip.compress(files.idx(np.zeros((0, 28, 28), "u1"))), "damaged"),
+        (_IMAGES, _unpacked(lambda contents: contents[:4] + b"\xff" * 4 + contents[8:]), "damaged"),
+        (_LABELS, lambda _: gzip.compress(files.idx(np.full(7, 10, np.uint8))), "class 10"),
+        (_LABELS, lambda _: gzip.compress(files.idx(np.zeros(6, np.uint8))), "6 labels"),
+    ],
+)
+def test_damaged_files_and_those_of_another_format_are_refused(
+    name: str, damage: Callable[[bytes], bytes], named: str, tmp_path: pathlib.Path
+) -> None:
+    directory = files.write(tmp_path / "files", 7, 3)
+    path = directory / name
+    path.write_bytes(damage(path.read_bytes()))
+    with refuses(name, named):
+        fashion_mnist.load(directory)
+
+
+def test_a_missing_file_is_refused(tmp_path: pathlib.Path) -> None:
+    directory = files.write(tmp_path / "files", 7, 1)
+    (directory / f"t10k-{files.IMAGES}.gz").unlink()
+    with refuses(f"t10k-{files.IMAGES}", "--data_dir"):
+        fashion_mnist.load(directory)
+
+
+def test_keras_download_is_read_as_the_files_are(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras does not look at headers, and takes as many images as there are labels."""
+    import tensorflow as tf
+
+    directory = files.write(tmp_path / "files", 7, 3)
+    monkeypatch.setattr(fashion_mnist, "DEBIAN_DIRECTORY", tmp_path / "none")
+    module = sys.modules[tf.keras.datasets.fashion_mnist.load_data.__module__]
+    monkeypatch.setattr(module, "get_file", lambda name, **more: str(directory / name))
+    for one, other in zip(fashion_mnist.load(None), fashion_mnist.load(directory), strict=True):
+        assert one.fingerprint() == other.fingerprint()

@@ -1,1 +1,0 @@
-"""Classification of CIFAR-10's images, each of which is a client: the papers' centralised task."""
