@@ -50,8 +50,7 @@ from mf_aggregators.factorizations import (
     tree_aggregation,
 )
 from mf_aggregators.kernel import release
-from mf_aggregators.kernel.noising_matrices import Blocks
-from mf_aggregators.kernel.rows import NoiseRecursion, independent_rows
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, independent_rows
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands, square_root_bands
 from mf_aggregators.noise import costs
 from mf_aggregators.tff import processes

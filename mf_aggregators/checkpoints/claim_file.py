@@ -16,17 +16,12 @@ import numpy.typing as npt
 from mf_aggregators.kernel.certificate import Certificate
 from mf_aggregators.kernel.claim import Basis, Claim, Pattern, TakingPart
 from mf_aggregators.kernel.draws_of_clients import StrategyColumns
-from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, StateSpaceNoise, WindowNoise
+from mf_aggregators.kernel.rows import BandedNoise, StateSpaceNoise, WindowNoise
 
 # The version of the format, in the array of this name.
 _VERSION_NAME, _VERSION = "claim_format", 1
 _PARTS: Mapping[str, tuple[type, ...]] = {
-    "rows": (
-        BandedNoise,
-        DenseNoise,
-        WindowNoise,
-        StateSpaceNoise,
-    ),
+    "rows": (BandedNoise, WindowNoise, StateSpaceNoise),
     "taking_part": get_args(TakingPart),
     "columns": (StrategyColumns,),
     "certificate": (Certificate,),

@@ -162,7 +162,8 @@ def _drawn(plan: Plan) -> dict[str, Candidate]:
 
 
 def _is_independent(candidate: Candidate) -> bool:
-    return candidate.mechanism.factorization.noise_recursion().rows_of_history == 0
+    recursion = candidate.mechanism.factorization.noise_recursion()
+    return recursion.floats_per_parameter + recursion.rows_of_z_per_round == 1
 
 
 def _epsilons(

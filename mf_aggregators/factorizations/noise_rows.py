@@ -4,16 +4,17 @@ Runs draw integer rows instead (``kernel.integers``).
 """
 
 import numpy as np
-import scipy.linalg
 
-from mf_aggregators.kernel import noising_matrices
+from mf_aggregators.kernel import rows as kernel_rows
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, NoiseRecursion
-from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
+from mf_aggregators.kernel.rows import NoiseRecursion, linear_map
+
+# Rows that are made together.
+_ROWS_AT_A_TIME = 64
 
 
 def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
-    """Returns C^-1 Z for a whole Z of shape (n, ...), row by row, in real arithmetic.
+    """Returns C^-1 Z for a whole Z of shape (n, ...), in real arithmetic.
 
     It is computed in float64 and has the dtype of Z, or float32 for integers.
 
@@ -25,17 +26,23 @@ def apply(recursion: NoiseRecursion, z: FloatArray) -> FloatArray:
       ValueError: If there are more rows of Z than rounds.
     """
     z = np.asarray(z)
-    if len(z):
-        recursion.check_has_round(len(z) - 1)
-    rows = np.empty(z.shape, np.result_type(z.dtype, np.float32))
-    normalised, diagonal = recursion.normalised, recursion.diagonal
-    history = recursion.initial_state(z.shape[1:]).history
-    for i in range(len(z)):
-        row_of_z = np.array(z[i], np.float64)
-        row = row_of_z + normalised.earlier(i, history)
-        history = normalised.following(i, history, row_of_z, row)
-        rows[i] = diagonal[i] * row
-    return rows
+    if len(z) > recursion.num_rounds:
+        raise ValueError(
+            f"the mechanism has noise for {recursion.num_rounds} rounds, and {len(z)} rows of Z "
+            "were given: a factorization for more rounds is needed."
+        )
+    unit, wide = recursion.normalised, np.asarray(z, np.float64)
+    rows, vectors = np.empty(z.shape), np.zeros((unit.num_state_vectors, *z.shape[1:]))
+    for start in range(0, len(z), _ROWS_AT_A_TIME):
+        end = min(start + _ROWS_AT_A_TIME, len(z))
+        known = [rows[max(0, start - unit.num_earlier_rows) : start], vectors]
+        if unit.draws_earlier_rows_of_z:
+            known = [vectors, wide[unit.first_row_of_z(start) : start]]
+        block = np.concatenate([*known, wide[start:end]])
+        made = np.tensordot(linear_map(unit, start, end), block, axes=1)
+        rows[start:end], vectors = made[: end - start], made[end - start :]
+    scales = recursion.diagonal[: len(z)].reshape(-1, *(1,) * (z.ndim - 1))
+    return np.asarray(scales * rows, np.result_type(z.dtype, np.float32))
 
 
 def dense(recursion: NoiseRecursion) -> FloatArray:
@@ -44,20 +51,9 @@ def dense(recursion: NoiseRecursion) -> FloatArray:
     Args:
       recursion: The noising matrix.
     """
-    if isinstance(recursion, DenseNoise):
-        return recursion.inverse
-    identity = np.eye(recursion.num_rounds)
-    if isinstance(recursion, BandedNoise):
-        width = min(recursion.bands.shape[1], len(identity))
-        bands = np.broadcast_to(recursion.bands[:, :width], (len(identity), width))
-        scales = 1.0 if recursion.row_scales is None else recursion.row_scales[:, np.newaxis]
-        return np.asarray(
-            scales
-            * scipy.linalg.solve_triangular(
-                matrix_from_bands(bands), identity, lower=True, check_finite=False
-            )
-        )
-    return np.tril(apply(recursion, identity))
+    rounds, unit = recursion.num_rounds, recursion.normalised
+    rows = linear_map(unit, 0, rounds)[:rounds, unit.num_state_vectors :]
+    return np.asarray(recursion.diagonal[:, np.newaxis] * np.tril(rows))
 
 
 def row_norms(recursion: NoiseRecursion) -> FloatArray:
@@ -66,4 +62,4 @@ def row_norms(recursion: NoiseRecursion) -> FloatArray:
     Args:
       recursion: The noising matrix.
     """
-    return np.asarray(np.abs(recursion.diagonal) * noising_matrices.row_norms(recursion.normalised))
+    return np.asarray(np.abs(recursion.diagonal) * kernel_rows.row_norms(recursion.normalised)[0])

@@ -41,7 +41,7 @@ from mf_aggregators.factorizations.convergence import (
 from mf_aggregators.factorizations.factorization import Factorization, squared_rows_of_prefix_sums
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray
-from mf_aggregators.kernel.rows import DenseNoise
+from mf_aggregators.kernel.rows import WindowNoise, dense_rows
 from mf_aggregators.linear_algebra.matrix_roots import lower_triangular_factor
 from mf_aggregators.participation import (
     Participation,
@@ -92,12 +92,12 @@ class DenseFactorization(Factorization):
         """Returns C, read-only."""
         return self.matrix
 
-    def noise_recursion(self) -> DenseNoise:
+    def noise_recursion(self) -> WindowNoise:
         """Returns the recursion over all earlier rows of Z."""
         inverse = scipy.linalg.solve_triangular(
             self.matrix, np.eye(self.num_rounds), lower=True, check_finite=False
         )
-        return DenseNoise(np.tril(inverse))
+        return dense_rows(inverse)
 
     def squared_decoder_rows(self, workload: Any) -> FloatArray:
         """Returns ||row i of B||^2: for the prefix sum from the inverse alone."""

@@ -88,16 +88,15 @@ be 1e-8 apart (``factorizations.from_matrix``), and have errors of floats beside
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mf_aggregators.kernel import draws, noising_matrices, numbers, strategies
+from mf_aggregators.kernel import draws, numbers, strategies
 from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
-from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, row_norms
 
 # The dtypes that noise is computed in, in the order of their segments.
 NOISE_DTYPES = ("float32", "float64")
@@ -105,6 +104,8 @@ NOISE_DTYPES = ("float32", "float64")
 ROW_BITS = 32
 # Coordinates whose temporaries stay in a processor's cache.
 _COORDINATES_AT_ONCE = 2**13
+# Rows of Z that are combined at once.
+_ROWS_OF_Z_AT_ONCE = 64
 # Standard deviations that no number of a row exceeds.
 _SPREAD, _SPREAD_OF_EXTENSION = 20.0, 17.0
 # More than all errors of floats in the sizes of rows.
@@ -267,13 +268,13 @@ class IntegerRows:
         shifts, spread = [*range(1, _LARGEST_SHIFT + 1)], _SPREAD
         if first is not None:
             shifts, spread = [cls.of(first).shift], _SPREAD_OF_EXTENSION
-        row = float(np.max(noising_matrices.row_norms(recursion.normalised)))
+        norms, vectors = row_norms(recursion.normalised)
+        row = float(np.max(norms))
         for shift in shifts:
             # Roundings of z, w and y drive later rows as Z does, by a sum of absolute values.
             rounding = (2.0**shift + 2.0) * math.sqrt(recursion.num_rounds)
             driven = _SLACK_OF_SIZES * (spread * draws.STANDARD_DEVIATION + rounding)
             if driven * row < 2.0 ** (ROW_BITS - 1 + shift) - 2.0**shift:
-                vectors = noising_matrices.state_vector_norms(recursion.normalised)
                 return cls(recursion, shift, driven * row, driven * vectors)
         raise ValueError(
             f"rows of noise of {recursion.num_rounds} rounds may be larger than their integers "
@@ -296,38 +297,95 @@ class IntegerRows:
         """(n,) float64: the step of each round's row, at unit variance of Z; some may be < 0."""
         return self.recursion.diagonal * (2.0**self.shift * STEP)
 
-    def initial_state(self, size: int) -> NoiseState:
-        """Returns the state before the first round, for rows of a number of entries."""
-        state = self.normalised.initial_state((size,))
-        if self.normalised.num_state_vectors or self.normalised.draws_earlier_rows_of_z:
-            return state
-        return dataclasses.replace(state, history=state.history.astype(np.int32))
+    def first_history(self, size: int) -> RealArray:
+        """Returns what the first row needs of earlier rounds, for rows of a number of entries."""
+        unit = self.normalised
+        if unit.num_state_vectors or unit.draws_earlier_rows_of_z:
+            return np.zeros((unit.num_state_vectors, size))
+        return np.zeros((0, size), np.int32)
 
-    def next_row(self, state: NoiseState, z: IntArray) -> tuple[IntArray, NoiseState]:
-        """Returns the row of the state's round and the state after it; no argument changes.
+    def next_row(self, i: int, history: RealArray, z: IntArray) -> tuple[IntArray, RealArray]:
+        """Returns the row of a round and what the next rows need; no argument changes.
 
         Args:
-          state: What :meth:`initial_state` or an earlier call returned, here or of the rows that
-            these continue.
+          i: The round, from 0.
+          history: What :meth:`first_history` or an earlier call returned, here or of the rows that
+            these continue: the state vectors, and the rows of earlier rounds that this one needs,
+            oldest first. They are rows of Z if rows follow from those.
           z: (size,) int64: the round's row of Z, in its steps.
 
         Returns:
-          (size,) int64 row in steps of ``steps``, and the next state.
+          (size,) int64 row in steps of ``steps``, and the next history.
 
         Raises:
-          ValueError: If the mechanism has no more rounds, or the state is of another one.
+          ValueError: If the mechanism has no more rounds, or the history is of another one.
         """
-        i, history = state.round_index, self.normalised.copied_history(state)
-        self.recursion.check_has_round(i)
+        unit, vectors = self.normalised, self.normalised.num_state_vectors
+        if i >= unit.num_rounds:
+            raise ValueError(
+                f"the mechanism has noise for {unit.num_rounds} rounds, and round {i + 1} was "
+                "asked for: a factorization for more rounds is needed."
+            )
+        is_redrawn = unit.draws_earlier_rows_of_z
+        # A run that is extended needs the first of the last window's rows once more.
+        most = unit.rows_of_z_per_round if is_redrawn else unit.num_earlier_rows
+        number, kept = min(i, most - is_redrawn), min(i + 1, most)
+        if len(history) < vectors + number:
+            raise ValueError(
+                f"the noise of earlier rounds has {len(history)} rows in round {i + 1}, and this "
+                f"matrix needs {vectors + number}: the state is of another one."
+            )
         row = np.empty(len(z), np.int64)
+        after = np.empty_like(history, shape=(vectors + kept, len(z)))
+        transition = unit.transition(i, i + 1)
         for start in range(0, len(z), _COORDINATES_AT_ONCE):
             part = slice(start, start + _COORDINATES_AT_ONCE)
-            before = history[:, part]
-            row[part] = self.integer_row(
-                z[part], self.normalised.earlier(i, before) * self.row_to_z
-            )
-            history[:, part] = self.normalised.following(i, before, z[part], row[part])
-        return row, NoiseState(i + 1, history)
+            state, own = history[:vectors, part], z[part]
+            rows = history[len(history) - number :, part]
+            known, of_z = (state, [*rows, own]) if is_redrawn else (np.vstack([rows, state]), [own])
+            made, after[:vectors, part] = self.block(transition, known, of_z.__getitem__)
+            row[part] = made[0]
+            if kept:
+                after[vectors:-1, part] = rows[number - kept + 1 :]
+                after[-1, part] = own if is_redrawn else made[0]
+        return row, after
+
+    def block(
+        self, transition: FloatArray, known: RealArray, row_of_z: Callable[[int], IntArray]
+    ) -> tuple[IntArray, FloatArray]:
+        """Returns the rows of a block of rounds, and the state vectors after it.
+
+        Args:
+          transition: That of the block, see ``NoiseRecursion.transition``.
+          known: (earlier rows + m, size): the rows before the block, in steps of ``steps``, and the
+            state vectors at its start.
+          row_of_z: Returns (size,) rows of Z by number, from the first one that the block needs.
+
+        Returns:
+          (rows, size) int32 in steps of ``steps``, and (m, size) float64.
+        """
+        num_rows = len(transition) - self.normalised.num_state_vectors
+        is_redrawn = self.normalised.draws_earlier_rows_of_z
+        of_known, of_driving = np.split(transition, [len(known)], axis=1)
+        wide = known.astype(np.float64, copy=False)
+        earlier = (of_known[:num_rows] * self.row_to_z) @ wide
+        following = of_known[num_rows:] @ wide
+        made = np.empty(earlier.shape, np.int32)
+        first = of_driving.shape[1] - num_rows if is_redrawn else 0
+        if is_redrawn:
+            for begin in range(0, first + num_rows, _ROWS_OF_Z_AT_ONCE):
+                weights = of_driving[:, begin : begin + _ROWS_OF_Z_AT_ONCE]
+                z = np.array([row_of_z(begin + j) for j in range(weights.shape[1])], np.float64)
+                earlier += weights[:num_rows] @ z
+                following += weights[num_rows:] @ z
+        for j in range(num_rows):
+            of_rows: float | FloatArray = 0.0
+            if not is_redrawn:
+                of_rows = (of_driving[j, :j] * self.row_to_z) @ made[:j].astype(np.float64)
+            made[j] = self.integer_row(row_of_z(first + j), earlier[j] + of_rows)
+        if not is_redrawn:
+            following += of_driving[num_rows:] @ made.astype(np.float64)
+        return made, following
 
     def integer_row(self, z: IntArray, earlier: FloatArray) -> IntArray:
         """Returns (...) int64: a row in steps of ``steps``.

@@ -33,9 +33,8 @@ from mf_aggregators.kernel import draws, gaussian, integers, numbers, strategies
 from mf_aggregators.kernel.claim import Claim, Sealed, made
 from mf_aggregators.kernel.draws import DEFAULT_SOURCE, NOISE_FORMAT, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, IntegerSums, Rounding, RowLayout, total_size
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, NotProved, RealArray, ReleaseError
-from mf_aggregators.kernel.rows import NoiseRecursion, NoiseState, independent_rows
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, independent_rows
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 
 # Stands for a row that is never released: no digest is as short.
@@ -662,14 +661,14 @@ class Release:
             folder = self.directory / "rows" / state.stream_name
             files = RowsInFiles(self.rows, self.blocks, self.source, state.seed, folder)
             return [files.row(segment, i) for segment in segments], []
-        before = [NoiseState(i, history) for history in state.histories]
+        before = state.histories
         if i == 0:
-            before = [self.rows.initial_state(segment.size) for segment in segments]
+            before = tuple(self.rows.first_history(segment.size) for segment in segments)
         rows = [
-            self.rows.next_row(history, segment.row_of_z(self.source, state.seed, i))
+            self.rows.next_row(i, history, segment.row_of_z(self.source, state.seed, i))
             for history, segment in zip(before, segments, strict=True)
         ]
-        return [row for row, _ in rows], [after.history for _, after in rows]
+        return [row for row, _ in rows], [after for _, after in rows]
 
     def _following(self, state: ReleaseState, histories: Sequence[RealArray]) -> ReleaseState:
         return _state(state.round_index + 1, state.seed, state.stream, histories, self.digest)

@@ -1,8 +1,8 @@
-"""Noising matrices as streams: what all kinds have in common, and the kind with few bands in C.
+"""Noising matrices C^-1 as data, and how their rows follow from one another.
 
 Row i of C^-1 Z is needed in round i and never before, and no mechanism needs a later row of Z
-for it. So the noising matrix C^-1 is a stream: it says how the rows follow from one another, and
-NumPy (here) and the TensorFlow graphs that TFF runs (``tff.tensor_rows``) ask it.
+for it. So rows are made one after another, or in blocks, in NumPy (``kernel.integers``) and in the
+TensorFlow graphs that TFF runs (``tff.tensor_rows``).
 
 Two kinds of memory are told apart. Earlier rows of Z can be drawn again from their seeds, which
 costs time and no state; everything else (rows of the noise, state vectors) has to be kept
@@ -11,49 +11,54 @@ between rounds.
 Row i of C^-1 Z is a multiple of Z[i], by the diagonal of C^-1, and what earlier rounds add. All
 arithmetic is that of a *normalised* noising matrix, whose diagonal is one, so that
 
-    row i = Z[i] + earlier(i, history),
+    row i = Z[i] + what earlier rounds add,
 
-and rows are multiplied by the diagonal after that.
+and rows are multiplied by the diagonal after that. The rows of rounds s to e - 1 together are
 
-**C with few bands** is the first kind (:class:`BandedNoise`), by forward substitution
-(BandMF Sec. 2, Alg. 9): from C Y = Z,
-``C[i, i] Y[i] = Z[i] - sum_{t=1}^{b-1} C[i, i - t] Y[i - t]``.
+    rows = Z + W_earlier * (rows before s) + W_state * (state vectors at s) + W * (driving rows).
+
+The driving rows are rows of Z if rows follow from those, and the block's own rows otherwise, each
+of which enters only later ones. The state vectors at e follow in the same way. These weights, the
+*transition* of a block, are small and the same for all coordinates of the model.
+
+Row by row, all that is kept of earlier rounds is read in every round: with b bands, b - 1 rows of
+the model's size. The rows of a *block* are one matrix product, which reads it once. Blocks start
+small and double (rounds 0, 1, 2 to 3, 4 to 7, ...) up to their largest size, so that no round has
+to wait for a whole large block, and so that each block can be made while the one before it is used.
 """
 
 import abc
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+import scipy.linalg
 
 from mf_aggregators.kernel import numbers
-from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.numbers import FloatArray, IntArray
+
+# The fewest rows whose covariance is computed at once.
+_FEWEST_ROWS = 64
+# A block of rows that draws each row of Z once: larger blocks read what is kept less often, and
+# hold more rows. A block that draws earlier rows of Z again: larger blocks draw fewer.
+_ROWS_PER_BLOCK, _ROWS_PER_REDRAWING_BLOCK = 64, 128
+# With many bands, what is kept is large, and a block of rows is to add little to it.
+_MANY_EARLIER_ROWS = 128
+_FEWEST_ROWS_PER_BLOCK = 24
+_EARLIER_ROWS_PER_ROW_OF_BLOCK = 14
 
 _Dtype: TypeAlias = type[np.float64] | type[np.int64]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NoiseState:
-    """Where a stream of noise rows stands.
-
-    Attributes:
-      round_index: The round that the next row is for, from 0.
-      history: What the normalised noising matrix still needs of earlier rounds, (k, ...) float64,
-          or int32 where all of it is rows in steps: rows of the noise or of Z in a ring, and after
-          them state vectors.
-    """
-
-    round_index: int
-    history: RealArray
-
-
 class NoiseRecursion(abc.ABC):
-    """The noising matrix as a stream: how the rows of C^-1 Z follow from one another.
+    """A noising matrix: how the rows of C^-1 Z follow from one another.
 
-    Each kind of matrix is a subclass. ``earlier`` and ``following`` make the rows one by one.
+    Each kind of matrix is a subclass. ``transition`` has the weights of its rows.
 
     Constructors copy their arrays and make them read-only, so that a matrix stays the one that was
     checked. They raise ValueError for a number that is not finite, also in entries that do not
@@ -68,7 +73,7 @@ class NoiseRecursion(abc.ABC):
         self,
         name: str,
         shape: tuple[int | None, ...],
-        dtype: type[np.float64] | type[np.int64] = np.float64,
+        dtype: _Dtype = np.float64,
         lags_in: int | None = None,
     ) -> None:
         """Replaces a field of a new noising matrix by a checked, read-only copy of its numbers.
@@ -164,78 +169,30 @@ class NoiseRecursion(abc.ABC):
         """Returns the noising matrix of the rows over the diagonal."""
 
     @abc.abstractmethod
-    def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Returns what row i of a normalised noising matrix is beside Z[i], (...) float64.
+    def transition(self, start: int, end: int) -> FloatArray:
+        """Returns what the rows of a block of rounds follow from, for a normalised matrix.
 
         Args:
-          i: The round, from 0, of those that there are.
-          history: As in ``NoiseState``.
+          start: The first round.
+          end: The round after the last.
+
+        Returns:
+          (end - start + m, earlier rows + m + driving rows) float64 for m state vectors. First what
+          the rows are beside the row of Z of their round, and then the state vectors at ``end``:
+          from the last ``num_earlier_rows`` rows before ``start`` (oldest first; fewer in the
+          first rounds), the state vectors at ``start``, and the driving rows. Those are the rows of
+          Z from ``first_row_of_z(start)`` on if ``draws_earlier_rows_of_z``, and the block's own
+          rows otherwise. No row has a weight for itself or for a later one.
         """
-
-    @abc.abstractmethod
-    def following(
-        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
-    ) -> RealArray:
-        """Returns the next history of a normalised matrix; may change the one that is given.
-
-        Args:
-          i: The round, from 0, of those that there are.
-          history: As in ``NoiseState``.
-          row_of_z: Row i of Z, (...).
-          row: Row i of the noise, (...).
-        """
-
-    def initial_state(self, shape: tuple[int, ...]) -> NoiseState:
-        """Returns the state before the first round, for rows of the given shape."""
-        return NoiseState(0, np.zeros((self.rows_of_history, *shape)))
-
-    @property
-    def rows_of_history(self) -> int:
-        """The rows and vectors of a history in NumPy, which cannot draw rows of Z again."""
-        redrawn = self.rows_of_z_per_round if self.draws_earlier_rows_of_z else 0
-        return self.floats_per_parameter + redrawn
-
-    def copied_history(self, state: NoiseState) -> RealArray:
-        """Returns a copy of a state's history, in the length that this matrix has.
-
-        The state may be that of a matrix which this one extends, and whose ring of rows of Z is
-        shorter. In a ring that was never full, slot j has row j, whatever its length.
-
-        Args:
-          state: The state.
-
-        Raises:
-          ValueError: If it lacks rows that have been, or has more than this matrix keeps.
-        """
-        ring = len(state.history) - self.num_state_vectors
-        missing = self.rows_of_history - len(state.history)
-        if missing == 0:
-            return state.history.copy()
-        if missing < 0 or not self.draws_earlier_rows_of_z or state.round_index > ring:
-            raise ValueError(
-                f"the noise of earlier rounds has {len(state.history)} rows in round "
-                f"{state.round_index + 1}, and this matrix keeps {self.rows_of_history}: the "
-                "state is of another one."
-            )
-        kept: Any = state.history
-        return np.asarray(np.insert(kept, [ring] * missing, 0, axis=0))
-
-    def check_has_round(self, round_index: int) -> None:
-        """Raises ValueError if the mechanism has no round of this index, from 0."""
-        if round_index >= self.num_rounds:
-            raise ValueError(
-                f"the mechanism has noise for {self.num_rounds} rounds, and round "
-                f"{round_index + 1} was asked for: a factorization for more rounds is needed."
-            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BandedNoise(NoiseRecursion):
-    """C has few bands: row i follows from row i of Z and the b - 1 rows before it, in a ring.
+    """C has few bands: row i follows from row i of Z and the b - 1 rows before it.
 
-    Row i of the noise is ``row_scales[i] * U[i]``, and U follows by forward substitution:
-    ``sum_{t=0}^{b-1} bands[i, t] U[i - t] = Z[i]``. So C = T D with the bands of T and D = 1 /
-    ``row_scales``.
+    Row i of the noise is ``row_scales[i] * U[i]``, and U follows by forward substitution (BandMF
+    Sec. 2, Alg. 9): ``sum_{t=0}^{b-1} bands[i, t] U[i - t] = Z[i]``. So C = T D with the bands of T
+    and D = 1 / ``row_scales``.
 
     Attributes:
       num_rounds: n.
@@ -271,23 +228,10 @@ class BandedNoise(NoiseRecursion):
         columns = np.arange(len(self.bands))[:, np.newaxis] - lags
         return BandedNoise(self.num_rounds, self.bands / self.bands[np.maximum(columns, 0), 0])
 
-    def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Substitutes the rows in the ring, whose slot j mod (b - 1) holds row j."""
-        slots = self.num_earlier_rows
-        if not slots:
-            return np.zeros(history.shape[1:])
-        lags = (i - 1 - np.arange(slots)) % slots + 1
-        # Slots that no earlier round has filled count for nothing.
-        weights = np.where(lags <= i, self.bands[i if len(self.bands) > 1 else 0][lags], 0.0)
-        return -np.tensordot(weights, history, axes=1)
-
-    def following(
-        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
-    ) -> RealArray:
-        """Keeps the row in place of the oldest one."""
-        if self.num_earlier_rows:
-            history[i % self.num_earlier_rows] = row
-        return history
+    def transition(self, start: int, end: int) -> FloatArray:
+        """Returns minus the entries of C off its diagonal, for earlier rows and the block's own."""
+        columns = min(self.num_earlier_rows, start) + end - start
+        return 0.0 - _below_diagonal(self.bands, start, end, columns)
 
 
 def banded_rows(bands: FloatArray) -> BandedNoise:
@@ -311,54 +255,6 @@ def toeplitz_rows(
 def independent_rows(num_rounds: int) -> BandedNoise:
     """Returns the rows of C = I: row i of the noise is row i of Z."""
     return toeplitz_rows(num_rounds, np.ones(1))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DenseNoise(NoiseRecursion):
-    """C is dense: row i of the noise is a combination of all rows of Z so far.
-
-    Attributes:
-      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal become zero.
-    """
-
-    draws_earlier_rows_of_z: ClassVar[bool] = True
-
-    inverse: FloatArray
-
-    def __post_init__(self) -> None:
-        self._freeze("inverse", (len(self.inverse), len(self.inverse)))
-        lower = np.tril(self.inverse)
-        lower.setflags(write=False)
-        object.__setattr__(self, "inverse", lower)
-
-    @property
-    def num_rounds(self) -> int:
-        """The number of rounds n."""
-        return int(self.inverse.shape[0])
-
-    @property
-    def rows_of_z_per_round(self) -> int:
-        """The rows of Z that the last round draws, n."""
-        return self.num_rounds
-
-    @property
-    def diagonal(self) -> FloatArray:
-        """The diagonal of the matrix, (n,) float64."""
-        return np.diagonal(self.inverse)
-
-    def _with_unit_diagonal(self) -> NoiseRecursion:
-        return DenseNoise(self.inverse / self.diagonal[:, np.newaxis])
-
-    def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Combines all rows of Z before the round's, which are the history."""
-        return np.tensordot(self.inverse[i, :i], history[:i], axes=1)
-
-    def following(
-        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
-    ) -> RealArray:
-        """Keeps the row of Z."""
-        history[i] = row_of_z
-        return history
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -428,32 +324,39 @@ class WindowNoise(NoiseRecursion):
             window, left = self.window * rows, self.left * rows
         return WindowNoise(self.num_rounds, window, left, self.right)
 
-    def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Combines the earlier rows of Z in the window, and the accumulators."""
-        length = self.window_length
-        ring, accumulators = history[:length], history[length:]
-        # Rows so far only: neither the terms nor their order depend on the length of the ring.
-        ring = ring[:i]
-        lags = (i - np.arange(len(ring))) % length
-        weights = self.window[i if len(self.window) > 1 else 0][lags]
-        combined = np.tensordot(np.where((lags > 0) & (lags <= i), weights, 0.0), ring, axes=1)
-        if self.num_state_vectors:
-            combined = combined + np.tensordot(self.left[i], accumulators, axes=1)
-            # What leaves the window in this round counts already.
-            if 0 <= i - length + 1 < i:
-                gain = self.left[i] @ self.right[i - length + 1]
-                combined += gain * ring[(i + 1) % length]
-        return combined
+    def transition(self, start: int, end: int) -> FloatArray:
+        """Returns the window's diagonals, and the accumulators of rows that leave the window."""
+        first, length = self.first_row_of_z(start), self.window_length
+        of_z = _below_diagonal(self.window, start, end, end - first)
+        if not self.num_state_vectors:
+            return of_z
+        rows_of_z, left, right = np.arange(first, end), self.left[start:end], self.right[first:end]
+        lags = np.arange(start, end)[:, np.newaxis] - rows_of_z
+        # The accumulators at the start hold rows up to start - length. A row's own row of Z has no
+        # weight here, even where it leaves the window at once.
+        is_new = rows_of_z > start - length
+        of_z += np.where(is_new & (lags >= max(length - 1, 1)), left @ right.T, 0.0)
+        leaves = np.where(is_new & (rows_of_z <= end - length), right.T, 0.0)
+        return np.block([[left, of_z], [np.eye(self.num_state_vectors), leaves]])
 
-    def following(
-        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
-    ) -> RealArray:
-        """Puts the row of Z into the window, and adds what leaves it to the accumulators."""
-        length, oldest = self.window_length, i - self.window_length + 1
-        history[i % length] = row_of_z
-        if self.num_state_vectors and oldest >= 0:
-            history[length:] += np.multiply.outer(self.right[oldest], history[oldest % length])
-        return history
+
+def dense_rows(inverse: FloatArray) -> WindowNoise:
+    """Returns the rows of a dense C, each a combination of all rows of Z so far.
+
+    Args:
+      inverse: C^-1, (n, n) float64, lower triangular; entries above the diagonal do not count.
+
+    Raises:
+      ValueError: If it is not square, or an entry is not finite.
+    """
+    matrix = np.array(inverse, np.float64)
+    num_rounds = len(matrix)
+    if matrix.shape != (num_rounds, num_rounds):
+        raise ValueError(f"the inverse of C must be square, found shape {matrix.shape}.")
+    lags = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
+    window = np.take_along_axis(matrix, np.maximum(lags, 0), axis=1)
+    none = np.zeros((num_rounds, 0))
+    return WindowNoise(num_rounds, window, none, none)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -517,20 +420,15 @@ class StateSpaceNoise(NoiseRecursion):
             feedbacks=self.feedbacks * column,
         )
 
-    def earlier(self, i: int, history: RealArray) -> FloatArray:
-        """Combines the state vectors."""
-        return np.tensordot(self.outputs[self.phases[i]], history, axes=1)
-
-    def following(
-        self, i: int, history: RealArray, row_of_z: RealArray, row: RealArray
-    ) -> RealArray:
-        """A step of the recurrence."""
-        phase = self.phases[i]
-        column = (-1,) + (1,) * row.ndim
-        following = history[self.sources[phase]] * self.decays[phase].reshape(column)
-        if np.any(self.feedbacks[phase]):
-            following += np.multiply.outer(self.feedbacks[phase], row)
-        return np.asarray(following)
+    def transition(self, start: int, end: int) -> FloatArray:
+        """Applies the recurrence to one unit vector for each state vector and each row."""
+        vectors, size = self.num_state_vectors, end - start
+        rows, state = np.zeros((size, vectors + size)), np.eye(vectors, vectors + size)
+        for row, phase in enumerate(self.phases[start:end]):
+            rows[row] = self.outputs[phase] @ state
+            state = state[self.sources[phase]] * self.decays[phase][:, np.newaxis]
+            state[:, vectors + row] += self.feedbacks[phase]
+        return np.concatenate([rows, state])
 
 
 def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
@@ -559,3 +457,218 @@ def fingerprint(described: Any, rows: NoiseRecursion) -> bytes:
         if is_array:
             found.update(np.ascontiguousarray(value).tobytes())
     return found.digest()
+
+
+def linear_map(normalised: NoiseRecursion, start: int, end: int) -> FloatArray:
+    """Returns rows and state vectors as a linear function of what is known and of Z.
+
+    Args:
+      normalised: A normalised noising matrix.
+      start: The first round.
+      end: The round after the last.
+
+    Returns:
+      (end - start + m, k + end - start) float64 for m state vectors. First the rows of rounds
+      ``start`` to ``end - 1``, and then the state vectors at ``end``: from the k columns before the
+      block's own in ``transition``, and from the rows of Z of its rounds.
+    """
+    size, matrix = end - start, normalised.transition(start, end)
+    before, own = matrix[:, :-size], matrix[:, -size:]
+    one = np.eye(size)
+    if normalised.draws_earlier_rows_of_z:
+        own[:size] += one
+        return matrix
+    inverse = scipy.linalg.solve_triangular(one - own[:size], one, lower=True, check_finite=False)
+    rows = inverse @ np.hstack([before[:size], one])
+    vectors = own[size:] @ rows
+    vectors[:, : before.shape[1]] += before[size:]
+    return np.vstack([rows, vectors])
+
+
+def row_norms(normalised: NoiseRecursion) -> tuple[FloatArray, FloatArray]:
+    """Returns the L2 norms of rows and of state vectors, as combinations of rows of Z.
+
+    They are standard deviations, if numbers of Z are independent with a standard deviation of one,
+    and follow from the covariances of what is kept, block by block: in O(n b^2) for b bands.
+
+    Args:
+      normalised: A normalised noising matrix.
+
+    Returns:
+      (n,) float64, those of the rows, and (m,), the largest of each state vector in any round;
+      infinite or NaN where a norm is beyond floats.
+    """
+    num_rounds, vectors = normalised.num_rounds, normalised.num_state_vectors
+    size = max(normalised.num_earlier_rows, _FEWEST_ROWS)
+    if vectors and not normalised.draws_earlier_rows_of_z:
+        # State vectors may be larger within a block than at its end.
+        size = 1
+    repeats = isinstance(normalised, StateSpaceNoise) or is_toeplitz(normalised)
+    maps: dict[object, FloatArray] = {}
+    squares, most = np.empty(num_rounds), np.zeros(vectors)
+    covariance = np.zeros((vectors, vectors))
+    with np.errstate(all="ignore"):
+        for start in range(0, num_rounds, size):
+            end = min(start + size, num_rounds)
+            key = _signature(normalised, start, end)
+            if key not in maps:
+                # Blocks that are not known to repeat are many.
+                maps = maps if repeats else {}
+                maps[key] = linear_map(normalised, start, end)
+            # Rows of Z are independent of what is kept.
+            kept, of_z = np.split(maps[key], [len(covariance)], axis=1)
+            after = kept @ covariance @ kept.T + of_z @ of_z.T
+            rows = end - start
+            squares[start:end] = np.diagonal(after)[:rows]
+            np.maximum(most, np.diagonal(after)[rows:], out=most)
+            first = rows - min(rows, normalised.num_earlier_rows)
+            covariance = after[first:, first:]
+        return np.sqrt(squares), np.sqrt(most)
+
+
+def is_toeplitz(normalised: NoiseRecursion) -> bool:
+    """Returns whether a normalised noising matrix is known to be the same in all rounds.
+
+    Args:
+      normalised: The normalised noising matrix.
+    """
+    if isinstance(normalised, StateSpaceNoise):
+        return bool(np.all(normalised.phases == normalised.phases[0]))
+    if isinstance(normalised, WindowNoise):
+        return len(normalised.window) == 1 and not normalised.num_state_vectors
+    return isinstance(normalised, BandedNoise) and len(normalised.bands) == 1
+
+
+def _signature(normalised: NoiseRecursion, start: int, end: int) -> object:
+    """Returns an object that is equal for blocks that are known to have equal transitions.
+
+    Args:
+      normalised: A normalised noising matrix.
+      start: The first round.
+      end: The round after the last.
+    """
+    if isinstance(normalised, StateSpaceNoise):
+        return normalised.phases[start:end].tobytes()
+    if not is_toeplitz(normalised):
+        return "rounds", start, end
+    first = start - normalised.first_row_of_z(start)
+    return end - start, min(normalised.num_earlier_rows, start), first
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks in which rows are made.
+
+    Attributes:
+      recursion: The noising matrix.
+      starts: (number of blocks + 1,) int64: block k has the rounds ``starts[k]`` to
+        ``starts[k + 1] - 1``; the last entry is the number of rounds.
+    """
+
+    recursion: NoiseRecursion
+    starts: IntArray
+
+    @classmethod
+    def of(cls, recursion: NoiseRecursion, horizons: Sequence[int] = ()) -> "Blocks":
+        """Returns the blocks in which rows are made.
+
+        Args:
+          recursion: The noising matrix.
+          horizons: The rounds of the horizons that were extended to this one, increasing. A block
+            ends with each of them, so that rows are products of the same shapes as before.
+
+        Returns:
+          A function of the arguments alone, so that a run that is resumed elsewhere makes the
+          same rows.
+        """
+        largest = rows_per_block(recursion)
+        starts = [0]
+        for end in (*horizons, recursion.num_rounds):
+            begin = starts[-1]
+            while starts[-1] < end:
+                size = min(largest, max(1, starts[-1] - begin))
+                starts.append(min(end, starts[-1] + size))
+        return cls(recursion, np.array(starts, dtype=np.int64))
+
+    @classmethod
+    def single(cls, recursion: NoiseRecursion) -> "Blocks":
+        """Returns blocks of one row each.
+
+        Args:
+          recursion: The noising matrix.
+        """
+        return cls(recursion, np.arange(recursion.num_rounds + 1))
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.starts) - 1
+
+    def rounds(self, block: int) -> tuple[int, int]:
+        """Returns the first round of a block and the one after its last."""
+        return int(self.starts[block]), int(self.starts[block + 1])
+
+    def num_earlier_rows(self, block: int) -> int:
+        """Returns how many rows before a block its weights are for."""
+        return min(self.recursion.num_earlier_rows, int(self.starts[block]))
+
+    def first_row_of_z(self, block: int) -> int:
+        """Returns the first row of Z that a block needs; the last one is that of its last row."""
+        return self.recursion.first_row_of_z(int(self.starts[block]))
+
+    def transition(self, block: int) -> FloatArray:
+        """Returns the transition of a block, see ``NoiseRecursion.transition``."""
+        return self.recursion.normalised.transition(*self.rounds(block))
+
+    def distinct_transitions(self) -> IntArray:
+        """Returns, for each block, the first block that is known to have the same transition.
+
+        Matrices that are the same in all rounds, or repeat themselves, have few transitions.
+
+        Returns:
+          (number of blocks,) int64.
+        """
+        first_of: dict[object, int] = {}
+        normalised = self.recursion.normalised
+        return np.array(
+            [
+                first_of.setdefault(_signature(normalised, *ends), block)
+                for block, ends in enumerate(itertools.pairwise(self.starts.tolist()))
+            ]
+        )
+
+
+def rows_per_block(recursion: NoiseRecursion) -> int:
+    """Returns the most rows that are worth making at once.
+
+    Args:
+      recursion: The noising matrix.
+    """
+    if recursion.draws_earlier_rows_of_z:
+        return _ROWS_PER_REDRAWING_BLOCK
+    earlier = recursion.num_earlier_rows
+    if earlier < _MANY_EARLIER_ROWS:
+        return _ROWS_PER_BLOCK
+    return max(_FEWEST_ROWS_PER_BLOCK, earlier // _EARLIER_ROWS_PER_ROW_OF_BLOCK)
+
+
+def _below_diagonal(table: FloatArray, start: int, end: int, columns: int) -> FloatArray:
+    """Matrix (end - start, columns) of weights by lags, whose last columns are those of its rows.
+
+    Args:
+      table: (n, p), or (1, p) where all rounds have the same: entry [i, t] is for lag t.
+      start: The first round.
+      end: The round after the last.
+      columns: The columns; the last one is round end - 1.
+    """
+    matrix = np.zeros((end - start, columns))
+    weights = (
+        table[start:end]
+        if len(table) > 1
+        else np.broadcast_to(table, (end - start, table.shape[1]))
+    )
+    for row, of_row in enumerate(weights):
+        last = columns - (end - start) + row
+        lags = min(len(of_row), last + 1)
+        matrix[row, last - lags + 1 : last] = of_row[1:lags][::-1]
+    return matrix

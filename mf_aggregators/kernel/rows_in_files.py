@@ -19,13 +19,11 @@ import numpy as np
 
 from mf_aggregators.kernel.draws import NOISE_FORMAT, TILE, NoiseSource, integers
 from mf_aggregators.kernel.integers import IntegerRows, Segment
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.numbers import FloatArray, IntArray, RealArray
+from mf_aggregators.kernel.rows import Blocks
 
 # Of what stands before a file's contents.
 _DIGEST_SIZE = 32
-# Rows of Z that are combined at once.
-_GROUP = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,33 +104,12 @@ class RowsInFiles:
         self, segment: Segment, tile: int, block: int, earlier: IntArray, vectors: FloatArray
     ) -> tuple[IntArray, FloatArray]:
         """The rows of a block and the state vectors after it: see ``Blocks.transition``."""
-        recursion, rows = self.rows.normalised, self.rows
-        start, end = self.blocks.rounds(block)
-        transition = self.blocks.transition(block)
-        known = np.concatenate([earlier.astype(np.float64), vectors])
-        of_known, of_driving = np.split(transition, [len(known)], axis=1)
-        size = end - start
-        earlier_sums = (of_known[:size] * rows.row_to_z) @ known
-        following = of_known[size:] @ known
-        made = np.empty((size, earlier.shape[1]), np.int32)
-        if recursion.draws_earlier_rows_of_z:
-            first = self.blocks.first_row_of_z(block)
-            for begin in range(first, end, _GROUP):
-                drawn = range(begin, min(begin + _GROUP, end))
-                z = np.array([self._row_of_z(segment, tile, row) for row in drawn], np.float64)
-                weights = of_driving[:, begin - first : begin - first + len(drawn)]
-                earlier_sums += weights[:size] @ z
-                following += weights[size:] @ z
-            for position in range(size):
-                row_of_z = self._row_of_z(segment, tile, start + position)
-                made[position] = rows.integer_row(row_of_z, earlier_sums[position])
-        else:
-            of_rows_before = of_driving[:size] * rows.row_to_z
-            for position in range(size):
-                of_rows = of_rows_before[position, :position] @ made[:position].astype(np.float64)
-                row_of_z = self._row_of_z(segment, tile, start + position)
-                made[position] = rows.integer_row(row_of_z, earlier_sums[position] + of_rows)
-            following += of_driving[size:] @ made.astype(np.float64)
+        start, first = int(self.blocks.starts[block]), self.blocks.first_row_of_z(block)
+        made, following = self.rows.block(
+            self.blocks.transition(block),
+            np.concatenate([earlier, vectors]),
+            lambda number: self._row_of_z(segment, tile, first + number),
+        )
         if len(following) and block + 1 < self.blocks.num_blocks:
             self._write(segment, tile, f"state-{block + 1}", following)
         for position, row in enumerate(made):

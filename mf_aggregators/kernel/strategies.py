@@ -43,14 +43,14 @@ import numpy as np
 import scipy.fft
 from scipy.linalg.lapack import dtrtri
 
-from mf_aggregators.kernel import noising_matrices, numbers
+from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray, NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
+    is_toeplitz,
 )
 
 # The largest errors of C beside its largest column norm. ``claim.check`` takes them off the noise.
@@ -123,7 +123,7 @@ def check_rounds(rows: NoiseRecursion, num_rounds: int) -> None:
       rows: The rows.
       num_rounds: How many of their rounds are used.
     """
-    if type(rows) not in (BandedNoise, StateSpaceNoise, WindowNoise, DenseNoise):
+    if type(rows) not in (BandedNoise, StateSpaceNoise, WindowNoise):
         raise NotProved(f"rows must be of the kernel's own classes, found {type(rows)}.")
     if num_rounds > rows.num_rounds:
         raise NotProved(f"the rows are of {rows.num_rounds} rounds, and not {num_rounds}.")
@@ -183,7 +183,7 @@ def _of_kind(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, float]:
     if isinstance(rows, BandedNoise):
         return _scaled(rows.bands[:num_rounds, :num_rounds], rows.row_scales, num_rounds, 0.0)
     unit, vectors = rows.normalised, rows.num_state_vectors
-    if isinstance(rows, WindowNoise) and noising_matrices.is_toeplitz(unit):
+    if isinstance(rows, WindowNoise) and is_toeplitz(unit):
         series = rows.window[0, :num_rounds]
         coefficients = _reciprocal(series, num_rounds)
         residual = _residual_of_series(coefficients, series)
@@ -213,7 +213,7 @@ def _of_transition(rows: NoiseRecursion, num_rounds: int) -> tuple[Strategy, flo
     vectors = rows.num_state_vectors
 
     def weights(of: NoiseRecursion) -> FloatArray:
-        return noising_matrices.transition(of, 0, num_rounds)[:num_rounds, vectors:]
+        return of.transition(0, num_rounds)[:num_rounds, vectors:]
 
     matrix = weights(unit)
     matrix[one] = 1.0

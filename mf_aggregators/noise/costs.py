@@ -2,7 +2,7 @@
 
 The history of earlier rounds can be kept in the state that TFF passes between its processes in
 each round, which is cheap for some megabytes and fails for some gigabytes. Or rows are made in
-blocks (``kernel.noising_matrices``) and kept in files. Rows of Z are kept by neither: they are
+blocks (``kernel.rows``) and kept in files. Rows of Z are kept by neither: they are
 drawn again from their seeds.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.draws import TILE
-from mf_aggregators.kernel.noising_matrices import Blocks
-from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, WindowNoise
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion, WindowNoise
 
-# Tables of a noising matrix up to this size are put into a graph, and no larger dense matrix.
+# Tables of a noising matrix up to this size are put into a graph, and no dense matrix of more
+# rounds.
 _LARGEST_CONSTANT_IN_BYTES = 8 << 20
 _MOST_DENSE_ROUNDS = 512
 # A state up to this size crosses between TFF's processes in a fraction of a second.
@@ -76,8 +76,9 @@ def fits_in_graph(recursion: NoiseRecursion) -> bool:
     Args:
       recursion: The noising matrix.
     """
-    if isinstance(recursion, DenseNoise):
-        return recursion.num_rounds <= _MOST_DENSE_ROUNDS
+    is_wide = recursion.rows_of_z_per_round > _MOST_DENSE_ROUNDS
+    if isinstance(recursion, WindowNoise) and is_wide and len(recursion.window) > 1:
+        return False
     tables = [value for value in vars(recursion).values() if isinstance(value, np.ndarray)]
     return sum(table.nbytes for table in tables) <= _LARGEST_CONSTANT_IN_BYTES
 

@@ -34,7 +34,7 @@ from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion
+from mf_aggregators.kernel.rows import NoiseRecursion, dense_rows
 from mf_aggregators.lower_bounds import LowerBound
 from mf_aggregators.mechanism import Mechanism, calibrate
 from mf_aggregators.noise import costs
@@ -465,7 +465,7 @@ def _recursion_for_costs(factorization: Factorization) -> NoiseRecursion:
     """A recursion that costs as much as the factorization's own: costs depend on sizes alone."""
     if isinstance(factorization, DenseFactorization):
         # Its own takes the inverse of a dense matrix.
-        return DenseNoise(np.eye(factorization.num_rounds))
+        return dense_rows(np.eye(factorization.num_rounds))
     return factorization.noise_recursion()
 
 

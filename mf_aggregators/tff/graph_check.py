@@ -32,7 +32,6 @@ from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import STANDARD_DEVIATION, TILE
 from mf_aggregators.kernel.integers import Segment
 from mf_aggregators.kernel.numbers import IntArray, NotProved, RealArray
-from mf_aggregators.kernel.rows import NoiseState
 from mf_aggregators.kernel.rows_in_files import RowsInFiles
 from mf_aggregators.tff import tensor_streams
 from mf_aggregators.tff.adaptive_query import AdaptiveClipSumQuery
@@ -299,14 +298,23 @@ class _Rounds:
             folder = self._directory / "kernel"
             files = RowsInFiles(rows, release.blocks, release.source, self._seed, folder)
             return files.row(segment, i)[columns], history
-        ring = rows.normalised.rows_of_history - rows.normalised.floats_per_parameter
-        drawn = np.zeros((ring, len(columns)))
-        for j in range(rows.normalised.first_row_of_z(i) if ring else i, i):
-            drawn[j % ring] = segment.row_of_z(release.source, self._seed, j)[columns]
-        z = segment.row_of_z(release.source, self._seed, i)[columns]
-        kept = NoiseState(i, np.concatenate([drawn, history]) if ring else history)
-        row, after = rows.next_row(kept, z)
-        return row, after.history[ring:]
+        unit, slots = rows.normalised, rows.normalised.num_earlier_rows
+        drawn = [
+            segment.row_of_z(release.source, self._seed, j)[columns]
+            for j in range(unit.first_row_of_z(i), i + 1)
+        ]
+        if not slots:
+            # Rows of Z are no part of a state.
+            dtype: Any = rows.first_history(0).dtype
+            known = np.vstack([history, *drawn[:-1]]).astype(dtype)
+            row, after = rows.next_row(i, known, drawn[-1])
+            return row, after[: len(history)]
+        # Slot j mod (b - 1) has row j.
+        earlier = [j % slots for j in range(max(0, i - slots), i)]
+        row, _ = rows.next_row(i, history[earlier], drawn[-1])
+        history = history.copy()
+        history[i % slots] = row
+        return row, history
 
 
 def _compared(segment: Segment, generator: np.random.Generator) -> IntArray:

@@ -25,7 +25,7 @@ import tensorflow as tf
 from mf_aggregators import atomic_files
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, Segment
-from mf_aggregators.kernel.noising_matrices import Blocks
+from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.noise import NOISE_FORMAT, costs
 from mf_aggregators.noise.costs import STATES_KEPT
 from mf_aggregators.tff import noise_files, processes, tensor_rows
@@ -299,7 +299,7 @@ class _StreamFiles:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Makes and writes a block's rows and the next state vectors from what they follow from.
 
-        See ``noising_matrices.transition``: product by product, in float64.
+        See ``NoiseRecursion.transition``: product by product, in float64.
         """
         size = tf.cast(self._starts[block + 1] - self._starts[block], tf.int32)
         transition = self._read_transition(block, size)
@@ -503,7 +503,7 @@ class _StreamFiles:
         )
 
     def _read_transition(self, block: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """A block's transition, as ``noising_matrices.transition`` gives it."""
+        """A block's transition, as ``NoiseRecursion.transition`` gives it."""
         contents = noise_files.read_contents(self._transition_paths[block])
         is_right = tf.debugging.assert_equal(
             tf.equal(noise_files.checksum(contents), self._checksums[block]),

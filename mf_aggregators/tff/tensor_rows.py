@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from mf_aggregators.kernel import draws, noising_matrices
+from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import (
     DEFAULT_SOURCE,
     FIRST_TIE_BLOCK,
@@ -29,7 +29,6 @@ from mf_aggregators.kernel.draws import (
 from mf_aggregators.kernel.integers import IntegerRows, Segment
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
@@ -440,15 +439,6 @@ def _step(
 
 
 @_step.register
-def _dense(
-    recursion: DenseNoise, rows: IntegerRows, i: tf.Tensor, draw: _DrawRow, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    weights = _row_of(recursion.inverse, i)
-    earlier = _combined_rows_of_z(draw, tf.zeros([], tf.int64), i, weights, history)
-    return integer_row(rows, draw(i), earlier), history
-
-
-@_step.register
 def _substituted(
     recursion: BandedNoise,
     rows: IntegerRows,
@@ -502,7 +492,12 @@ def _recurred(
     phase = tf.gather(tf.constant(recursion.phases, tf.int64), i)
     outputs = tf.gather(tf.constant(recursion.outputs), phase) * rows.row_to_z
     row = integer_row(rows, draw(i), tf.linalg.matvec(history, outputs, transpose_a=True))
-    weights = tf.gather(tf.constant(noising_matrices.following_by_phase(recursion)), phase)
+    # The next state vectors from the state vectors and the row.
+    kept = (
+        np.eye(recursion.num_state_vectors)[recursion.sources] * recursion.decays[..., np.newaxis]
+    )
+    following = np.concatenate([kept, recursion.feedbacks[..., np.newaxis]], axis=2)
+    weights = tf.gather(tf.constant(following), phase)
     inputs = tf.concat([history, tf.cast(row, tf.float64)[tf.newaxis]], axis=0)
     return row, weights @ inputs
 

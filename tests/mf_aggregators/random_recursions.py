@@ -7,17 +7,16 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
     NoiseRecursion,
-    NoiseState,
     StateSpaceNoise,
     WindowNoise,
+    dense_rows,
     toeplitz_rows,
 )
 
 _KINDS = (
     BandedNoise,
-    DenseNoise,
+    None,
     WindowNoise,
     StateSpaceNoise,
 )
@@ -36,6 +35,7 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
     Returns:
       A strategy.
     """
+    # None stands for a dense matrix.
     kind = draw(st.sampled_from(_KINDS))
     num_rounds = draw(st.integers(1, max_rounds))
     width = draw(st.integers(1, num_rounds + (2 if kind is WindowNoise else 0)))
@@ -51,9 +51,9 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
         bands /= 2.0 * width if is_long else 1.0
         bands[:, 0] = generator.uniform(0.5, 2.0, num_rounds)
         return BandedNoise(num_rounds, bands, row_scales)
-    if kind is DenseNoise:
+    if kind is None:
         matrix = np.tril(generator.normal(size=(num_rounds, num_rounds)))
-        return DenseNoise(matrix + np.diag(_away_from_zero(generator, num_rounds)))
+        return dense_rows(matrix + np.diag(_away_from_zero(generator, num_rounds)))
     if kind is WindowNoise:
         rank = draw(st.integers(0, 3))
         rows = draw(st.sampled_from([1, num_rounds]))
@@ -83,23 +83,45 @@ def recursions(draw: st.DrawFn, max_rounds: int = _FEW_ROUNDS) -> NoiseRecursion
     )
 
 
-def next_row(
-    recursion: NoiseRecursion, state: NoiseState, row_of_z: np.ndarray
-) -> tuple[np.ndarray, NoiseState]:
-    """Returns the noise row of a state's round, in real arithmetic, and the state after it."""
-    i, history = state.round_index, recursion.copied_history(state)
-    recursion.check_has_round(i)
-    row = row_of_z + recursion.normalised.earlier(i, history)
-    history = recursion.normalised.following(i, history, row_of_z, row)
-    return np.asarray(recursion.diagonal[i] * row), NoiseState(i + 1, history)
+def by_definition(recursion: NoiseRecursion, z: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Rows as the docstrings of classes define them, and the state vectors after each round.
+
+    Args:
+      recursion: The noising matrix of n rounds.
+      z: (n, size) rows of Z.
+    """
+    rows, state = np.zeros_like(z), np.zeros((recursion.num_state_vectors, z.shape[1]))
+    states = []
+    for i in range(len(z)):
+        if isinstance(recursion, BandedNoise):
+            bands = recursion.bands[i if len(recursion.bands) > 1 else 0]
+            # These are rows of U until the scales of columns.
+            for t in range(1, min(len(bands), i + 1)):
+                rows[i] -= bands[t] * rows[i - t]
+            rows[i] = (rows[i] + z[i]) / bands[0]
+        elif isinstance(recursion, WindowNoise):
+            length = recursion.window_length
+            window = recursion.window[i if len(recursion.window) > 1 else 0]
+            if i - length + 1 >= 0:
+                state = state + np.outer(recursion.right[i - length + 1], z[i - length + 1])
+            rows[i] = recursion.left[i] @ state
+            for t in range(min(length, i + 1)):
+                rows[i] += window[t] * z[i - t]
+        else:
+            assert isinstance(recursion, StateSpaceNoise)
+            p = recursion.phases[i]
+            rows[i] = recursion.gains[p] * z[i] + recursion.outputs[p] @ state
+            kept = recursion.decays[p][:, np.newaxis] * state[recursion.sources[p]]
+            state = kept + np.outer(recursion.feedbacks[p], rows[i])
+        states.append(state)
+    scales = getattr(recursion, "row_scales", None)
+    return rows if scales is None else rows * scales[:, np.newaxis], states
 
 
 def divided(rows: NoiseRecursion, divisor: float) -> NoiseRecursion:
     """Returns the noising matrix of C / divisor."""
     if isinstance(rows, BandedNoise):
         return dataclasses.replace(rows, bands=rows.bands / divisor)
-    if isinstance(rows, DenseNoise):
-        return DenseNoise(rows.inverse * divisor)
     if isinstance(rows, WindowNoise):
         return dataclasses.replace(rows, window=rows.window * divisor, left=rows.left * divisor)
     assert isinstance(rows, StateSpaceNoise)

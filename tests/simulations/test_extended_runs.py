@@ -19,7 +19,7 @@ import pytest
 
 from mf_aggregators import accounting, checkpoints
 from mf_aggregators.kernel.integers import IntegerRows, Rounding
-from mf_aggregators.kernel.noising_matrices import Blocks
+from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.participation import MinSeparation
 from simulations.runs import planned_runs, run_directory
 from simulations.runs.planned_runs import Horizon

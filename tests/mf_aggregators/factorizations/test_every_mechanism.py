@@ -28,6 +28,7 @@ from mf_aggregators.factorizations import (
     banded_inverse,
     blt,
     identity,
+    noise_rows,
     optimal,
     structured,
     toeplitz,
@@ -42,7 +43,7 @@ from mf_aggregators.participation import (
 )
 from mf_aggregators.workloads import Workload
 from tests.examples import examples
-from tests.mf_aggregators import brute_force, random_recursions, small_mechanisms
+from tests.mf_aggregators import brute_force, small_mechanisms
 from tests.mf_aggregators.blt_of_scales import blt_of_scales
 from tests.mf_aggregators.toeplitz_cases import dense, schemas
 from tests.refusals import refuses
@@ -288,11 +289,8 @@ def test_rows_past_the_last_and_other_sizes_are_refused(name: str) -> None:
     factorization = _made(name)
     recursion = factorization.noise_recursion()
     assert recursion.num_rounds == factorization.num_rounds == _NUM_ROUNDS
-    state = recursion.initial_state((2,))
-    for _ in range(_NUM_ROUNDS):
-        _, state = random_recursions.next_row(recursion, state, np.ones(2))
     with refuses("rounds"):
-        random_recursions.next_row(recursion, state, np.ones(2))
+        noise_rows.apply(recursion, np.ones((_NUM_ROUNDS + 1, 2)))
     for function in (factorization.noise_rows, factorization.encode):
         with refuses("rows"):
             function(np.ones((_NUM_ROUNDS + 1, 2)))

@@ -28,8 +28,8 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.numbers import rounded_up
+from mf_aggregators.kernel.rows import Blocks
 from mf_aggregators.participation import (
     FixedEpochOrder,
     MinSeparation,

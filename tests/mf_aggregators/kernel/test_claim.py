@@ -25,7 +25,7 @@ from mf_aggregators.kernel import (
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Limit, Pattern
 from mf_aggregators.kernel.draws_of_clients import BallsInBins, Poisson, StrategyColumns
 from mf_aggregators.kernel.numbers import NotProved
-from mf_aggregators.kernel.rows import BandedNoise, DenseNoise, banded_rows, toeplitz_rows
+from mf_aggregators.kernel.rows import BandedNoise, banded_rows, dense_rows, toeplitz_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.participation.certificate_search import Certification
 from tests.examples import examples
@@ -43,7 +43,7 @@ def _matrix(rng: np.random.Generator, num_rounds: int) -> np.ndarray:
 
 
 def _claim(matrix: np.ndarray, schema: Schema, sigma: float, **values: Any) -> Claim:
-    return Claim(DenseNoise(np.linalg.inv(matrix)), schema, sigma, _DELTA, **values)
+    return Claim(dense_rows(np.linalg.inv(matrix)), schema, sigma, _DELTA, **values)
 
 
 def test_random_claims_are_proved_as_far_as_they_are_true() -> None:
@@ -89,7 +89,7 @@ def test_first_rounds_are_those_of_the_leading_part() -> None:
 @pytest.mark.parametrize("rounds", [(0,), (1, 4), (0, 2, 4)])
 def test_one_client_has_the_epsilon_of_its_own_rounds(rounds: tuple[int, ...]) -> None:
     matrix = np.abs(_matrix(np.random.default_rng(3), 5))
-    rows = DenseNoise(np.linalg.inv(matrix))
+    rows = dense_rows(np.linalg.inv(matrix))
     found = claim.check(Claim(rows, Pattern(rounds), 9.0, _DELTA))
     moved = float(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)))
     assert found.sensitivity.value == pytest.approx(moved)
@@ -370,7 +370,7 @@ def test_draws_of_fewer_bands_or_rounds_are_refused() -> None:
     # A Toeplitz matrix of all bands whose inverse has two.
     inverse = np.linalg.inv(np.eye(6) + np.eye(6, k=-1))
     with pytest.raises(NotProved):
-        claim.check(Claim(DenseNoise(inverse), Poisson(6, 2, 100, 2), 2.0, _DELTA))
+        claim.check(Claim(dense_rows(inverse), Poisson(6, 2, 100, 2), 2.0, _DELTA))
 
 
 def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +386,7 @@ def test_draws_of_as_many_bands_as_rounds_need_no_c(monkeypatch: pytest.MonkeyPa
 def test_a_matrix_that_is_hardly_known_costs_noise_and_has_no_certificate() -> None:
     # C[i, j] = (-3)^(i - j), exactly.
     rounds = 16
-    rows = DenseNoise(np.eye(rounds) + 3.0 * np.eye(rounds, k=-1))
+    rows = dense_rows(np.eye(rounds) + 3.0 * np.eye(rounds, k=-1))
     bound = sensitivity.of_rows(rows, rounds, Schema(1, 1))
     assert 1e-8 < bound.error / bound.value < 1e-6
     exact = math.sqrt(sum(9**i for i in range(rounds)))

@@ -1,6 +1,5 @@
 """Updates and rows as integers, against exact arithmetic, and roundings, attacked by two runs."""
 
-import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from mf_aggregators.factorizations import (
     toeplitz,
     tree_aggregation,
 )
-from mf_aggregators.kernel import draws, integers, noising_matrices
+from mf_aggregators.kernel import draws, integers
 from mf_aggregators.kernel.draws import STEP, TILE, NoiseSource
 from mf_aggregators.kernel.integers import (
     STEPS_PER_CLIP_NORM,
@@ -34,15 +33,16 @@ from mf_aggregators.kernel.integers import (
     RowLayout,
     Segment,
 )
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
+    Blocks,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
     banded_rows,
+    dense_rows,
     independent_rows,
+    row_norms,
 )
 from mf_aggregators.participation import MinSeparation
 from mf_aggregators.workloads import prefix_sum
@@ -228,7 +228,7 @@ def _rows_by_definition(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
         row = []
         for d in range(z.shape[1]):
             earlier = _earlier(unit, i, d, made, z, vectors)
-            if not isinstance(unit, DenseNoise | WindowNoise):
+            if not isinstance(unit, WindowNoise):
                 earlier *= 2**shift
             w = int(z[i, d]) + _rounded(earlier)
             row.append(math.floor(Fraction(w + 2 ** (shift - 1), 2**shift)))
@@ -251,9 +251,6 @@ def _earlier(
         weights = unit.bands[i if len(unit.bands) > 1 else 0]
         for lag in range(1, min(len(weights), i + 1)):
             total -= Fraction(weights[lag]) * made[i - lag][d]
-    elif isinstance(unit, DenseNoise):
-        for j in range(i):
-            total += Fraction(unit.inverse[i, j]) * int(z[j, d])
     elif isinstance(unit, WindowNoise):
         window = unit.window[i if len(unit.window) > 1 else 0]
         for lag in range(1, min(unit.window_length, i + 1)):
@@ -286,9 +283,9 @@ def _following(
 
 
 def _all_rows(rows: IntegerRows, z: np.ndarray) -> np.ndarray:
-    state, found = rows.initial_state(z.shape[1]), []
-    for row_of_z in z:
-        row, state = rows.next_row(state, row_of_z)
+    history, found = rows.first_history(z.shape[1]), []
+    for i, row_of_z in enumerate(z):
+        row, history = rows.next_row(i, history, row_of_z)
         found.append(row)
     return np.array(found)
 
@@ -344,7 +341,7 @@ def test_roundings_count_among_what_32_bits_hold() -> None:
     """Coarse steps of many rounds, all of which drive the last row."""
     inverse = np.eye(400)
     inverse[-1, :-1] = 1e3
-    rows = IntegerRows.of(DenseNoise(inverse))
+    rows = IntegerRows.of(dense_rows(inverse))
     last = np.abs(noise_rows.dense(rows.normalised)[-1])
     of_z = 20.0 * draws.STANDARD_DEVIATION * float(np.linalg.norm(last))
     # Half a step of a row and half of Z, in each round and with the sign of its weight.
@@ -355,25 +352,30 @@ def test_roundings_count_among_what_32_bits_hold() -> None:
 
 def test_a_matrix_that_is_nearly_singular_is_refused() -> None:
     with refuses("singular"):
-        IntegerRows.of(DenseNoise(np.array([[1.0, 0.0], [1e9, 1.0]])))
+        IntegerRows.of(dense_rows(np.array([[1.0, 0.0], [1e9, 1.0]])))
     with refuses("diagonal"):
-        IntegerRows.of(DenseNoise(np.array([[1.0, 0.0], [1.0, 0.0]])))
+        IntegerRows.of(dense_rows(np.array([[1.0, 0.0], [1.0, 0.0]])))
 
 
-def test_states_are_values() -> None:
-    rows = IntegerRows.of(tree_aggregation(9).noise_recursion())
-    z = _z(9, 4)
-    state = rows.initial_state(4)
-    for row_of_z in z:
-        before = state.history.copy(), row_of_z.copy()
-        first, following = rows.next_row(state, row_of_z)
-        second, _ = rows.next_row(state, row_of_z)
-        np.testing.assert_array_equal(first, second)
-        np.testing.assert_array_equal(state.history, before[0])
+@given(random_recursions.recursions())
+@settings(deadline=None, max_examples=examples(50))
+def test_histories_are_values_and_no_row_comes_after_the_last(recursion: NoiseRecursion) -> None:
+    rows = IntegerRows.of(recursion)
+    z = _z(recursion.num_rounds, 4)
+    history = rows.first_history(4)
+    for i, row_of_z in enumerate(z):
+        before = history.copy(), row_of_z.copy()
+        row, following = rows.next_row(i, history, row_of_z)
+        np.testing.assert_array_equal(rows.next_row(i, history, row_of_z)[0], row)
+        np.testing.assert_array_equal(history, before[0])
         np.testing.assert_array_equal(row_of_z, before[1])
-        state = following
+        kept = recursion.num_earlier_rows
+        if recursion.draws_earlier_rows_of_z:
+            kept = recursion.rows_of_z_per_round
+        assert following.shape == (recursion.num_state_vectors + min(i + 1, kept), 4)
+        history = following
     with refuses("rounds"):
-        rows.next_row(state, z[0])
+        rows.next_row(recursion.num_rounds, history, z[0])
 
 
 @given(st.integers(0, 20_000), random_recursions.recursions())
@@ -426,19 +428,14 @@ def _recursions(factorization: Factorization) -> tuple[NoiseRecursion, NoiseRecu
 
 
 def _rows(
-    rows: IntegerRows | NoiseRecursion, size: int, before: Any = None, change: int = 0
+    rows: IntegerRows, size: int, before: IntegerRows | None = None, change: int = 0
 ) -> np.ndarray:
     """All rows, of which the first ``change`` are made by the rows before."""
-    num_rounds = rows.num_rounds if isinstance(rows, NoiseRecursion) else rows.recursion.num_rounds
-    shape: Any = (size,) if isinstance(rows, NoiseRecursion) else size
-    state, made = (before or rows).initial_state(shape), []
-    for i in range(num_rounds):
-        z: Any = draws.integers(NoiseSource.PHILOX, _OTHER_SEED, i, 0, size)
+    history, made = (before or rows).first_history(size), []
+    for i in range(rows.recursion.num_rounds):
+        z = draws.integers(NoiseSource.PHILOX, _OTHER_SEED, i, 0, size)
         now = before if before is not None and i < change else rows
-        if isinstance(now, NoiseRecursion):
-            row, state = random_recursions.next_row(now, state, z)
-        else:
-            row, state = now.next_row(state, z)
+        row, history = now.next_row(i, history, z)
         made.append(row)
     return np.array(made)
 
@@ -463,31 +460,23 @@ def test_later_rows_are_those_of_the_whole_matrix(factorization: Factorization) 
 
 @_EVERY_EXTENDABLE
 def test_rows_go_on_from_a_state_of_any_round(factorization: Factorization) -> None:
-    """In integers and in floats, as those of the whole matrix from its first row on."""
+    """As those of the whole matrix from its first row on."""
     first, whole = _recursions(factorization)
-    pairs: list[tuple[Any, Any]] = [
-        (IntegerRows.of(first), IntegerRows.of(whole, first)),
-        (first, whole),
-    ]
-    for before, after in pairs:
-        expected = _rows(after, 40)
-        for change in range(_ROUNDS + 1):
-            np.testing.assert_array_equal(_rows(after, 40, before, change), expected)
+    before, after = IntegerRows.of(first), IntegerRows.of(whole, first)
+    expected = _rows(after, 40)
+    for change in range(_ROUNDS + 1):
+        np.testing.assert_array_equal(_rows(after, 40, before, change), expected)
 
 
-def test_a_state_of_a_matrix_that_is_not_extended_is_refused() -> None:
-    short, long = (toeplitz(rounds).noise_recursion() for rounds in (4, 9))
-    few = toeplitz(20, 3).noise_recursion()
-    for recursion, other, rounds in ((short, long, 1), (few, long, 1), (long, few, 3)):
-        state = other.initial_state((2,))
-        for _ in range(rounds):
-            _, state = random_recursions.next_row(other, state, np.ones(2))
-        with refuses("another"):
-            random_recursions.next_row(recursion, state, np.ones(2))
-    # A ring that was gone round lacks its first rows.
-    state = dataclasses.replace(short.initial_state((2,)), round_index=5)
-    with refuses("another"):
-        random_recursions.next_row(long, state, np.ones(2))
+def test_histories_that_lack_rows_are_refused() -> None:
+    """Those of a matrix that keeps fewer rows, after as many rounds as it keeps."""
+    long, few = (toeplitz(20, bands).noise_recursion() for bands in (5, 3))
+    before, after = IntegerRows.of(few), IntegerRows.of(long)
+    history, z = before.first_history(2), np.ones(2, np.int64)
+    for i in range(3):
+        _, history = before.next_row(i, history, z)
+    with refuses("2 rows", "needs 3", "another"):
+        after.next_row(3, history, z)
 
 
 @_EVERY_EXTENDABLE
@@ -542,24 +531,23 @@ def test_longer_rows_are_held_to_seventeen_standard_deviations(
 ) -> None:
     """Twelve in the world that released a number, and five that a client moves it by."""
     first = np.array([[1.0]])
-    shift = IntegerRows.of(DenseNoise(first)).shift
+    shift = IntegerRows.of(dense_rows(first)).shift
     norm = 2.0 ** (31 + shift) / (deviations * draws.STANDARD_DEVIATION)
-    longer = DenseNoise(np.array([[1.0, 0.0], [(norm**2 - 1.0) ** 0.5, 1.0]]))
+    longer = dense_rows(np.array([[1.0, 0.0], [(norm**2 - 1.0) ** 0.5, 1.0]]))
     if holds:
-        rows = IntegerRows.of(longer, DenseNoise(first))
+        rows = IntegerRows.of(longer, dense_rows(first))
         assert rows.largest_row >= 17.0 * draws.STANDARD_DEVIATION * norm
     else:
         with refuses("2 rounds", "extended"):
-            IntegerRows.of(longer, DenseNoise(first))
+            IntegerRows.of(longer, dense_rows(first))
 
 
 def test_integers_that_would_not_hold_longer_rows_are_refused() -> None:
     # The norm of a row of a tree grows without end.
     first = tree_aggregation(2).noise_recursion()
     longer = tree_aggregation(2**14).noise_recursion()
-    assert np.max(noising_matrices.row_norms(longer.normalised)) > 2.0 * np.max(
-        noising_matrices.row_norms(first.normalised)
-    )
+    norms = [np.max(row_norms(each.normalised)[0]) for each in (first, longer)]
+    assert norms[1] > 2.0 * norms[0]
     with refuses("16384 rounds", "extended"):
         IntegerRows.of(longer, first)
 
@@ -570,7 +558,7 @@ def test_trees_of_any_length_can_become_four_times_as_long(num_rounds: int) -> N
     made = tree_aggregation(num_rounds)
     rows = IntegerRows.of(made.extended(4 * num_rounds).noise_recursion(), made.noise_recursion())
     # Seventeen standard deviations of a row, of which five are the client's.
-    largest = 17.0 * draws.STANDARD_DEVIATION * np.max(noising_matrices.row_norms(rows.normalised))
+    largest = 17.0 * draws.STANDARD_DEVIATION * np.max(row_norms(rows.normalised)[0])
     assert largest < 2.0 ** (31 + rows.shift)
 
 
@@ -801,10 +789,10 @@ def test_an_unknown_error_of_floats_is_no_bound(unknown: float) -> None:
 def test_an_error_that_is_not_a_number_is_not_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of blocks of rows, the largest error counts, and NaN in any of them."""
     rows = IntegerRows.of(banded_rows(np.tri(3, 2)))
-    transition = noising_matrices.transition
+    transition = BandedNoise.transition
 
-    def broken(normalised: NoiseRecursion, start: int, end: int) -> np.ndarray:
+    def broken(normalised: BandedNoise, start: int, end: int) -> np.ndarray:
         return transition(normalised, start, end) * (math.nan if start == 1 else 1.0)
 
-    monkeypatch.setattr(noising_matrices, "transition", broken)
+    monkeypatch.setattr(BandedNoise, "transition", broken)
     assert math.isnan(Rounding.of(rows).float_error)

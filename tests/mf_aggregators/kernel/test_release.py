@@ -22,9 +22,9 @@ from mf_aggregators.kernel.numbers import NotProved, ReleaseError
 from mf_aggregators.kernel.release import Release, ReleaseRecord, ReleaseState
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
     StateSpaceNoise,
     banded_rows,
+    dense_rows,
     toeplitz_rows,
 )
 from mf_aggregators.kernel.schemas import Schema
@@ -360,7 +360,7 @@ def _state_space(num_rounds: int) -> StateSpaceNoise:
     [
         lambda rounds: banded_rows(_bands(rounds)),
         lambda rounds: toeplitz_rows(rounds, np.array([1.0, 0.5])),
-        lambda rounds: DenseNoise(np.tril(np.ones((rounds, rounds)))),
+        lambda rounds: dense_rows(np.tril(np.ones((rounds, rounds)))),
         _state_space,
     ],
 )
@@ -415,7 +415,7 @@ def test_extended_rows_begin_with_those_before() -> None:
         with pytest.raises(NotProved, match="continued"):
             _extended(1.0, banded_rows(first), banded_rows(whole))
     with pytest.raises(NotProved, match="continued"):
-        _extended(1.0, DenseNoise(np.diag([1.0, 2.0])), DenseNoise(np.diag([1.0, 3.0, 1.0])))
+        _extended(1.0, dense_rows(np.diag([1.0, 2.0])), dense_rows(np.diag([1.0, 3.0, 1.0])))
     with pytest.raises(NotProved, match="continued"):
         _extended(1.0, banded_rows(np.ones((4, 1))), banded_rows(np.ones((3, 1))))
     # As little noise as there is, is noise.

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows, RowLayout, Segment
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
+    Blocks,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
     banded_rows,
+    dense_rows,
     independent_rows,
     toeplitz_rows,
 )
@@ -33,7 +33,7 @@ _KINDS: dict[str, NoiseRecursion] = {
     "independent": independent_rows(_ROUNDS),
     "banded": banded_rows(_GENERATOR.uniform(0.5, 1.0, (_ROUNDS, 5)) * [2.0, 1.0, 0.5, 0.2, 0.1]),
     "toeplitz": toeplitz_rows(_ROUNDS, 1.0 / np.arange(1.0, 91.0)),
-    "dense": DenseNoise(np.eye(_ROUNDS) - 0.2 * np.tri(_ROUNDS, k=-1)),
+    "dense": dense_rows(np.eye(_ROUNDS) - 0.2 * np.tri(_ROUNDS, k=-1)),
     "window": WindowNoise(
         _ROUNDS,
         _GENERATOR.uniform(0.5, 1.0, (_ROUNDS, 3)),
@@ -61,9 +61,10 @@ def _files(
 
 
 def _one_by_one(files: RowsInFiles, segment: Segment, num_rounds: int = _ROUNDS) -> np.ndarray:
-    state, made = files.rows.initial_state(segment.size), []
+    history, made = files.rows.first_history(segment.size), []
     for i in range(num_rounds):
-        row, state = files.rows.next_row(state, segment.row_of_z(files.source, files.seed, i))
+        z = segment.row_of_z(files.source, files.seed, i)
+        row, history = files.rows.next_row(i, history, z)
         made.append(row)
     return np.array(made)
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import mf_aggregators as mfa
 from mf_aggregators.kernel import schemas, sensitivity, strategies, trees
 from mf_aggregators.kernel.rows import (
-    DenseNoise,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
     banded_rows,
+    dense_rows,
     toeplitz_rows,
 )
 from mf_aggregators.kernel.schemas import Schema
@@ -715,7 +715,7 @@ def test_one_other_number_is_no_long_tree() -> None:
     assert sensitivity.of_rows(rows, 8193, schema).value == pytest.approx(14**0.5, rel=1e-12)
     outputs = rows.outputs.copy()
     outputs[3, 1] += 1e-9
-    for other in (dataclasses.replace(rows, outputs=outputs), DenseNoise(np.eye(2))):
+    for other in (dataclasses.replace(rows, outputs=outputs), dense_rows(np.eye(2))):
         with refuses("rounds"):
             sensitivity.of_rows(other, 100_000, schema)
     with refuses("100000"):

@@ -13,11 +13,11 @@ from mf_aggregators.kernel import strategies
 from mf_aggregators.kernel.numbers import NotProved
 from mf_aggregators.kernel.rows import (
     BandedNoise,
-    DenseNoise,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
     banded_rows,
+    dense_rows,
     independent_rows,
     toeplitz_rows,
 )
@@ -57,8 +57,6 @@ def exact_strategy(rows: NoiseRecursion) -> np.ndarray:
             for t in range(min(i + 1, bands.shape[1])):
                 result[i, i - t] = Fraction(float(bands[i, t])) / of_columns[i - t]
         return result
-    if isinstance(rows, DenseNoise):
-        return _solved(_exact(rows.inverse))
     if isinstance(rows, WindowNoise):
         window = _exact(np.broadcast_to(rows.window, (n, rows.window_length)))
         left, right = _exact(rows.left), _exact(rows.right)
@@ -141,7 +139,7 @@ def test_kinds_give_their_own_data() -> None:
         (WindowNoise(5, np.tri(5, 2), none, none), "dense"),
         (state, "Toeplitz"),
         (dataclasses.replace(state, sources=sources[:, ::-1]), "dense"),
-        (DenseNoise(np.tri(5)), "dense"),
+        (dense_rows(np.tri(5)), "dense"),
     ):
         assert _kind(strategies.strategy(rows, 5)) == kind
         # In blocks, so that the leading part has as few bands.
@@ -176,7 +174,7 @@ def test_zeros_of_an_inverse_are_zeros() -> None:
     bands = np.tril(generator.uniform(0.1, 1.0, (60, 4)))
     bands[:, 0] += 2.0
     strategy = dense(strategies.strategy(banded_rows(bands), 60))
-    found = strategies.strategy(DenseNoise(np.linalg.inv(strategy)), 60)
+    found = strategies.strategy(dense_rows(np.linalg.inv(strategy)), 60)
     np.testing.assert_array_equal(dense(found) != 0.0, strategy != 0.0)
     assert 0.0 < found.error < 1e-12
 
@@ -185,12 +183,12 @@ def test_zeros_of_an_inverse_are_zeros() -> None:
     ("rows", "num_rounds", "words"),
     [
         (banded_rows(np.tri(4, 2)), 5, ["4", "5"]),
-        (DenseNoise(np.tril(np.ones((4, 4)), -1)), 4, ["zero"]),
+        (dense_rows(np.tril(np.ones((4, 4)), -1)), 4, ["zero"]),
         (banded_rows(np.full((3, 1), 1e-150)), 3, ["singular"]),
         (banded_rows(np.full((3, 1), 1e150)), 3, ["singular"]),
         (toeplitz_rows(3, np.array([1.0, 1.0]), np.full(3, 1e-200)), 3, ["singular"]),
         # Of a condition beyond floats.
-        (DenseNoise(np.eye(60) - 2.0 * np.tri(60, k=-1)), 60, ["singular"]),
+        (dense_rows(np.eye(60) - 2.0 * np.tri(60, k=-1)), 60, ["singular"]),
         (WindowNoise(60, np.array([[1.0] + [-2.0] * 59]), *np.ones((2, 60, 0))), 60, ["singular"]),
         (WindowNoise(3, np.array([[0.0, 1.0]]), *np.ones((2, 3, 0))), 3, ["zero"]),
         (banded_rows(np.tri(3, 2, -1)), 3, ["zero"]),
@@ -334,10 +332,10 @@ def test_errors_and_sizes_are_refused_beyond_their_limits(monkeypatch: pytest.Mo
         found = Strategy(np.ones((1, 1)), 1, error)
         monkeypatch.setattr(strategies, "_of_kind", lambda *_, found=found: (found, 1.0))
         if is_known:
-            assert strategies.strategy(DenseNoise(np.ones((1, 1))), 1) is found
+            assert strategies.strategy(dense_rows(np.ones((1, 1))), 1) is found
         else:
             with refuses("singular"):
-                strategies.strategy(DenseNoise(np.ones((1, 1))), 1)
+                strategies.strategy(dense_rows(np.ones((1, 1))), 1)
 
 
 def test_a_scaling_of_the_rows_scales_c_and_its_errors() -> None:
@@ -370,7 +368,7 @@ def test_a_scaling_of_the_rows_scales_c_and_its_errors() -> None:
     toeplitz = toeplitz_rows(4, np.array([2.0, 1.0]), ones)
     _is_scaled(toeplitz, dataclasses.replace(toeplitz, row_scales=ones / 64))
     inverse = np.tri(4) + np.eye(4)
-    _is_scaled(DenseNoise(inverse), DenseNoise(inverse / 64))
+    _is_scaled(dense_rows(inverse), dense_rows(inverse / 64))
 
 
 def _is_scaled(rows: NoiseRecursion, less: NoiseRecursion) -> None:

@@ -12,7 +12,7 @@ from mf_aggregators.checkpoints import claim_file
 from mf_aggregators.factorizations import tree_aggregation
 from mf_aggregators.kernel import claim, ledger, sensitivity, units
 from mf_aggregators.kernel.claim import Assumption, Basis, Claim, Pattern
-from mf_aggregators.kernel.rows import DenseNoise, NoiseRecursion, banded_rows, toeplitz_rows
+from mf_aggregators.kernel.rows import NoiseRecursion, banded_rows, dense_rows, toeplitz_rows
 from mf_aggregators.kernel.schemas import Schema
 from mf_aggregators.kernel.units import Unit
 from tests.examples import examples
@@ -33,8 +33,8 @@ def _matrix(seed: int, num_rounds: int, bands: int, *, signed: bool) -> np.ndarr
     return np.triu(np.tril(matrix), 1 - bands)
 
 
-def _rows(matrix: np.ndarray) -> DenseNoise:
-    return DenseNoise(np.linalg.inv(matrix))
+def _rows(matrix: np.ndarray) -> NoiseRecursion:
+    return dense_rows(np.linalg.inv(matrix))
 
 
 def _largest(matrix: np.ndarray, totals: set[tuple[int, ...]]) -> float:

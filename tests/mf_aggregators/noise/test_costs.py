@@ -22,12 +22,12 @@ from mf_aggregators.factorizations import (
 )
 from mf_aggregators.kernel.draws import TILE, NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
-from mf_aggregators.kernel.noising_matrices import Blocks
 from mf_aggregators.kernel.rows import (
-    DenseNoise,
+    Blocks,
     NoiseRecursion,
     StateSpaceNoise,
     WindowNoise,
+    dense_rows,
     independent_rows,
     toeplitz_rows,
 )
@@ -143,8 +143,8 @@ def test_kept_rows_are_rings_of_blocks() -> None:
     assert 2999 * 4 * _LARGE < cost.disk_bytes < 1.5 * 2999 * 4 * _LARGE
 
 
-def _dense(num_rounds: int) -> DenseNoise:
-    return DenseNoise(np.tri(num_rounds))
+def _dense(num_rounds: int) -> WindowNoise:
+    return dense_rows(np.tri(num_rounds))
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,13 @@ def _all_rows(recursion: NoiseRecursion, source: NoiseSource) -> list[list[np.nd
     shapes = tuple(shape for shape, _ in tensors)
     layout = RowLayout(shapes, tuple(nests.NOISE_DTYPES[dtype] for _, dtype in tensors))
     integers = IntegerRows.of(recursion)
-    states = [integers.initial_state(segment.size) for segment in layout.segments]
+    histories = [integers.first_history(segment.size) for segment in layout.segments]
     rows = []
     for i, step in enumerate(integers.steps):
         flats = []
         for place, segment in enumerate(layout.segments):
             z = segment.row_of_z(source, _SEED, i)
-            row, states[place] = integers.next_row(states[place], z)
+            row, histories[place] = integers.next_row(i, histories[place], z)
             flats.append((row * step).astype(segment.dtype))
         rows.append(_leaves(nests.in_structure(_template(), layout.tensors(flats))))
     return rows

@@ -25,8 +25,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
-from mf_aggregators.kernel.noising_matrices import Blocks
-from mf_aggregators.kernel.rows import NoiseRecursion
+from mf_aggregators.kernel.rows import Blocks, NoiseRecursion
 from mf_aggregators.linear_algebra.banded_matrices import matrix_from_bands
 from mf_aggregators.tff import rows_on_disk, tensor_rows, tensor_streams
 from mf_aggregators.tff.tensor_rows import RowsInState, tile_rows

@@ -27,8 +27,7 @@ from mf_aggregators.factorizations import (
 from mf_aggregators.kernel import draws
 from mf_aggregators.kernel.draws import NoiseSource
 from mf_aggregators.kernel.integers import IntegerRows
-from mf_aggregators.kernel.noising_matrices import Blocks
-from mf_aggregators.kernel.rows import BandedNoise, NoiseRecursion, toeplitz_rows
+from mf_aggregators.kernel.rows import BandedNoise, Blocks, NoiseRecursion, toeplitz_rows
 from mf_aggregators.noise import costs
 from mf_aggregators.tff import rows_on_disk, tensor_streams
 from mf_aggregators.tff.rows_on_disk import RowsOnDisk
@@ -195,10 +194,10 @@ def _z(seed: np.ndarray, num_rounds: int, first: int, size: int) -> np.ndarray:
 def _check_rows(stream: _Stream, rows: _Rows, seed: np.ndarray) -> None:
     """Checks rows against NumPy's of the same seed, bit for bit."""
     for segment in stream.noise.segments:
-        state = stream.rows.initial_state(segment.size)
+        history = stream.rows.first_history(segment.size)
         for i, row in enumerate(rows):
             z = segment.row_of_z(NoiseSource.CHACHA20, seed, i)
-            expected, state = stream.rows.next_row(state, z)
+            expected, history = stream.rows.next_row(i, history, z)
             found = np.concatenate([row[position].ravel() for position in segment.positions])
             np.testing.assert_array_equal(found, expected)
     for tensor, spec in zip(rows[0], stream.noise.specs, strict=True):
