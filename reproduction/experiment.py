@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mf_aggregators import workloads
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.planning import proposals
 
 # What a figure shows, as JSON has it.
 Data: TypeAlias = Mapping[str, Any]
@@ -231,14 +231,14 @@ class Workspace:
         """Returns a factorization from the cache, or computes and caches it.
 
         Args:
-          description: Everything that it follows from, see ``factorization_cache.fetch``.
+          description: Everything that it follows from, see ``proposals.fetch``.
           compute: Computes it.
 
         Returns:
           The factorization. One that is damaged in the cache is computed again, with a
           ``caches.CacheWarning``.
         """
-        return factorization_cache.fetch(self.cache_directory, description, compute)
+        return proposals.fetch(self.cache_directory, description, compute)
 
 
 @dataclasses.dataclass(frozen=True)

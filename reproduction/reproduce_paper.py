@@ -25,11 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from absl import flags
 
 from mf_aggregators import caches
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import command_line, output_paths
-from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.kernel import numbers
+from mf_aggregators.planning import proposals
 from reproduction import (
     adaptive_streams,
     amplification_by_epochs,
@@ -158,9 +157,7 @@ def main(values: flags.FlagValues) -> None:
     output_paths.check_directory(directory, "output_dir")
     directory.mkdir(parents=True, exist_ok=True)
     workspace = Workspace(
-        output_paths.cache_directory(
-            values.cache_dir, caches.find(factorization_cache.FOLDER), _say
-        ),
+        output_paths.cache_directory(values.cache_dir, caches.find(proposals.FOLDER), _say),
         show_progress=True,
         training=TrainingPlace(
             directory / f"runs_{values.dataset}",

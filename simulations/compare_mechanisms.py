@@ -26,9 +26,8 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from mf_aggregators import atomic_files
-from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
-from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF
 from simulations import flag_fields
@@ -118,7 +117,7 @@ def define_flags(values: flags.FlagValues) -> None:
     group.string("flags", texts["flags"], "")
     group.integer("parallel_runs", repeated_runs.HELP_OF_PARALLEL_RUNS, 1)
     FlagGroup(values, "Output").path("output_dir", texts["output_dir"])
-    flag_groups.require(values, "output_dir")
+    command_line.require(values, "output_dir")
 
 
 def main(values: flags.FlagValues) -> int | None:

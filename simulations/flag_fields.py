@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 
 _FLAG = "flag"

@@ -23,7 +23,7 @@ from absl import flags
 
 from mf_aggregators import atomic_files, checkpoints, memory
 from mf_aggregators import participation as participations
-from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
+from mf_aggregators.commands import command_line, mechanism_flags, output_paths
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.claim import ONLY_IF
 from mf_aggregators.kernel.ledger import ObservedParticipation
@@ -177,7 +177,7 @@ def define_flags(values: flags.FlagValues) -> None:
     flag_fields.define(values, Simulation, ["Output"])
     output_paths.define_overwrite(values, "--output and --write_round_times")
     for name in ("population", "clients_per_round"):
-        flag_groups.require(values, name)
+        command_line.require(values, name)
 
 
 @memory.limited()

@@ -29,8 +29,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.command_line import CommandError
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import CommandError, FlagGroup
 from mf_aggregators.tff import processes
 from simulations.workers.worker_addresses import LARGEST_PORT
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from absl import flags
 
-from mf_aggregators.commands import command_line, flag_groups, output_paths
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands import command_line, output_paths
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.privacy import client_names
 from mf_aggregators.progress_bars import ProgressBar
 from simulations import flag_fields
@@ -62,7 +62,7 @@ def define_flags(values: flags.FlagValues) -> None:
     FlagGroup(values, "Output").path("output", texts["output"])
     output_paths.define_overwrite(values)
     for name in ("input", "output"):
-        flag_groups.require(values, name)
+        command_line.require(values, name)
 
 
 def split_anew(examples: Sequence[Example], min_sentences: int = 1) -> list[Example]:

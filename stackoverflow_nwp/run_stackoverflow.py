@@ -25,7 +25,7 @@ from absl import flags
 
 from mf_aggregators import memory
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
 from simulations.runs import federated_runs

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 from mf_aggregators import checkpoints, factorizations
-from mf_aggregators.commands import flag_groups
+from mf_aggregators.commands import command_line
 from tests import console_commands
 from tests.refusals import refuses
 
@@ -103,7 +103,7 @@ def test_a_report_counts_no_half_of_its_ledgers(home: pathlib.Path) -> None:
     ],
 )
 def test_a_leading_tilde_is_a_home_directory(home: pathlib.Path, text: str, found: str) -> None:
-    assert flag_groups.resolved_path(text) == found.format(home=home)
+    assert command_line.resolved_path(text) == found.format(home=home)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_leading_tilde_is_a_home_directory(home: pathlib.Path, text: str, foun
 )
 def test_what_names_no_path_is_refused(text: str, name: str) -> None:
     with refuses(name):
-        flag_groups.resolved_path(text)
+        command_line.resolved_path(text)
 
 
 @pytest.mark.long

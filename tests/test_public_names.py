@@ -99,9 +99,9 @@ def test_other_names_are_found(source: str, is_public: bool) -> None:
 # Pictures of these pages, a task of the simulations, statements of simulations, files of claims.
 _OF_THIS_REPOSITORY = (
     "mf_aggregators.checkpoints.claim_file",
+    "mf_aggregators.commands.command_line",
     "mf_aggregators.flower",
     "mf_aggregators.figures",
-    "mf_aggregators.commands.flag_groups",
     "mf_aggregators.kernel.claim",
     "mf_aggregators.privacy.guarantees",
 )

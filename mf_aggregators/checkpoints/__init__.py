@@ -32,7 +32,6 @@ __all__ = [
     "check_destination",
     "contradictions_of_plan",
     "described_by_statement",
-    "factorization_cache",
     "has_mechanism",
     "is_run",
     "load",

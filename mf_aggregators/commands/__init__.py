@@ -8,7 +8,6 @@ __all__ = [
     "command_line",
     "evidence",
     "facts_of_runs",
-    "flag_groups",
     "mechanism_flags",
     "output_paths",
     "plan",

@@ -23,8 +23,8 @@ from mf_aggregators import participation as participations
 from mf_aggregators.adaptive_clip import AdaptiveClip
 from mf_aggregators.aggregator import Aggregator
 from mf_aggregators.audit import statistics
-from mf_aggregators.commands import command_line, flag_groups, mechanism_flags
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands import command_line, mechanism_flags
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel.numbers import pair, rounded_up
 from mf_aggregators.mechanism import Mechanism
 from mf_aggregators.noise import DEFAULT_SOURCE, NoiseSource
@@ -57,7 +57,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "clients a sampling scheme draws is audited as they are drawn, with its own noise, unless "
         "--participation or --separation names a schema.",
     )
-    flag_groups.require(values, "mechanism", "checkpoint")
+    command_line.require(values, "mechanism", "checkpoint")
     group.integer("num_rounds", f"The number of rounds of --mechanism. Default: {_NUM_ROUNDS}.")
     group = FlagGroup(values, "Audit")
     group.integer(

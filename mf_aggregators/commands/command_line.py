@@ -1,4 +1,4 @@
-"""What all commands share: flags, exit statuses and output.
+"""What all commands share: groups of flags and their help, exit statuses, and output.
 
 A command exits with 0 when it is done, and with 2, after one line on standard error, for flags or
 input that it cannot work with or has too little memory for. A fault of the program itself is one
@@ -22,8 +22,6 @@ from typing import Any, cast
 from absl import flags
 
 from mf_aggregators import version
-from mf_aggregators.commands import flag_groups
-from mf_aggregators.commands.flag_groups import FlagGroup
 from mf_aggregators.kernel.numbers import Error, in_full, rounded_down, rounded_up
 from mf_aggregators.tff import installation
 
@@ -55,6 +53,8 @@ _AFTER_PATH = re.compile(r"[\s,:/]")
 _ASSUMED = frozenset({"timer_hours", "clock_drift", "clock_margin_minutes"})
 # A number with one of these words in its name is a part of a guarantee, or one rests on it.
 _NEVER_ROUNDED_DOWN = {"epsilon", "delta", "rho", "mu", "sensitivity", "gap", "alarm", "positive"}
+# The attribute of a flag that lists the flags of which one is required.
+_ALTERNATIVES = "required_alternatives"
 
 
 class CommandError(Error, ValueError):
@@ -100,7 +100,7 @@ def _run(
     try:
         values = flags_of(define_flags)
         if _HELP.intersection(argv[1:]):
-            _print_text(flag_groups.help_text(program, description, values))
+            _print_text(help_text(program, description, values))
             return DONE
         if _VERSION.intersection(argv[1:]):
             _print_text(f"{program} {version.__version__}")
@@ -284,15 +284,13 @@ def _check_required(program: str, values: flags.FlagValues) -> None:
     """Raises CommandError with all required flags that are missing, and the usage."""
     missing = [
         " or ".join(f"--{name}" for name in alternatives)
-        for alternatives in flag_groups.required(values)
+        for alternatives in required(values)
         if all(values[name].value in (None, []) for name in alternatives)
     ]
     if missing:
         *others, last = missing
         named = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-        raise CommandError(
-            f"{named} required. {flag_groups.usage(program, values)} (--help lists the flags)"
-        )
+        raise CommandError(f"{named} required. {usage(program, values)} (--help lists the flags)")
 
 
 def _with_flag(message: str, values: flags.FlagValues) -> str:
@@ -423,3 +421,205 @@ class _NeverFailing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def require(values: flags.FlagValues, *names: str) -> None:
+    """Requires one of some flags, which ``command_line.run`` checks.
+
+    Args:
+      values: Where they are defined already.
+      *names: Their names; a single one for a flag that cannot be left out.
+    """
+    setattr(values[names[0]], _ALTERNATIVES, names)
+
+
+def required(values: flags.FlagValues) -> list[tuple[str, ...]]:
+    """Returns the flags of each :func:`require`, in the order of their definition.
+
+    Args:
+      values: The flags of a command.
+    """
+    defined = [flag for group in values.flags_by_module_dict().values() for flag in group]
+    return [getattr(flag, _ALTERNATIVES) for flag in defined if hasattr(flag, _ALTERNATIVES)]
+
+
+def resolved_path(text: str) -> str:
+    """Returns a path that a user typed, with a leading ``~`` or ``~name`` replaced.
+
+    Shells leave ``--flag=~/file`` as it is. A file whose name begins with a tilde is ``./~file``.
+
+    Args:
+      text: The path.
+
+    Raises:
+      ValueError: If it is empty, or there is no such home directory.
+    """
+    if not text:
+        raise ValueError("it names no path. Leave the flag out, or say where.")
+    if not text.startswith("~"):
+        return text
+    found = os.path.expanduser(text)
+    if found == text:
+        user = text[1:].partition(os.sep)[0]
+        raise ValueError(
+            f"there is no home directory {f'of {user!r}' if user else 'of this user'} for ~. Write "
+            "the path in full, or ./~ for a name that begins with a tilde."
+        )
+    return found
+
+
+class _PathParser(flags.ArgumentParser):  # type: ignore[misc, unused-ignore]
+    """Resolves paths where they are parsed, so that what is checked is what is written."""
+
+    def parse(self, argument: str) -> str:
+        return resolved_path(argument)
+
+    def flag_type(self) -> str:
+        return "path"
+
+
+class _OnceFlag(flags.Flag):  # type: ignore[misc, unused-ignore]
+    """A flag of words, of text or of a path, of which a second one would drop the first.
+
+    A ledger or a run that is left out makes an epsilon too small without a word. Numbers, choices
+    and switches are in what is printed: of them the last one counts, so that they may be given
+    after a ``--flagfile``. The same value again drops nothing.
+    """
+
+    def parse(self, argument: Any) -> None:
+        first, was_given = self.value, self.present
+        super().parse(argument)
+        if was_given and self.value != first:
+            advice = "give one"
+            if isinstance(self.parser, flags.ListParser):
+                advice = f"write --{self.name}={','.join([*first, *self.value])}"
+            raise flags.IllegalFlagValueError(
+                f"--{self.name} is given twice, and the first one would be lost: {advice}."
+            )
+
+
+class FlagGroup:
+    """Defines the flags of one subject.
+
+    ``--help`` lists groups, and the flags of a group, in the order in which they were first
+    defined. A group may be continued elsewhere, under the same title.
+    """
+
+    def __init__(
+        self,
+        values: flags.FlagValues,
+        title: str,
+        default_texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Initialises the group.
+
+        Args:
+          values: Where flags are defined.
+          title: The subject, such as ``Privacy``.
+          default_texts: Sentences on the defaults of flags that have None here because their
+            default depends on other flags, by name; each follows the meaning of its flag.
+        """
+        self._values = values
+        self._title = title
+        self._default_texts = default_texts or {}
+
+    def string(self, name: str, meaning: str, default: str | None = None) -> None:
+        """Defines a flag that takes any text, once."""
+        self._define(_define_once, name, meaning, default, parser=flags.ArgumentParser())
+
+    def path(self, name: str, meaning: str, default: str | None = None) -> None:
+        """Defines a flag that takes the path of a file or directory, once (``resolved_path``)."""
+        self._define(_define_once, name, meaning, default, parser=_PathParser())
+
+    def integer(
+        self, name: str, meaning: str, default: int | None = None, lower_bound: int | None = None
+    ) -> None:
+        """Defines a flag that takes an integer."""
+        self._define(flags.DEFINE_integer, name, meaning, default, lower_bound=lower_bound)
+
+    def number(self, name: str, meaning: str, default: float | None = None) -> None:
+        """Defines a flag that takes a real number."""
+        self._define(flags.DEFINE_float, name, meaning, default)
+
+    def number_or_word(self, name: str, meaning: str, default: str | None = None) -> None:
+        """Defines a flag that takes a number, or a word in its place; the last one given counts."""
+        self._define(flags.DEFINE_string, name, meaning, default)
+
+    def boolean(self, name: str, meaning: str, default: bool | None = None) -> None:
+        """Defines a flag that is set by ``--name`` and unset by ``--noname``."""
+        self._define(flags.DEFINE_bool, name, meaning, default)
+
+    def choice(
+        self, name: str, choices: Sequence[str], meaning: str, default: str | None = None
+    ) -> None:
+        """Defines a flag that takes one of several words."""
+        self._define(flags.DEFINE_enum, name, meaning, default, enum_values=list(choices))
+
+    def words(self, name: str, meaning: str, default: Sequence[str] | None = None) -> None:
+        """Defines a flag that takes words with commas between them, once."""
+        words = None if default is None else list(default)
+        self._define(_define_once, name, meaning, words, parser=flags.ListParser())
+
+    def repeated_paths(self, name: str, meaning: str) -> None:
+        """Defines a flag for a path that may be given several times; its value is a list."""
+        self._define(_define_paths, name, meaning, [])
+
+    def _define(
+        self, define: Callable[..., Any], name: str, meaning: str, default: Any, **options: Any
+    ) -> None:
+        define(
+            name,
+            default,
+            help=" ".join(filter(None, [meaning, self._default_texts.get(name)])),
+            flag_values=self._values,
+            module_name=self._title,
+            **options,
+        )
+
+
+def _define_once(
+    name: str,
+    default: Any,
+    help: str,
+    parser: flags.ArgumentParser,  # type: ignore[type-arg, unused-ignore]
+    **others: Any,
+) -> None:
+    is_list = isinstance(parser, flags.ListParser)
+    serializer = flags.CsvListSerializer(",") if is_list else flags.ArgumentSerializer()
+    flags.DEFINE_flag(_OnceFlag(parser, serializer, name, default, help), **others)
+
+
+def _define_paths(name: str, default: Sequence[str], help: str, **others: Any) -> None:
+    flags.DEFINE_multi(
+        _PathParser(), flags.ArgumentSerializer(), name, list(default), help, **others
+    )
+
+
+def usage(program: str, values: flags.FlagValues) -> str:
+    """Returns the line that says how a command is called, with the flags that it requires.
+
+    Args:
+      program: The command's name.
+      values: Its flags, not necessarily parsed.
+    """
+    words = ["Usage:", program]
+    for names in required(values):
+        given = "|".join(f"--{name}=..." for name in names)
+        words.append(given if len(names) == 1 else f"({given})")
+    return " ".join([*words, "[--name=value ...]"])
+
+
+def help_text(program: str, description: str, values: flags.FlagValues) -> str:
+    """Returns the help of a command: what it does, its usage, and absl's help of its flags.
+
+    Args:
+      program: The command's name.
+      description: What it does, with examples, as the module says.
+      values: Its flags, not necessarily parsed.
+
+    Returns:
+      Paragraphs. The flags are listed by group, in the order of its first definition.
+    """
+    groups = [values.module_help(title).strip() for title in values.flags_by_module_dict()]
+    flagfile = "--flagfile=FILE reads flags from a file, one a line."
+    return "\n\n".join([description.strip(), usage(program, values), *groups, flagfile])

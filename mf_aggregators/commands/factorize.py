@@ -21,8 +21,8 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators import catalogue, checkpoints, lower_bounds, memory, workloads
-from mf_aggregators.commands import command_line, flag_groups, mechanism_flags, output_paths
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands import command_line, mechanism_flags, output_paths
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.factorizations import Errors
 from mf_aggregators.kernel.numbers import rounded_up
 from mf_aggregators.mechanism import Mechanism
@@ -41,7 +41,7 @@ def define_flags(values: flags.FlagValues) -> None:
     output_paths.define_overwrite(values)
     mechanism_flags.define_options(values)
     for name in ("mechanism", "num_rounds", "output"):
-        flag_groups.require(values, name)
+        command_line.require(values, name)
 
 
 @memory.limited()

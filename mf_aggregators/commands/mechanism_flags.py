@@ -11,8 +11,7 @@ from absl import flags
 
 from mf_aggregators import accounting, catalogue, checkpoints, workloads
 from mf_aggregators import mechanism as mechanisms
-from mf_aggregators.commands.command_line import CommandError, check_choice, naming
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, naming
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import FloatArray

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from absl import flags
 
-from mf_aggregators.commands.command_line import CommandError, check_choice, check_extra
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice, check_extra
 
 _PACKAGES_OF_PAGES = ("jinja2", "matplotlib")
 

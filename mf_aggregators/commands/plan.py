@@ -29,15 +29,13 @@ from absl import flags
 
 from mf_aggregators import caches, catalogue, checkpoints, memory, planning
 from mf_aggregators.catalogue import MEANING_OF_ERROR
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.commands import (
     command_line,
-    flag_groups,
     mechanism_flags,
     output_paths,
     plan_text,
 )
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.numbers import counted
 from mf_aggregators.participation import MinSeparation, sampling_help, sampling_schemes
@@ -176,8 +174,8 @@ def define_flags(values: flags.FlagValues) -> None:
         "Where factorizations are cached between calls. Default: in the user's cache directory.",
     )
     for name in _REQUIRED:
-        flag_groups.require(values, name)
-    flag_groups.require(values, "target_epsilon", "target_rho", "noise_multiplier")
+        command_line.require(values, name)
+    command_line.require(values, "target_epsilon", "target_rho", "noise_multiplier")
 
 
 @memory.limited()
@@ -192,7 +190,7 @@ def main(values: flags.FlagValues) -> int:
     output_paths.check_report(values, values.output)
     progress = _Progress()
     cache = output_paths.cache_directory(
-        values.cache_dir, caches.find(factorization_cache.FOLDER), progress.say
+        values.cache_dir, caches.find(proposals.FOLDER), progress.say
     )
     mechanisms, time_limit = _mechanisms(values), _time_limit(values)
     deadline = None if time_limit is None else time.monotonic() + time_limit

@@ -31,7 +31,6 @@ from absl import flags
 from mf_aggregators import atomic_files, checkpoints, memory, random_streams
 from mf_aggregators.commands import (
     command_line,
-    flag_groups,
     mechanism_flags,
     output_paths,
     report_contents,
@@ -39,7 +38,7 @@ from mf_aggregators.commands import (
     report_units,
     stated_runs,
 )
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport, Subject
 from mf_aggregators.kernel import gaussian, ledger, numbers
 from mf_aggregators.kernel.claim import Guarantee
@@ -65,7 +64,7 @@ def define_flags(values: flags.FlagValues) -> None:
         "checkpoint of a Mechanism, has participation and noise of its own, unless flags name "
         "others. Required, but with --verify.",
     )
-    flag_groups.require(values, "checkpoint", "verify")
+    command_line.require(values, "checkpoint", "verify")
     mechanism_flags.define_privacy(values)
     mechanism_flags.define_participation(values)
     group = FlagGroup(values, "Participation")

@@ -18,8 +18,7 @@ from mf_aggregators import atomic_files, inputs
 from mf_aggregators.audit import one_run
 from mf_aggregators.checkpoints import STATEMENT_FILE
 from mf_aggregators.commands import evidence, facts_of_runs, output_paths, stated_runs
-from mf_aggregators.commands.command_line import CommandError, check_choice
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import CommandError, FlagGroup, check_choice
 from mf_aggregators.commands.report_contents import LedgerReport
 from mf_aggregators.kernel import numbers
 from mf_aggregators.privacy import ledgers

@@ -5,7 +5,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.commands.report_contents import LedgerReport
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.claim import ONLY_IF, Guarantee

@@ -17,8 +17,8 @@ from dp_accounting import dp_event
 
 from mf_aggregators import accounting, checkpoints, inputs, mechanism, participation, random_streams
 from mf_aggregators.checkpoints import CONFIG_FILE, RUN_CHECKPOINT, STATEMENT_FILE
-from mf_aggregators.commands import facts_of_runs, flag_groups
-from mf_aggregators.commands.command_line import CommandError, check_choice
+from mf_aggregators.commands import facts_of_runs
+from mf_aggregators.commands.command_line import CommandError, check_choice, resolved_path
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.mechanism import Mechanism
@@ -67,7 +67,7 @@ def other_runs(text: str | None) -> list[pathlib.Path]:
     if text is None:
         return []
     try:
-        found = [pathlib.Path(flag_groups.resolved_path(each.strip())) for each in text.split(",")]
+        found = [pathlib.Path(resolved_path(each.strip())) for each in text.split(",")]
     except ValueError as error:
         raise CommandError(f"--other_runs={text}: {error}") from error
     places = list(map(os.path.realpath, found))

@@ -1,6 +1,6 @@
 """Which mechanism suits a population, its timers, a memory budget and a privacy target."""
 
-from mf_aggregators.planning import band_choice
+from mf_aggregators.planning import band_choice, proposals
 from mf_aggregators.planning.planner import make
 from mf_aggregators.planning.plans import (
     ANY_SAMPLING,
@@ -25,5 +25,6 @@ __all__ = [
     "calibrated",
     "make",
     "powers_of_two",
+    "proposals",
     "server_learning_rate",
 ]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from mf_aggregators import factorizations as mechanisms
 from mf_aggregators import workloads
 from mf_aggregators.catalogue import RELATIVE_GAP_OF_PLANS
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.kernel.certificate import MECHANISMS
 from mf_aggregators.participation import (
@@ -165,7 +164,7 @@ def banded_matrix(
     """
     if num_bands == 1:
         return mechanisms.identity(num_rounds)
-    return factorization_cache.fetch(
+    return proposals.fetch(
         cache_directory,
         {
             "mechanism": "banded",

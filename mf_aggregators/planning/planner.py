@@ -29,7 +29,6 @@ import numpy as np
 
 from mf_aggregators import caches, catalogue, lower_bounds, memory
 from mf_aggregators.catalogue import Variant
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import DenseFactorization, Factorization
 from mf_aggregators.kernel import numbers
 from mf_aggregators.kernel.certificate import MECHANISMS
@@ -123,7 +122,7 @@ def make(
         cached = {
             matrix: searches.pop(matrix)
             for matrix, each in list(searches.items())
-            if factorization_cache.holds(cache, proposals.description(each, rounds))
+            if proposals.holds(cache, proposals.description_of(each, rounds))
         }
         has_processes = rounds >= _FEWEST_ROUNDS_OF_PROCESSES and (
             processes > 1 or deadline is not None
@@ -184,7 +183,7 @@ def make(
 
 def _matrix(variant: Variant, num_rounds: int) -> str:
     """The digest of what the matrix of a variant follows from."""
-    return caches.digest(proposals.description(variant, num_rounds))
+    return caches.digest(proposals.description_of(variant, num_rounds))
 
 
 def _compute(num_rounds: int, cache: pathlib.Path | None, variant: Variant) -> None:
@@ -487,8 +486,6 @@ def _lower_bound(setting: Setting, cache: pathlib.Path | None, schema: Participa
             "num_rounds": setting.num_rounds,
             **schema.to_dict(),
         }
-        return factorization_cache.fetch_number(
-            cache, described, lambda: float(getattr(bound(), name))
-        )
+        return proposals.fetch_number(cache, described, lambda: float(getattr(bound(), name)))
 
     return LowerBound(*(number(field.name) for field in dataclasses.fields(LowerBound)))

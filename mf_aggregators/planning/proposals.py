@@ -3,20 +3,24 @@
 Everything that can be the best is proposed once, in the order in which it is computed: what
 takes no time first, and last what has fewer bands than others. What would take too long is named
 with the reason.
+
+A cache keeps checkpoints, and noise multipliers of schemes, under names made of what they follow
+from.
 """
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import math
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mf_aggregators import caches, catalogue
+from mf_aggregators import caches, catalogue, checkpoints, version
 from mf_aggregators.catalogue import Clients, Variant
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
 from mf_aggregators.factorizations._round_errors import RoundError
 from mf_aggregators.factorizations.toeplitz import recursion_of
@@ -39,6 +43,8 @@ from mf_aggregators.planning import plans
 from mf_aggregators.planning.plans import ANY_SAMPLING, PlannedError, Setting
 from mf_aggregators.workloads import Workload
 
+# The folder of the user's cache directory that factorizations are cached in by default.
+FOLDER = "factorizations"
 _BYTES_OF_ROW = 4
 # Noise that takes longer than this a round, and so many times as long as independent noise, is
 # of no use to a run.
@@ -236,10 +242,10 @@ def computed(variant: Variant, num_rounds: int, cache: pathlib.Path | None) -> F
 
     if not variant.is_search:
         return compute()
-    return factorization_cache.fetch(cache, description(variant, num_rounds), compute)
+    return fetch(cache, description_of(variant, num_rounds), compute)
 
 
-def description(variant: Variant, num_rounds: int) -> dict[str, Any]:
+def description_of(variant: Variant, num_rounds: int) -> dict[str, Any]:
     """Returns what a factorization follows from, by which the cache knows it; JSON-able.
 
     Args:
@@ -253,7 +259,7 @@ def description(variant: Variant, num_rounds: int) -> dict[str, Any]:
         # As the parameters of a factorization have them.
         found |= RoundError.of(found["error"], num_rounds).parameters()
     if variant.base is not None:
-        found["base_checkpoint"] = description(variant.base, num_rounds)
+        found["base_checkpoint"] = description_of(variant.base, num_rounds)
     return found
 
 
@@ -324,7 +330,7 @@ def calibrated(
             scheme.amplified(sigma, delta, columns, certification).epsilon <= epsilon
         )
 
-    found = factorization_cache.fetch_number(cache_directory, description, multiplier, keeps_target)
+    found = fetch_number(cache_directory, description, multiplier, keeps_target)
     return dataclasses.replace(unknown, noise_multiplier=found)
 
 
@@ -334,7 +340,117 @@ def certification_in(cache_directory: pathlib.Path | None) -> Certification:
     Args:
       cache_directory: Where certificates are cached between calls; None for nowhere.
     """
-    if cache_directory == caches.find(factorization_cache.FOLDER):
+    if cache_directory == caches.find(FOLDER):
         # Where guarantees look for the certificate as well.
         return Certification(directory=caches.find(certificate_search.FOLDER))
     return Certification(directory=cache_directory)
+
+
+def holds(directory: pathlib.Path | None, description: Mapping[str, Any]) -> bool:
+    """Returns whether the cache has an entry, which may be damaged.
+
+    Args:
+      directory: The cache; None for none.
+      description: As :func:`fetch` takes it.
+    """
+    return directory is not None and os.path.exists(directory / _name(description))
+
+
+def fetch(
+    directory: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], Factorization],
+) -> Factorization:
+    """Returns a cached factorization, or computes and caches it.
+
+    Args:
+      directory: The cache; None for none.
+      description: Everything that the factorization follows from, JSON-able: the mechanism,
+        ``num_rounds`` and its options. The library's version is added, since another one may
+        compute better.
+      compute: Computes it.
+
+    Returns:
+      The factorization. With a ``caches.CacheWarning``, it was computed because its entry is
+      damaged, or it could not be cached.
+    """
+    if directory is None:
+        return compute()
+    entry = directory / _name(description)
+    # Unlike Path.exists, this does not raise where the cache may not be read.
+    if os.path.exists(entry):
+        try:
+            found = checkpoints.load(entry)
+            if _is_described(found, description):
+                return found
+            problem = f"{entry} holds another factorization."
+        except checkpoints.CheckpointError as error:
+            problem = str(error)
+        caches.warn(f"{problem} It is computed again.")
+    factorization = compute()
+    try:
+        checkpoints.save(factorization, entry, participation=factorization.participation)
+    except (checkpoints.CheckpointError, OSError) as error:
+        caches.warn(f"{error} The factorization is used without being cached.")
+    return factorization
+
+
+def fetch_number(
+    directory: pathlib.Path | None,
+    description: Mapping[str, Any],
+    compute: Callable[[], float],
+    is_believed: Callable[[float], bool] = lambda number: True,
+) -> float:
+    """Returns a cached number above zero, or computes and caches it.
+
+    Args:
+      directory: The cache; None for none.
+      description: Everything that the number follows from, JSON-able. The versions of the
+        library and of dp-accounting are added.
+      compute: Computes it.
+      is_believed: Returns whether a number of the cache, which anybody may have written, may be
+        used. A guarantee must not rest on one without a check.
+
+    Returns:
+      The number, the same to the last bit from the cache. With a ``caches.CacheWarning``, as
+      :func:`fetch`.
+    """
+    if directory is None:
+        return compute()
+
+    def believed(value: Any) -> float:
+        if not isinstance(value, float) or not math.isfinite(value) or value <= 0.0:
+            raise ValueError(f"{value!r} is no finite number above zero")
+        if not is_believed(value):
+            raise ValueError(f"{value!r} does not keep the target")
+        return value
+
+    described = {
+        **description,
+        "dp_accounting_version": importlib.metadata.version("dp-accounting"),
+    }
+    return caches.fetch(
+        directory / f"{_name(described)}.json",
+        described,
+        compute,
+        field="number",
+        to_json=float,
+        from_json=believed,
+    )
+
+
+def _is_described(factorization: Factorization, description: Mapping[str, Any]) -> bool:
+    stated = {
+        # What says nothing of its error is made for the mean, and is asked for likewise.
+        "error": "mean",
+        **factorization.parameters,
+        "mechanism": factorization.mechanism,
+        "num_rounds": factorization.num_rounds,
+    }
+    wanted = {"error": "mean", **description}
+    return all(stated.get(name, value) == value for name, value in wanted.items())
+
+
+def _name(description: Mapping[str, Any]) -> str:
+    digest = caches.digest({**description, "library_version": version.__version__})[:20]
+    return f"{description.get('mechanism', 'factorization')}-{digest}"

@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 
 from mf_aggregators.commands import command_line, facts_of_runs
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
 from simulations.devices.availability import Always, Availability, Diurnal, Independent, Trace

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 from absl import flags
 
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations.examples.images import (
     ClientImages,

@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from mf_aggregators.kernel import numbers
 from simulations import flag_fields
 from simulations.training.federated_task import FederatedTask, TaskCommand, default_texts

@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 
 from mf_aggregators.commands import command_line
-from mf_aggregators.commands.flag_groups import FlagGroup
+from mf_aggregators.commands.command_line import FlagGroup
 from tests.refusals import refuses
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from mf_aggregators import checkpoints, factorizations, workloads
 from mf_aggregators.caches import CacheWarning
-from mf_aggregators.checkpoints import factorization_cache
 from mf_aggregators.factorizations import Factorization
+from mf_aggregators.planning import proposals
 
 _DESCRIPTION = {"mechanism": "banded", "num_rounds": 6, "num_bands": 2}
 
@@ -36,10 +36,10 @@ def _entry(directory: pathlib.Path) -> pathlib.Path:
 
 def test_a_second_call_reads_the_same_matrix_and_computes_nothing(tmp_path: pathlib.Path) -> None:
     compute = _Counted()
-    first = factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
+    first = proposals.fetch(tmp_path, _DESCRIPTION, compute)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        second = factorization_cache.fetch(tmp_path, dict(reversed(_DESCRIPTION.items())), compute)
+        second = proposals.fetch(tmp_path, dict(reversed(_DESCRIPTION.items())), compute)
     assert compute.calls == 1
     assert np.array_equal(first.strategy_matrix(), second.strategy_matrix())
     assert second.optimality_gap == first.optimality_gap
@@ -51,7 +51,7 @@ def test_without_a_directory_nothing_is_kept(
     monkeypatch.chdir(tmp_path)
     compute = _Counted()
     for _ in range(2):
-        factorization_cache.fetch(None, _DESCRIPTION, compute)
+        proposals.fetch(None, _DESCRIPTION, compute)
     assert compute.calls == 2
     assert not list(tmp_path.iterdir())
 
@@ -61,8 +61,8 @@ def test_another_description_is_another_entry(
     tmp_path: pathlib.Path, change: dict[str, object]
 ) -> None:
     compute = _Counted()
-    factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
-    factorization_cache.fetch(tmp_path, {**_DESCRIPTION, **change}, compute)
+    proposals.fetch(tmp_path, _DESCRIPTION, compute)
+    proposals.fetch(tmp_path, {**_DESCRIPTION, **change}, compute)
     assert compute.calls == 2
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -71,9 +71,9 @@ def test_another_version_of_the_library_computes_anew(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compute = _Counted()
-    factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
+    proposals.fetch(tmp_path, _DESCRIPTION, compute)
     monkeypatch.setattr("mf_aggregators.version.__version__", "0.0.0")
-    factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
+    proposals.fetch(tmp_path, _DESCRIPTION, compute)
     assert compute.calls == 2
 
 
@@ -112,13 +112,13 @@ def test_no_entry_is_taken_for_one_of_another_error(
     tmp_path: pathlib.Path, place: dict[str, object], stored: str | list[float]
 ) -> None:
     """A whole checkpoint of the same mechanism and bands, where that of an error belongs."""
-    factorization_cache.fetch(tmp_path, {**_DESCRIPTION, **place}, _Counted())
+    proposals.fetch(tmp_path, {**_DESCRIPTION, **place}, _Counted())
     error: Any = stored if isinstance(stored, str) else np.array(stored)
     checkpoints.save(factorizations.banded(6, 2, error=error), _entry(tmp_path), overwrite=True)
     again = _Counted()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
-        factorization_cache.fetch(tmp_path, {**_DESCRIPTION, **place}, again)
+        proposals.fetch(tmp_path, {**_DESCRIPTION, **place}, again)
     belongs = ["mean", "max"].index(stored) if isinstance(stored, str) else 2
     is_its_own = _ERRORS[belongs] == place and stored != _WEIGHTS[::-1]
     assert again.calls == (0 if is_its_own else 1)
@@ -129,16 +129,16 @@ def test_a_damaged_or_foreign_entry_is_computed_again(
     tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]
 ) -> None:
     compute = _Counted()
-    first = factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
+    first = proposals.fetch(tmp_path, _DESCRIPTION, compute)
     damage(_entry(tmp_path))
     with pytest.warns(CacheWarning):
-        second = factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
+        second = proposals.fetch(tmp_path, _DESCRIPTION, compute)
     assert compute.calls == 2
     assert np.array_equal(first.strategy_matrix(), second.strategy_matrix())
     # It is whole again.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        factorization_cache.fetch(tmp_path, _DESCRIPTION, compute)
+        proposals.fetch(tmp_path, _DESCRIPTION, compute)
     assert compute.calls == 2
 
 
@@ -147,10 +147,10 @@ def test_what_cannot_be_kept_is_used_with_a_warning(tmp_path: pathlib.Path) -> N
     file.write_text("no directory")
     compute = _Counted()
     with pytest.warns(CacheWarning):
-        found = factorization_cache.fetch(file / "cache", _DESCRIPTION, compute)
+        found = proposals.fetch(file / "cache", _DESCRIPTION, compute)
     assert np.array_equal(found.strategy_matrix(), _Counted()().strategy_matrix())
     with pytest.warns(CacheWarning):
-        assert factorization_cache.fetch_number(file / "cache", {"b": 1}, lambda: 1.5) == 1.5
+        assert proposals.fetch_number(file / "cache", {"b": 1}, lambda: 1.5) == 1.5
 
 
 def test_an_interrupted_computation_leaves_nothing(tmp_path: pathlib.Path) -> None:
@@ -158,16 +158,16 @@ def test_an_interrupted_computation_leaves_nothing(tmp_path: pathlib.Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        factorization_cache.fetch(tmp_path, _DESCRIPTION, interrupted)
+        proposals.fetch(tmp_path, _DESCRIPTION, interrupted)
     assert not list(tmp_path.iterdir())
 
 
 def test_numbers_come_back_to_the_last_bit(tmp_path: pathlib.Path) -> None:
     number = 0.1 + 0.2
-    assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: number) == number
-    assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == number
-    assert factorization_cache.fetch_number(tmp_path, {"b": 2}, lambda: 7.0) == 7.0
-    assert factorization_cache.fetch_number(None, {"b": 1}, lambda: 8.0) == 8.0
+    assert proposals.fetch_number(tmp_path, {"b": 1}, lambda: number) == number
+    assert proposals.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == number
+    assert proposals.fetch_number(tmp_path, {"b": 2}, lambda: 7.0) == 7.0
+    assert proposals.fetch_number(None, {"b": 1}, lambda: 8.0) == 8.0
 
 
 @pytest.mark.parametrize(
@@ -186,29 +186,29 @@ def test_a_damaged_number_is_computed_again(
     tmp_path: pathlib.Path, change: Callable[[str], str]
 ) -> None:
     """A noise multiplier that somebody made smaller would be no privacy."""
-    factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.5)
+    proposals.fetch_number(tmp_path, {"b": 1}, lambda: 1.5)
     entry = _entry(tmp_path)
     entry.write_text(change(entry.read_text()))
     with pytest.warns(CacheWarning):
-        assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.25) == 1.25
-    assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.25
+        assert proposals.fetch_number(tmp_path, {"b": 1}, lambda: 1.25) == 1.25
+    assert proposals.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.25
 
 
 def test_a_number_that_does_not_keep_the_target_is_computed_again(tmp_path: pathlib.Path) -> None:
-    factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 0.4)
+    proposals.fetch_number(tmp_path, {"b": 1}, lambda: 0.4)
     with pytest.warns(CacheWarning, match="0.4 does not keep the target"):
-        found = factorization_cache.fetch_number(
+        found = proposals.fetch_number(
             tmp_path, {"b": 1}, lambda: 1.0, lambda number: number >= 1.0
         )
     assert found == 1.0
-    assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.0
+    assert proposals.fetch_number(tmp_path, {"b": 1}, lambda: 7.0) == 1.0
 
 
 def test_a_whole_number_of_another_description_is_not_used(tmp_path: pathlib.Path) -> None:
-    factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.5)
+    proposals.fetch_number(tmp_path, {"b": 1}, lambda: 1.5)
     one = _entry(tmp_path)
-    factorization_cache.fetch_number(tmp_path, {"b": 2}, lambda: 0.5)
+    proposals.fetch_number(tmp_path, {"b": 2}, lambda: 0.5)
     (other,) = set(tmp_path.iterdir()) - {one}
     one.write_text(other.read_text())
     with pytest.warns(CacheWarning):
-        assert factorization_cache.fetch_number(tmp_path, {"b": 1}, lambda: 1.5) == 1.5
+        assert proposals.fetch_number(tmp_path, {"b": 1}, lambda: 1.5) == 1.5
